@@ -1,0 +1,41 @@
+# One command per task; `make help` lists them.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+setup: $(VENV)/.installed  ## make .venv with Headrace and all it needs
+
+$(VENV)/.installed: pyproject.toml
+	@echo "setting up $(VENV) (about two minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, one trainer
+	@$(BIN)/headrace demo
+
+test: setup lint  ## the whole suite
+	@$(BIN)/pytest
+
+unit: setup  ## the fast tests only
+	@$(BIN)/pytest tests/unit tests/architecture
+
+lint: setup  ## style, types and layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy proto/headrace preprocessor reorder_service trainer cli
+	@$(BIN)/lint-imports --no-logo
+
+format: setup  ## rewrite the sources in the project's style
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
+	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
+
+.PHONY: help setup demo test unit lint format stubs

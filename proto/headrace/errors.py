@@ -1,0 +1,100 @@
+"""Every error that Headrace raises on purpose.
+
+HeadraceError
+|-- BadSampleError (headrace.quarantine)   one sample is damaged: quarantined, never fatal
+|-- UserError                 the user's to fix: one sentence with value, rule and remedy; exit code 2
+|   |-- SpecError             a field of a job spec is wrong
+|   |-- DatasetError          a data set is missing, empty or unreadable as a whole
+|   |-- NotFoundError         no such job, session or part
+|   |-- ConflictError         the request does not fit the present state
+|   `-- EndpointError         nothing usable answers at an endpoint
+|-- SupersededError           a newer session of the same rank took over
+|-- JobFailedError            the job ended without all of its steps
+`-- UnavailableError          a peer is gone for now: try again or elsewhere
+"""
+
+from __future__ import annotations
+
+import grpc
+
+
+class HeadraceError(Exception):
+    """Base of all errors below."""
+
+
+class UserError(HeadraceError):
+    """Something that the user can fix. The message is one whole sentence."""
+
+
+class SpecError(UserError):
+    """A job spec does not say what it must; the message names the field."""
+
+
+class DatasetError(UserError):
+    """A data set as a whole cannot be used."""
+
+
+class NotFoundError(UserError):
+    """No such job, session or part."""
+
+
+class ConflictError(UserError):
+    """The request does not fit the present state of the job."""
+
+
+class EndpointError(UserError):
+    """Nothing usable answers at the endpoint, or the endpoint is malformed or taken."""
+
+
+class SupersededError(HeadraceError):
+    """A newer session of the same rank took over."""
+
+
+class JobFailedError(HeadraceError):
+    """The job ended without all of its steps."""
+
+
+class UnavailableError(HeadraceError):
+    """A peer does not answer for now."""
+
+
+STATUS_OF: dict[type[HeadraceError], grpc.StatusCode] = {
+    SpecError: grpc.StatusCode.INVALID_ARGUMENT,
+    DatasetError: grpc.StatusCode.INVALID_ARGUMENT,
+    UserError: grpc.StatusCode.INVALID_ARGUMENT,
+    NotFoundError: grpc.StatusCode.NOT_FOUND,
+    ConflictError: grpc.StatusCode.FAILED_PRECONDITION,
+    SupersededError: grpc.StatusCode.ABORTED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+}
+
+ERROR_OF: dict[grpc.StatusCode, type[HeadraceError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: UserError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.FAILED_PRECONDITION: ConflictError,
+    grpc.StatusCode.ABORTED: SupersededError,
+    grpc.StatusCode.UNIMPLEMENTED: EndpointError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: UnavailableError,
+    grpc.StatusCode.CANCELLED: UnavailableError,
+}
+
+
+def status_of(error: HeadraceError) -> grpc.StatusCode:
+    """The gRPC status that tells a client about `error`; INTERNAL where the table has none."""
+    for cls in type(error).__mro__:
+        if issubclass(cls, HeadraceError) and cls in STATUS_OF:
+            return STATUS_OF[cls]
+    return grpc.StatusCode.INTERNAL
+
+
+def from_rpc(error: grpc.RpcError, endpoint: str) -> HeadraceError:
+    """The Headrace error behind a failed call to `endpoint`."""
+    code = error.code() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None
+    detail = (error.details() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None) or str(error)
+    cls = ERROR_OF.get(code, HeadraceError) if code is not None else HeadraceError
+    if cls is UnavailableError:
+        return UnavailableError(f"{endpoint} does not answer ({detail})")
+    if cls is EndpointError:
+        return EndpointError(f"{endpoint} answers, but is not the Headrace service asked for ({detail})")
+    return cls(detail)

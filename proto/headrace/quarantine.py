@@ -1,0 +1,49 @@
+"""Why a sample is not used: the reason classes, and the error that carries one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headrace.errors import HeadraceError
+
+
+class Reason(StrEnum):
+    """The class of damage. Every quarantined sample has exactly one."""
+
+    CORRUPT_MEDIA = "corrupt_media"  # the bytes are not a whole image or recording
+    EMPTY_MEDIA = "empty_media"  # no bytes, or no audio frames
+    TOO_LARGE = "too_large"  # more pixels or bytes than the limit
+    BAD_ASPECT_RATIO = "bad_aspect_ratio"  # longer side over shorter side beyond the limit
+    UNSUPPORTED_MEDIA = "unsupported_media"  # well-formed, of a kind that is not taken
+    TOO_LONG = "too_long"  # more tokens or seconds than the limit
+    ENCODING_ERROR = "encoding_error"  # not valid UTF-8
+    SCHEMA_ERROR = "schema_error"  # annotation missing or of the wrong shape
+    EMPTY_SAMPLE = "empty_sample"  # nothing to train on
+    PLACEHOLDER_MISMATCH = "placeholder_mismatch"  # placeholders and media differ in number
+    MISSING_MEDIA = "missing_media"  # a named medium is not there
+    ARCHIVE_TRUNCATED = "archive_truncated"  # the container ends early
+    ARCHIVE_CORRUPT = "archive_corrupt"  # the container is damaged
+    EMPTY_ARCHIVE = "empty_archive"  # no member
+    DUPLICATE_KEY = "duplicate_key"  # a key is not unique
+    UNSAFE_MEMBER_NAME = "unsafe_member_name"  # a name leads outside of the data set
+    UNSUPPORTED_MEMBER_TYPE = "unsupported_member_type"  # a link, device or pipe
+
+
+class BadSampleError(HeadraceError):
+    """One sample cannot be used; the job goes on. The caller adds the sample's name."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A quarantined sample. `sample_id` is None where the damage has no place in the global order."""
+
+    name: str
+    reason: Reason
+    detail: str
+    sample_id: int | None = None

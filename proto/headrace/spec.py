@@ -1,0 +1,209 @@
+"""The job spec: everything that decides what a job's global batches contain and how they are planned.
+
+Written by users as YAML, checked here once, and handed between the services as canonical JSON.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from headrace.errors import SpecError
+from headrace.model_shape import MODEL_SHAPES
+from headrace.plan import LLM, Topology
+
+STRATEGIES = ("random", "disttrain")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class MappingSpec(_Part):
+    """How a record (tar sample, Parquet row, JSON line) becomes a sample. Each entry names a key of the record."""
+
+    text: str | None = None
+    """Key of the text: a plain caption, an interleaved list of strings, or a list of turns. None: the first of
+    `texts`, `conversations`, `messages`, `caption`, `text`, `txt` that is there."""
+    images: str | None = None
+    """Key of the image or images. None: the first of `images`, `image`, `jpg`, ... that is there."""
+    audios: str | None = None
+    """Key of the recording or recordings. None: the first of `audios`, `audio`, ... that is there."""
+    user_roles: tuple[str, ...] = ("user", "human")
+    assistant_roles: tuple[str, ...] = ("assistant", "gpt", "model")
+    system_roles: tuple[str, ...] = ("system",)
+    image_placeholder: str = "<image>"
+    audio_placeholder: str = "<audio>"
+
+
+class SourceSpec(_Part):
+    """One data set of the mixture."""
+
+    path: str
+    """Folder, file, glob or fsspec URL of WebDataset tar shards, Parquet files or JSONL files."""
+    name: str = ""
+    """First part of its samples' names; by default the last part of `path`."""
+    weight: Annotated[float, Field(gt=0)] | None = None
+    """Share of the mixture. None for all sources: shares follow the sizes, so that an epoch has every sample once."""
+    mapping: MappingSpec | str = "auto"
+    """A preset's name, or a mapping."""
+
+    @model_validator(mode="after")
+    def _default_name(self) -> Self:
+        if not self.name:
+            object.__setattr__(self, "name", self.path.rstrip("/").rsplit("/", 1)[-1] or "data")
+        if "/" in self.name:
+            raise ValueError(f"name {self.name!r} holds a '/', which separates the parts of a sample's name")
+        return self
+
+
+class ImageSpec(_Part):
+    """The patch grid (Qwen2-VL's rule: sides are multiples of patch * merge, the aspect ratio is kept)."""
+
+    patch: Annotated[int, Field(ge=1)] = 14
+    merge: Annotated[int, Field(ge=1)] = 2
+    min_pixels: Annotated[int, Field(ge=1)] = 56 * 56
+    max_pixels: Annotated[int, Field(ge=1)] = 28 * 28 * 1280
+    max_source_pixels: Annotated[int, Field(ge=1)] = 100_000_000
+    """Images with more pixels are refused from their header (too_large); 100 megapixels decode to 300 MB."""
+    max_aspect_ratio: Annotated[float, Field(ge=1)] = 200.0
+    background: tuple[int, int, int] = (255, 255, 255)
+    """Colour under transparent pixels."""
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.max_pixels < max(self.min_pixels, (self.patch * self.merge) ** 2):
+            raise ValueError(f"max_pixels ({self.max_pixels}) is below min_pixels or below one merged patch")
+        return self
+
+
+class AudioSpec(_Part):
+    """Log-mel features, as Whisper-like encoders take them."""
+
+    sample_rate: Annotated[int, Field(ge=1000)] = 16_000
+    mel_bins: Annotated[int, Field(ge=1)] = 128
+    hop_s: Annotated[float, Field(gt=0)] = 0.01
+    window_s: Annotated[float, Field(gt=0)] = 0.025
+    frames_per_token: Annotated[int, Field(ge=1)] = 8
+    """Mel frames that become one LLM token (a convolution of stride 2 and a projector that joins 4)."""
+    max_seconds: Annotated[float, Field(gt=0)] = 600.0
+
+
+class TextSpec(_Part):
+    """Tokenizer and prompt template."""
+
+    tokenizer: str = ""
+    """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled one."""
+    template: Literal["chatml"] = "chatml"
+    max_tokens: Annotated[int, Field(ge=1)] = 32_768
+    """Longer samples are quarantined as too_long."""
+
+
+class TopologySpec(_Part):
+    """Replicas, microbatches per replica, and pipeline stages per unit."""
+
+    replicas: Annotated[int, Field(ge=1)] = 1
+    microbatches: Annotated[int, Field(ge=1)] = 4
+    stages: dict[str, Annotated[int, Field(ge=1)]] = {"encoder": 1, LLM: 3}
+
+    @field_validator("stages")
+    @classmethod
+    def _has_llm(cls, stages: dict[str, int]) -> dict[str, int]:
+        if set(stages) != {"encoder", LLM}:
+            raise ValueError(f"must name exactly the units 'encoder' and {LLM!r}, got {sorted(stages)}")
+        return stages
+
+    def topology(self) -> Topology:
+        return Topology(replicas=self.replicas, microbatches=self.microbatches, stages=dict(self.stages))
+
+
+class JobSpec(_Part):
+    """A whole job. Two jobs with equal specs and data sets have equal global batches."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1)]
+    global_batch: Annotated[int, Field(ge=1)] = 32
+    epochs: Annotated[int, Field(ge=1)] = 1
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Stop after so many steps. None: after the last epoch."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    shuffle_shards: Annotated[int, Field(ge=1)] = 16
+    """Samples of so many shards (themselves in shuffled order) are shuffled together."""
+    strategy: str = "disttrain"
+    topology: TopologySpec = TopologySpec()
+    window: Annotated[int, Field(ge=1)] = 4
+    """Global batches that are planned ahead of the last committed one."""
+    part_samples: Annotated[int, Field(ge=1)] = 16
+    """Most samples of one part, the unit of decoding and fetching."""
+    image: ImageSpec = ImageSpec()
+    audio: AudioSpec = AudioSpec()
+    text: TextSpec = TextSpec()
+    model: str = "tiny"
+    """Named model shape: what the cost of a sample is computed from."""
+
+    @field_validator("strategy")
+    @classmethod
+    def _known_strategy(cls, strategy: str) -> str:
+        if strategy not in STRATEGIES:
+            raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+        return strategy
+
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, model: str) -> str:
+        if model not in MODEL_SHAPES:
+            raise ValueError(f"no model {model!r}; there are {', '.join(MODEL_SHAPES)}")
+        return model
+
+    @model_validator(mode="after")
+    def _mixture(self) -> Self:
+        names = [source.name for source in self.sources]
+        if len(set(names)) != len(names):
+            raise ValueError(f"sources need different names, got {names}")
+        weighted = [source.weight is not None for source in self.sources]
+        if any(weighted) and not all(weighted):
+            raise ValueError("either every source has a weight or none has")
+        return self
+
+    def to_json(self) -> str:
+        return self.model_dump_json()
+
+
+def parse_spec(document: Any) -> JobSpec:
+    """A checked spec from plain data. Raises SpecError with one sentence that names the first wrong field."""
+    if not isinstance(document, dict):
+        raise SpecError(f"a job spec is a mapping of fields, got {type(document).__name__}")
+    try:
+        return JobSpec.model_validate(document)
+    except ValidationError as err:
+        raise SpecError(_sentence(err)) from err
+
+
+def load_spec_json(text: str) -> JobSpec:
+    """The spec behind `JobSpec.to_json`. Raises SpecError."""
+    try:
+        return JobSpec.model_validate_json(text)
+    except ValidationError as err:
+        raise SpecError(_sentence(err)) from err
+
+
+def load_spec_yaml(path: Path) -> JobSpec:
+    """The spec in a YAML file. Raises SpecError."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as err:
+        raise SpecError(f"cannot read the job spec {path}: {err}") from err
+    except yaml.YAMLError as err:
+        raise SpecError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from err
+    return parse_spec(document)
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or "job spec"
+    message = first["msg"].removeprefix("Value error, ")
+    more = error.error_count() - 1
+    return f"{field}: {message}" + (f" (and {more} more)" if more else "")

@@ -1,0 +1,55 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class SampleRef(_message.Message):
+    __slots__ = ("sample_id", "shard", "row")
+    SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    sample_id: int
+    shard: int
+    row: int
+    def __init__(self, sample_id: _Optional[int] = ..., shard: _Optional[int] = ..., row: _Optional[int] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("sample_id", "name", "num_tokens", "num_targets", "image_patches", "mel_frames")
+    SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_PATCHES_FIELD_NUMBER: _ClassVar[int]
+    MEL_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    sample_id: int
+    name: str
+    num_tokens: int
+    num_targets: int
+    image_patches: _containers.RepeatedScalarFieldContainer[int]
+    mel_frames: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_targets: _Optional[int] = ..., image_patches: _Optional[_Iterable[int]] = ..., mel_frames: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("sample_id", "name", "reason", "detail")
+    SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    sample_id: int
+    name: str
+    reason: str
+    detail: str
+    def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("source", "url", "name")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    url: str
+    name: str
+    def __init__(self, source: _Optional[int] = ..., url: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
