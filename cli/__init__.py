@@ -1,1 +1,1 @@
-
+"""The `headrace` command."""

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headrace.errors import SpecError
+from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM, Topology
 
@@ -20,23 +21,6 @@ STRATEGIES = ("random", "disttrain")
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class MappingSpec(_Part):
-    """How a record (tar sample, Parquet row, JSON line) becomes a sample. Each entry names a key of the record."""
-
-    text: str | None = None
-    """Key of the text: a plain caption, an interleaved list of strings, or a list of turns. None: the first of
-    `texts`, `conversations`, `messages`, `caption`, `text`, `txt` that is there."""
-    images: str | None = None
-    """Key of the image or images. None: the first of `images`, `image`, `jpg`, ... that is there."""
-    audios: str | None = None
-    """Key of the recording or recordings. None: the first of `audios`, `audio`, ... that is there."""
-    user_roles: tuple[str, ...] = ("user", "human")
-    assistant_roles: tuple[str, ...] = ("assistant", "gpt", "model")
-    system_roles: tuple[str, ...] = ("system",)
-    image_placeholder: str = "<image>"
-    audio_placeholder: str = "<audio>"
 
 
 class SourceSpec(_Part):
@@ -48,8 +32,17 @@ class SourceSpec(_Part):
     """First part of its samples' names; by default the last part of `path`."""
     weight: Annotated[float, Field(gt=0)] | None = None
     """Share of the mixture. None for all sources: shares follow the sizes, so that an epoch has every sample once."""
-    mapping: MappingSpec | str = "auto"
+    mapping: MappingSpec = MAPPING_PRESETS["auto"]
     """A preset's name, or a mapping."""
+
+    @field_validator("mapping", mode="before")
+    @classmethod
+    def _preset(cls, mapping: Any) -> Any:
+        if not isinstance(mapping, str):
+            return mapping
+        if mapping not in MAPPING_PRESETS:
+            raise ValueError(f"no mapping {mapping!r}; there are {', '.join(MAPPING_PRESETS)}")
+        return MAPPING_PRESETS[mapping]
 
     @model_validator(mode="after")
     def _default_name(self) -> Self:
@@ -126,9 +119,10 @@ class JobSpec(_Part):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)] = 32
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    """Stop after so many epochs. None: after one, or after `steps`."""
     steps: Annotated[int, Field(ge=1)] | None = None
-    """Stop after so many steps. None: after the last epoch."""
+    """Stop after so many steps, in whichever epoch."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     shuffle_shards: Annotated[int, Field(ge=1)] = 16
     """Samples of so many shards (themselves in shuffled order) are shuffled together."""

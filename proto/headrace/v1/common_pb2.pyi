@@ -53,3 +53,13 @@ class Shard(_message.Message):
     url: str
     name: str
     def __init__(self, source: _Optional[int] = ..., url: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Vocabulary(_message.Message):
+    __slots__ = ("size", "image_token", "audio_token")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    image_token: int
+    audio_token: int
+    def __init__(self, size: _Optional[int] = ..., image_token: _Optional[int] = ..., audio_token: _Optional[int] = ...) -> None: ...

@@ -54,16 +54,16 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class ShardsListed(_message.Message):
-    __slots__ = ("lease", "shards", "vocab_size", "error")
+    __slots__ = ("lease", "shards", "vocabulary", "error")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
-    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     lease: str
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
-    vocab_size: int
+    vocabulary: _common_pb2.Vocabulary
     error: str
-    def __init__(self, lease: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., vocab_size: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, lease: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class ShardIndexed(_message.Message):
     __slots__ = ("lease", "num_samples", "rejections")

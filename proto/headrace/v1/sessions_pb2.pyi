@@ -20,18 +20,18 @@ class OpenRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("session", "generation", "next_step", "spec_json", "vocab_size")
+    __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
-    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     session: str
     generation: int
     next_step: int
     spec_json: str
-    vocab_size: int
-    def __init__(self, session: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., spec_json: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    vocabulary: _common_pb2.Vocabulary
+    def __init__(self, session: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., spec_json: _Optional[str] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ...) -> None: ...
 
 class PlansRequest(_message.Message):
     __slots__ = ("session",)

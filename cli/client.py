@@ -1,0 +1,71 @@
+"""The commands' client of the reorder service's Jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import TracebackType
+
+from headrace import rpc
+from headrace.codec import rejection_value
+from headrace.ledger import LedgerEntry
+from headrace.plan import StepPlan
+from headrace.quarantine import Rejected
+from headrace.spec import JobSpec
+from headrace.v1 import jobs_pb2, jobs_pb2_grpc
+
+STREAM_TIMEOUT_S = 300.0
+
+
+class JobsClient:
+    """Blocking calls. Every method raises the Headrace error that the service, or the lack of one, stands for."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self._channel = rpc.channel(endpoint)
+        self._stub = jobs_pb2_grpc.JobsStub(self._channel)
+
+    def __enter__(self) -> JobsClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._channel.close()
+
+    def submit(self, spec: JobSpec) -> str:
+        """The job's name."""
+        reply = rpc.call(self._stub.Submit, jobs_pb2.SubmitRequest(spec_json=spec.to_json()), self.endpoint)
+        return str(reply.job)
+
+    def show(self, job: str) -> jobs_pb2.JobStatus:
+        return rpc.call(self._stub.Show, jobs_pb2.ShowRequest(job=job), self.endpoint)
+
+    def list(self) -> list[jobs_pb2.JobStatus]:
+        return list(rpc.call(self._stub.List, jobs_pb2.ListRequest(), self.endpoint).jobs)
+
+    def cancel(self, job: str) -> jobs_pb2.JobStatus:
+        return rpc.call(self._stub.Cancel, jobs_pb2.CancelRequest(job=job), self.endpoint)
+
+    def ledger(self, job: str) -> Iterator[LedgerEntry]:
+        """Committed steps in order."""
+        with rpc.translated(self.endpoint):
+            for entry in self._stub.Ledger(jobs_pb2.LedgerRequest(job=job), timeout=STREAM_TIMEOUT_S):
+                yield LedgerEntry(step=entry.step, samples=tuple(entry.samples), loss=entry.loss)
+
+    def quarantine(self, job: str) -> list[Rejected]:
+        """Quarantined samples, by name."""
+        with rpc.translated(self.endpoint):
+            replies = self._stub.Quarantine(jobs_pb2.QuarantineRequest(job=job), timeout=STREAM_TIMEOUT_S)
+            return [rejection_value(item) for item in replies]
+
+    def show_plan(self, job: str, step: int = -1) -> tuple[int, StepPlan, list[int], dict[str, list[float]]]:
+        """(step, plan, sample ids in arrival order, costs per unit); -1: the latest step with a full global batch."""
+        reply = rpc.call(self._stub.ShowPlan, jobs_pb2.ShowPlanRequest(job=job, step=step), self.endpoint)
+        plan = StepPlan.from_json(json.loads(reply.plan_json))
+        return reply.step, plan, list(reply.sample_ids), {column.unit: list(column.cost_s) for column in reply.costs}
+
+
+def state_name(status: jobs_pb2.JobStatus) -> str:
+    """`running` for JOB_STATE_RUNNING."""
+    return str(jobs_pb2.JobState.Name(status.state)).removeprefix("JOB_STATE_").lower()
+
+

@@ -1,0 +1,149 @@
+"""`headrace demo`: the whole job on one machine, every part a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from cli.client import JobsClient
+    from headrace.spec import JobSpec
+
+POLL_S = 0.2
+JOB = "demo"
+MAX_PIXELS = 224 * 224  # 64 image tokens at most: a laptop's CPU trains on them
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("path", nargs="?", metavar="PATH", help="folder, file or URL of shards (default: the bundled example)")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after so many steps (default: one epoch)")
+    parser.add_argument("--global-batch", type=int, default=16, metavar="N", help="samples of a step (default: %(default)s)")
+    parser.add_argument("--preprocessors", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="data-parallel replicas (default: %(default)s)")
+    parser.add_argument("--microbatches", type=int, default=4, metavar="N", help="per replica (default: %(default)s)")
+    parser.add_argument("--strategy", default="disttrain", metavar="NAME", help="planning strategy (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the global order and the model (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job to its end."""
+    from cli.display import Display
+    from cli.summary import print_summary
+    from headrace.errors import UserError
+
+    if args.preprocessors < 1:
+        raise UserError(f"--preprocessors must be at least 1, got {args.preprocessors}")
+    spec = _spec(args)
+    _check_data(spec)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "job.yaml").write_text(yaml.safe_dump(json.loads(spec.to_json()), sort_keys=False))
+    except OSError as err:
+        raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
+    with Display() as display:
+        summary = _run_processes(spec, args.preprocessors, args.out, display)
+    print_summary(summary, args.format)
+    return 0
+
+
+def _spec(args: argparse.Namespace) -> JobSpec:
+    from cli.example import example_data
+    from headrace.spec import parse_spec
+
+    return parse_spec(
+        {
+            "name": JOB,
+            "sources": [{"path": args.path or str(example_data())}],
+            "global_batch": args.global_batch,
+            "steps": args.steps,
+            "seed": args.seed,
+            "strategy": args.strategy,
+            "topology": {"replicas": args.replicas, "microbatches": args.microbatches},
+            "image": {"max_pixels": MAX_PIXELS},
+        }
+    )
+
+
+def _check_data(spec: JobSpec) -> None:
+    """Fail at once, before any process starts, where there is no data set. Raises DatasetError."""
+    from preprocessor.sources import list_shards
+
+    list_shards(spec)
+
+
+def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: Any) -> dict[str, Any]:
+    from cli.client import JobsClient
+    from cli.processes import Process, ProcessGroup
+    from cli.summary import summarise
+    from headrace.errors import HeadraceError
+
+    threads = max(1, (os.cpu_count() or 1) // num_preprocessors)
+    for log in out.glob("*.log"):
+        log.unlink()
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
+        display.say(f"starting 1 reorder service, {num_preprocessors} preprocessors and 1 trainer; logs in {out}/")
+        arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
+        reorder = group.add(Process("reorder service", arguments, out / "reorder.log"))
+        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--threads", str(threads)]
+        endpoint = reorder.endpoint()
+        preprocessors = [
+            group.add(Process(f"preprocessor {n}", [*arguments, "--reorder", endpoint], out / f"preprocessor-{n}.log"))
+            for n in range(num_preprocessors)
+        ]
+        with JobsClient(endpoint) as client:
+            job = client.submit(spec)
+            trainer = group.add(
+                Process("trainer", ["train", "--endpoint", endpoint, "--job", job, "--format", "json"], out / "trainer.log")
+            )
+            while trainer.exit_code() is None:
+                if reorder.exit_code() is not None:
+                    raise HeadraceError(f"the reorder service ended: {reorder.last_words()}")
+                for process in preprocessors:
+                    if process.exit_code() is not None:
+                        display.say(f"{process.name} ended with {process.exit_code()}; starting it again")
+                        process.start()
+                display.update(client.show(job))
+                time.sleep(POLL_S)
+            _check_trainer(trainer, client, job)
+            summary = summarise(client, job)
+            summary["picture"] = _draw(client, job, out)
+        return summary
+
+
+def _check_trainer(trainer: Any, client: JobsClient, job: str) -> None:
+    from headrace.errors import HeadraceError, JobFailedError
+
+    if trainer.exit_code() != 0:
+        message = client.show(job).message
+        if message:
+            raise JobFailedError(message)
+        raise HeadraceError(f"the trainer ended with exit code {trainer.exit_code()}: {trainer.last_words()}")
+
+
+def _draw(client: JobsClient, job: str, out: Path) -> str | None:
+    """The picture's path; None where no step had a sample."""
+    import numpy as np
+
+    from cli.timeline import draw_comparison
+    from headrace.errors import NotFoundError
+    from reorder_service.planning import plan as make_plan
+
+    try:
+        step, planned, sample_ids, costs = client.show_plan(job)
+    except NotFoundError:
+        return None
+    ids = np.array(sample_ids, dtype=np.int64)
+    columns = {unit: np.array(values) for unit, values in costs.items()}
+    arrival = make_plan("random", ids, columns, planned.topology, planned.seed)
+    title = f"step {step}: {len(sample_ids)} samples in arrival order, and as planned by {planned.strategy}"
+    return str(draw_comparison(out / "timeline.png", arrival, planned, ids, columns, title=title))

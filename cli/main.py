@@ -1,0 +1,61 @@
+"""The `headrace` command: reads arguments, calls a command's module, turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from headrace.errors import HeadraceError, JobFailedError, UserError
+
+# Command -> (module, one line). A module has `add_arguments(parser)` and `run(args) -> exit code`, and imports the
+# services only when it runs, so that `--help` is quick and a machine needs only the extras of what it runs.
+COMMANDS = {
+    "demo": ("cli.demo", "run the whole job on one machine, with a live display, a summary and a picture"),
+    "reorder": ("cli.reorder", "run the reorder service"),
+    "preprocessor": ("cli.preprocessor", "run a preprocessor"),
+    "train": ("cli.train", "train the compact model on a job's batches"),
+    "job": ("cli.job", "submit, list, show or cancel jobs"),
+    "inspect": ("cli.inspect", "look into a data set: counts, modalities, sizes, tokens, refused samples"),
+    "health": ("cli.health", "exit 0 if the service at an endpoint is serving"),
+}
+EXIT_USER_ERROR = 2
+EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the process's exit code."""
+    parser = argparse.ArgumentParser(
+        prog="headrace",
+        description="Disaggregated data preprocessing and batch planning for multimodal LLM training.",
+        epilog="Start with `headrace demo`. Exit codes: 0 done, 1 failed, 2 something for you to fix, 130 interrupted.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, line) in COMMANDS.items():
+        sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
+        importlib.import_module(module).add_arguments(sub)
+        sub.set_defaults(module=module)
+    args = parser.parse_args(argv)
+    try:
+        return int(importlib.import_module(args.module).run(args))
+    except (UserError, JobFailedError) as err:
+        print(f"headrace {args.command}: {err}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except HeadraceError as err:
+        print(f"headrace {args.command}: {err}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except ModuleNotFoundError as err:
+        print(f"headrace {args.command}: this installation lacks {err.name}; {_remedy(args.command)}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def _remedy(command: str) -> str:
+    extra = {"preprocessor": "preprocessor", "inspect": "preprocessor", "train": "trainer"}.get(command, "preprocessor,trainer")
+    return f"install it with `pip install 'headrace[{extra}]'`"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

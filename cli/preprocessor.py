@@ -1,0 +1,44 @@
+"""`headrace preprocessor`: one preprocessor."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+DEFAULT_BUDGET_MIB = 512
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("--reorder", default="127.0.0.1:7070", metavar="HOST:PORT", help="the reorder service (default: %(default)s)")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where trainers fetch; port 0 takes a free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--advertise",
+        default="",
+        metavar="HOST:PORT",
+        help="the address that trainers are told; by default the listening one, or for 0.0.0.0 this machine's towards the reorder service",
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="worker threads (default: all cores)")
+    parser.add_argument(
+        "--budget-mib", type=int, default=DEFAULT_BUDGET_MIB, metavar="MIB", help="memory for decoded parts (default: %(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    from cli.service import run_service
+    from headrace.errors import UserError
+    from preprocessor.server import serve
+
+    if args.threads < 1 or args.budget_mib < 1:
+        raise UserError("--threads and --budget-mib must be at least 1")
+    service = serve(
+        listen=args.listen,
+        reorder=args.reorder,
+        advertise=args.advertise,
+        threads=args.threads,
+        budget_bytes=args.budget_mib << 20,
+    )
+    return run_service("preprocessor", service)

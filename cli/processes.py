@@ -1,0 +1,121 @@
+"""Child processes of one command: started, watched, and ended together, whatever happens."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from headrace.errors import HeadraceError
+
+START_TIMEOUT_S = 60.0  # a cold first start compiles kernels and imports torch
+STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
+_PR_SET_PDEATHSIG = 1
+
+
+class Process:
+    """A `headrace` command as a child. Its log goes to a file; its first line of output, if waited for, says its endpoint."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.log = log
+        self._arguments = arguments
+        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.start()
+
+    def start(self) -> None:
+        """Start (again). The child dies with this process, even if that is killed."""
+        with self.log.open("ab") as log:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "cli.main", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them in order
+                preexec_fn=_end_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._popen.poll()
+
+    def endpoint(self) -> str:
+        """Wait for the line that says where it listens. Raises HeadraceError where it ends before."""
+        assert self._popen.stdout is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            ready, _, _ = select.select([self._popen.stdout], [], [], 0.1)
+            if ready:
+                line = self._popen.stdout.readline().decode()
+                if " listening on " in line:
+                    return line.rsplit(" ", 1)[1].strip()
+                break
+        raise HeadraceError(f"the {self.name} did not start: {self.last_words()}")
+
+    def output(self) -> str:
+        """All that it prints, once it has ended."""
+        return self._popen.communicate()[0].decode()
+
+    def last_words(self) -> str:
+        """The last line of its log, and where the rest is."""
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return f"{lines[-1] if lines else 'no word of it'} (log: {self.log})"
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end; after `timeout_s`, kill it."""
+        try:
+            self._popen.wait(timeout=max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+        if self._popen.stdout is not None:
+            self._popen.stdout.close()
+
+
+class ProcessGroup:
+    """Processes that end together at the end of a `with` block. SIGTERM to us counts as Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._processes: list[Process] = []
+
+    def add(self, process: Process) -> Process:
+        self._processes.append(process)
+        return process
+
+    def __enter__(self) -> ProcessGroup:
+        self._former = signal.signal(signal.SIGTERM, _interrupt)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        former_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave anybody behind
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in reversed(self._processes):
+            process.wait(deadline - time.monotonic())
+        signal.signal(signal.SIGINT, former_interrupt)
+        signal.signal(signal.SIGTERM, self._former)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

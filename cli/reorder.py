@@ -1,0 +1,28 @@
+"""`headrace reorder`: the reorder service."""
+
+from __future__ import annotations
+
+import argparse
+
+DEFAULT_PORT = 7070
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument(
+        "--listen", default=f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT", help="port 0 takes a free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--store",
+        default="embedded:headrace-store",
+        metavar="URL",
+        help="redis://HOST:PORT/DB, or embedded:FOLDER for a private store on this machine (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    from cli.service import run_service
+    from reorder_service.server import serve
+
+    return run_service("reorder", serve(args.listen, args.store))

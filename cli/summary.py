@@ -1,0 +1,70 @@
+"""What a finished job comes to: one JSON object or one table."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.client import JobsClient, state_name
+from headrace.ledger import ledger_sha256
+
+MAX_QUARANTINE_ROWS = 12
+
+
+def summarise(client: JobsClient, job: str) -> dict[str, Any]:
+    """The public JSON form, less `picture`. Losses are null where no step reported one."""
+    status = client.show(job)
+    samples = status.committed_samples
+    return {
+        "job": job,
+        "state": state_name(status),
+        "strategy": json.loads(status.spec_json)["strategy"],
+        "steps": status.committed_steps,
+        "samples": samples,
+        "samples_per_s": samples / status.step_s if status.step_s else 0.0,
+        "first_loss": _number(status.first_loss),
+        "last_loss": _number(status.last_loss),
+        "data_wait_fraction": status.data_wait_s / status.step_s if status.step_s else 0.0,
+        "quarantined": [
+            {"sample": item.name, "reason": str(item.reason), "detail": item.detail} for item in client.quarantine(job)
+        ],
+        "ledger_sha256": ledger_sha256(client.ledger(job)),
+    }
+
+
+def print_summary(summary: dict[str, Any], output: str) -> None:
+    """On standard output, as `output` (`json` or `table`) says."""
+    if output == "json":
+        print(json.dumps(summary, ensure_ascii=False))
+        return
+    console = Console()
+    table = Table(title=f"job {summary['job']}: {summary['state']}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("steps", str(summary["steps"]))
+    table.add_row("samples", f"{summary['samples']}, {summary['samples_per_s']:.1f} per second")
+    table.add_row("strategy", summary["strategy"])
+    table.add_row("loss", f"{_text(summary['first_loss'])} at first, {_text(summary['last_loss'])} at last")
+    table.add_row("data wait", f"{summary['data_wait_fraction']:.1%} of the trainer's time")
+    table.add_row("quarantined", str(len(summary["quarantined"])))
+    table.add_row("ledger", summary["ledger_sha256"])
+    if summary.get("picture"):
+        table.add_row("picture", summary["picture"])
+    console.print(table)
+    for item in summary["quarantined"][:MAX_QUARANTINE_ROWS]:
+        console.print(f"  quarantined {item['sample']}: {item['reason']}, {item['detail']}", markup=False, highlight=False)
+    more = len(summary["quarantined"]) - MAX_QUARANTINE_ROWS
+    if more > 0:
+        console.print(f"  and {more} more")
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _text(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"

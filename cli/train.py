@@ -1,0 +1,39 @@
+"""`headrace train`: the compact model on a job's batches."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from headrace.model_shape import MODEL_SHAPES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("--endpoint", default="127.0.0.1:7070", metavar="HOST:PORT", help="the reorder service (default: %(default)s)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--job", help="a job that was submitted before")
+    what.add_argument("--submit", type=Path, metavar="SPEC.yaml", help="submit this job first")
+    parser.add_argument("--model", choices=tuple(MODEL_SHAPES), help="named size (default: the job's)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train to the job's end; rank 0 prints the summary."""
+    import os
+
+    from cli.client import JobsClient
+    from cli.summary import print_summary, summarise
+    from headrace.spec import load_spec_yaml
+    from headrace.telemetry import configure_logging
+    from trainer.client import CONNECT_TIMEOUT_S, await_serving
+    from trainer.train import train
+
+    configure_logging("trainer")
+    await_serving(args.endpoint, CONNECT_TIMEOUT_S)
+    with JobsClient(args.endpoint) as client:
+        job = client.submit(load_spec_yaml(args.submit)) if args.submit else args.job
+        train(args.endpoint, job=job, model_name=args.model or "")
+        if os.environ.get("RANK", "0") == "0":
+            print_summary(summarise(client, job), args.format)
+    return 0

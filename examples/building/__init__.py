@@ -1,0 +1,1 @@
+"""How the bundled example data set and its tokenizer are made."""

@@ -1,0 +1,192 @@
+"""Recordings: header probe, decoding to mono, resampling, and log-mel features.
+
+WAV, FLAC, MP3, Ogg (Vorbis, Opus) and the other uncompressed kinds of libsndfile; the content decides, not the name.
+
+The number of mel frames is a function of the header: a recording of n frames at rate r has N = ceil(n * sample_rate / r)
+samples after resampling and N // hop mel frames. Decoding must give exactly n frames, else the file is corrupt_media; so
+probe and decode agree. A recording shorter than one analysis window is empty_media.
+
+Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, Slaney mel filters, log10 with a floor of
+1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
+frame is dropped.
+
+All functions are thread-safe. torch parallelises inside of a call by default: a process that decodes from a thread pool
+calls `torch.set_num_threads(1)` at its start.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+import soundfile
+import torch
+from numpy.typing import NDArray
+
+from headrace.quarantine import BadSampleError, Reason
+from headrace.spec import AudioSpec
+from preprocessor.torchaudio_import import torchaudio
+
+_FORMATS = frozenset("WAV WAVEX RF64 W64 FLAC OGG MP3 AIFF AU CAF".split())
+_OTHER_KINDS = {
+    "MPEG-4": (4, (b"ftyp",)),
+    "AAC": (0, (b"\xff\xf1", b"\xff\xf9")),
+    "AMR": (0, (b"#!AMR",)),
+    "Windows Media": (0, (b"\x30\x26\xb2\x75",)),
+    "Matroska": (0, (b"\x1a\x45\xdf\xa3",)),
+}
+_MAX_RATE = 384_000  # the highest of common converters; bounds the memory of a recording together with max_seconds
+_BLOCK_FRAMES = 2**18
+# Sample rates without a large common divisor would need a filter for every phase: 44,101 to 16,000 Hz takes 2.8 GB. A
+# ratio with a small denominator is at most 0.003 % off and exact for all usual rates.
+_MAX_DENOMINATOR = 1000
+
+Waveform = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a recording says of itself."""
+
+    sample_rate: int
+    channels: int
+    frames: int
+
+
+def probe(data: bytes, spec: AudioSpec) -> int:
+    """Mel frames that `decode` will give, from the header alone.
+
+    Raises BadSampleError with empty_media, corrupt_media, unsupported_media or too_long.
+    """
+    return _mel_frames(read_header(data, spec), spec)
+
+
+def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
+    """Log-mel features of shape (frames, mel_bins), float16. Raises as `probe` does."""
+    header = read_header(data, spec)
+    frames = _mel_frames(header, spec)
+    with torch.inference_mode():
+        mono = torch.from_numpy(read_mono(data, spec))
+        features = _log_mel(_resample(mono, header, spec), spec)[:, :frames]
+        mel = features.T.to(torch.float16).contiguous().numpy()
+    if not np.isfinite(mel).all():
+        raise BadSampleError(Reason.CORRUPT_MEDIA, "samples are too large to have a spectrum")
+    return cast(NDArray[np.float16], mel)
+
+
+def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
+    """Tokens of the LLM for a recording."""
+    return -(-mel_frames // spec.frames_per_token)
+
+
+def read_header(data: bytes, spec: AudioSpec) -> Header:
+    """The header, after all limits. Raises as `probe` does."""
+    with _open(data) as file:
+        return _checked(file, spec)
+
+
+def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
+    """The mean of all channels at the recording's own rate, shape (header frames,). Raises as `probe` does.
+
+    Read in blocks, so that a header that promises too much costs no memory.
+    """
+    blocks = []
+    with _open(data) as file:
+        header = _checked(file, spec)
+        try:
+            while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+                blocks.append(block.mean(axis=1) if block.shape[1] > 1 else block[:, 0])
+        except soundfile.SoundFileError as err:
+            raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording does not decode: {err}") from err
+    mono: Waveform = np.concatenate(blocks) if blocks else np.empty(0, np.float32)
+    if len(mono) != header.frames:
+        raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {header.frames} frames, there are {len(mono)}")
+    if not np.isfinite(mono).all():
+        raise BadSampleError(Reason.CORRUPT_MEDIA, "samples that are no finite numbers")
+    return mono
+
+
+def _open(data: bytes) -> soundfile.SoundFile:
+    if not data:
+        raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
+    try:
+        file = soundfile.SoundFile(io.BytesIO(data))
+    except soundfile.SoundFileError as err:
+        for kind, (offset, magics) in _OTHER_KINDS.items():
+            if data.startswith(magics, offset):
+                raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{kind} is not taken; convert it to FLAC") from err
+        raise BadSampleError(Reason.CORRUPT_MEDIA, f"no recording: {err}") from err
+    if file.format not in _FORMATS:
+        file.close()
+        raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{file.format} is not taken; convert it to FLAC")
+    return file
+
+
+def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
+    header = Header(sample_rate=file.samplerate, channels=file.channels, frames=file.frames)
+    if header.frames == 0:
+        raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 frames")
+    if header.frames >= 2**62:  # how libsndfile says that a FLAC stream does not know its length
+        raise BadSampleError(Reason.UNSUPPORTED_MEDIA, "the header gives no length; encode the recording anew")
+    if not 0 < header.sample_rate <= _MAX_RATE:
+        raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{header.sample_rate} Hz; rates up to {_MAX_RATE} are taken")
+    if header.frames > spec.max_seconds * header.sample_rate:
+        seconds = header.frames / header.sample_rate
+        raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
+    if _num_samples(header, spec) < max(_window(spec), _hop(spec)):
+        raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
+    return header
+
+
+def _hop(spec: AudioSpec) -> int:
+    return max(1, round(spec.hop_s * spec.sample_rate))
+
+
+def _window(spec: AudioSpec) -> int:
+    return max(2, round(spec.window_s * spec.sample_rate))
+
+
+def _num_samples(header: Header, spec: AudioSpec) -> int:
+    return -(-header.frames * spec.sample_rate // header.sample_rate)
+
+
+def _mel_frames(header: Header, spec: AudioSpec) -> int:
+    return _num_samples(header, spec) // _hop(spec)
+
+
+def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:
+    """(frames,) at the header's rate to (_num_samples,) at the job's."""
+    if header.sample_rate == spec.sample_rate:
+        return mono
+    ratio = Fraction(spec.sample_rate, header.sample_rate).limit_denominator(_MAX_DENOMINATOR)
+    resampled = torchaudio.functional.resample(mono, ratio.denominator, ratio.numerator)
+    missing = _num_samples(header, spec) - len(resampled)  # rounding of the ratio and of torchaudio's float32 length
+    return torch.nn.functional.pad(resampled, (0, missing)) if missing > 0 else resampled[: len(resampled) + missing]
+
+
+def _log_mel(samples: torch.Tensor, spec: AudioSpec) -> torch.Tensor:
+    """(samples,) to (mel_bins, 1 + samples // hop) or one more."""
+    power = _mel_transform(spec)(samples)
+    log = power.clamp(min=1e-10).log10()
+    return (torch.maximum(log, log.max() - 8.0) + 4.0) / 4.0
+
+
+@lru_cache(maxsize=8)
+def _mel_transform(spec: AudioSpec) -> Callable[[torch.Tensor], torch.Tensor]:
+    window = _window(spec)
+    transform = torchaudio.transforms.MelSpectrogram(
+        sample_rate=spec.sample_rate,
+        n_fft=window + window % 2,
+        win_length=window,
+        hop_length=_hop(spec),
+        n_mels=spec.mel_bins,
+        power=2.0,
+        norm="slaney",
+        mel_scale="slaney",
+    )
+    return cast(Callable[[torch.Tensor], torch.Tensor], transform)

@@ -1,0 +1,220 @@
+"""The preprocessor's engine: takes orders from the reorder service, works in threads, reports back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from headrace.codec import probe_message, ref_value, rejection_message
+from headrace.errors import UserError
+from headrace.rpc import aio_channel
+from headrace.spec import load_spec_json
+from headrace.telemetry import pairs
+from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
+from headrace.v1.fleet_pb2 import FleetReport
+from preprocessor.jobs import Job
+from preprocessor.sources import ShardInfo, list_shards
+from preprocessor.store import Entry, PayloadStore
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
+RECONNECT_MAX_S = 2.0
+
+
+class Engine:
+    """One preprocessor. `run` until cancelled."""
+
+    def __init__(self, *, name: str, endpoint: str, reorder: str, threads: int, store: PayloadStore) -> None:
+        self._name = name
+        self._endpoint = endpoint
+        self._reorder = reorder
+        self._threads = threads
+        self._store = store
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="work")
+        self._jobs: dict[str, Job] = {}
+        self._leases: dict[str, str] = {}  # ticket -> lease to report when decoded
+        self._outbox: asyncio.Queue[FleetReport | None] = asyncio.Queue()
+        self._samples_decoded = 0
+        self._bytes_decoded = 0
+
+    async def run(self) -> None:
+        """Serve the reorder service, over as many connections as it takes, until cancelled."""
+        decoders = [asyncio.create_task(self._decode_loop()) for _ in range(self._threads)]
+        pause_s = RECONNECT_S
+        try:
+            while True:
+                if await self._connection():
+                    pause_s = RECONNECT_S
+                log.info("not connected %s", pairs(reorder=self._reorder, retry_s=pause_s))
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RECONNECT_MAX_S)
+        finally:
+            for task in decoders:
+                task.cancel()
+            await asyncio.gather(*decoders, return_exceptions=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _connection(self) -> bool:
+        """One stream from its Hello to its end. Whether it ever worked."""
+        self._outbox = outbox = asyncio.Queue()
+        hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=2 * self._threads + 2)
+        outbox.put_nowait(FleetReport(hello=hello))
+        worked = False
+        async with aio_channel(self._reorder) as channel, _cancelled_at_exit() as start:
+            stream = fleet_pb2_grpc.FleetStub(channel).Work(_drain(outbox))
+            try:
+                async for order in stream:
+                    worked = True
+                    kind = order.WhichOneof("order")
+                    if kind == "welcome":
+                        log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
+                        start(self._heartbeat(order.welcome.heartbeat_s))
+                    else:
+                        self._obey(kind, getattr(order, kind), start)
+            except grpc.aio.AioRpcError as err:
+                log.debug("stream broke: %s", err.details())
+            except asyncio.CancelledError:
+                outbox.put_nowait(FleetReport(goodbye=fleet_pb2.Goodbye()))
+                outbox.put_nowait(None)
+                with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
+                    await asyncio.wait_for(stream.read(), 0.2)
+                raise
+            finally:
+                self._leases.clear()
+                self._store.release_all_on_demand()
+        return worked
+
+    def _obey(self, kind: str, order: Any, start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        match kind:
+            case "job_opened":
+                job = self._jobs.get(order.job)
+                if job is None or job.spec.to_json() != order.spec_json:
+                    job = self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json))
+                job.shards = tuple(ShardInfo(source=s.source, url=s.url, name=s.name) for s in order.shards)
+            case "job_closed":
+                self._store.release(order.job)
+                if job := self._jobs.pop(order.job, None):
+                    job.close()
+            case "step_committed":
+                self._store.release(order.job, order.step)
+            case "list_shards":
+                start(self._list(order))
+            case "index_shard":
+                start(self._index(order))
+            case "probe_samples":
+                start(self._probe(order))
+            case "decode_part":
+                self._take_part(order)
+
+    async def _list(self, order: fleet_pb2.ListShards) -> None:
+        job = self._jobs[order.job]
+        reply = fleet_pb2.ShardsListed(lease=order.lease)
+        try:
+            shards = await self._in_thread(list_shards, job.spec)
+            pipeline = await self._in_thread(lambda: job.pipeline)
+        except UserError as err:
+            reply.error = str(err)
+        else:
+            reply.shards.extend(common_pb2.Shard(source=s.source, url=s.url, name=s.name) for s in shards)
+            reply.vocabulary.CopyFrom(
+                common_pb2.Vocabulary(
+                    size=pipeline.vocab_size, image_token=pipeline.image_token_id, audio_token=pipeline.audio_token_id
+                )
+            )
+        self._report(FleetReport(shards_listed=reply))
+
+    async def _index(self, order: fleet_pb2.IndexShard) -> None:
+        num_rows, rejected = await self._in_thread(self._jobs[order.job].index, order.shard)
+        reply = fleet_pb2.ShardIndexed(
+            lease=order.lease, num_samples=num_rows, rejections=[rejection_message(item) for item in rejected]
+        )
+        self._report(FleetReport(shard_indexed=reply))
+
+    async def _probe(self, order: fleet_pb2.ProbeSamples) -> None:
+        refs = [ref_value(ref) for ref in order.samples]
+        probes, rejected = await self._in_thread(self._jobs[order.job].probe, refs)
+        reply = fleet_pb2.SamplesProbed(
+            lease=order.lease,
+            probes=[probe_message(sample_id, probe) for sample_id, probe in probes],
+            rejections=[rejection_message(item) for item in rejected],
+        )
+        self._report(FleetReport(samples_probed=reply))
+
+    def _take_part(self, order: fleet_pb2.DecodePart) -> None:
+        entry = Entry(
+            ticket=order.ticket,
+            job=order.job,
+            step=order.step,
+            priority=order.priority,
+            refs=tuple(ref_value(ref) for ref in order.samples),
+        )
+        entry = self._store.add(entry)
+        if entry.payload is not None:
+            self._report_decoded(order.lease, entry)
+            return
+        self._leases[entry.ticket] = order.lease
+
+    async def _decode_loop(self) -> None:
+        while True:
+            entry = await self._store.take()
+            job = self._jobs.get(entry.job)
+            if job is None:
+                continue
+            payload = await self._in_thread(job.decode, entry.refs)
+            self._samples_decoded += payload.num_samples
+            self._bytes_decoded += payload.data.size
+            self._store.fill(entry, payload)
+            if lease := self._leases.pop(entry.ticket, None):
+                self._report_decoded(lease, entry)
+
+    def _report_decoded(self, lease: str, entry: Entry) -> None:
+        num_bytes = entry.payload.data.size if entry.payload is not None else 0
+        self._report(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=lease, num_bytes=num_bytes)))
+
+    async def _heartbeat(self, interval_s: float) -> None:
+        while True:
+            beat = fleet_pb2.Heartbeat(
+                samples_decoded=self._samples_decoded,
+                bytes_decoded=self._bytes_decoded,
+                store_bytes=self._store.held_bytes,
+                store_budget_bytes=self._store.budget_bytes,
+                queued=self._store.num_undecoded,
+            )
+            self._report(FleetReport(heartbeat=beat))
+            await asyncio.sleep(interval_s)
+
+    def _report(self, report: FleetReport) -> None:
+        self._outbox.put_nowait(report)
+
+    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
+
+
+async def _drain(outbox: asyncio.Queue[FleetReport | None]) -> AsyncIterator[FleetReport]:
+    while (report := await outbox.get()) is not None:
+        yield report
+
+
+@contextlib.asynccontextmanager
+async def _cancelled_at_exit() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    """A function that starts background tasks, which are cancelled at the end of the block."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def start(coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    try:
+        yield start
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,33 @@
+"""Annotation bytes to fields: strict UTF-8, JSON, an object at the top."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headrace.quarantine import BadSampleError, Reason
+
+
+def parse_annotation(data: bytes, what: str) -> dict[str, Any]:
+    """The object in `data`.
+
+    Taken as Python's json takes them: a byte-order mark in front, NaN and Infinity, and of a name given twice the last.
+    Raises BadSampleError with encoding_error (not UTF-8) or schema_error (not JSON, nested too deeply, not an object).
+    """
+    try:
+        document = json.loads(parse_text(data, what))
+    except ValueError as err:
+        raise BadSampleError(Reason.SCHEMA_ERROR, f"{what} is not JSON: {err}") from err
+    except RecursionError as err:
+        raise BadSampleError(Reason.SCHEMA_ERROR, f"{what} is nested too deeply") from err
+    if not isinstance(document, dict):
+        raise BadSampleError(Reason.SCHEMA_ERROR, f"{what}: expected an object, got {type(document).__name__}")
+    return document
+
+
+def parse_text(data: bytes, what: str) -> str:
+    """The text in `data`, without a byte-order mark. Raises BadSampleError with encoding_error."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        raise BadSampleError(Reason.ENCODING_ERROR, f"{what} is not UTF-8: {err.reason} at byte {err.start}") from err

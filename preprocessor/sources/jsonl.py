@@ -1,0 +1,132 @@
+"""JSONL files beside media files: one annotation a line, media as paths relative to the JSONL's folder.
+
+A line's key is its number, from 0 and with blank lines counted. Every line that is not blank is a row; one that is not
+JSON raises BadSampleError when it is read, and the others go on. A path that leads outside of the folder (absolute, with
+"..", or through a symbolic link) is unsafe_member_name, and nothing but a regular file is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import stat
+from array import array
+
+import fsspec
+
+from headrace.quarantine import BadSampleError, Reason
+from preprocessor.sources.annotation import parse_annotation
+from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Record, Shard, check_size
+from preprocessor.sources.blob import Blob, local_path, open_blob, unreadable
+
+_CHUNK_BYTES = 2**20
+# What the system says of a name that leads to nothing readable; anything else (EIO, EMFILE) is no fault of the sample.
+_ABSENT = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP))
+
+
+class JsonlShard(Shard):
+    """A JSONL file, read by line."""
+
+    def __init__(self, url: str) -> None:
+        self._blob = open_blob(url)
+        self._media: _LocalFolder | _RemoteFolder = _folder(url)
+        self._lines, self._starts = _index_lines(self._blob)
+        self.num_rows = len(self._lines)
+        self.rejected = ()
+
+    def key(self, row: int) -> str:
+        """The number of the line."""
+        return str(self._lines[row])
+
+    def read(self, row: int) -> Record:
+        """The record of a line."""
+        start, stop = self._starts[2 * row], self._starts[2 * row + 1]
+        check_size("the line", stop - start, MAX_ANNOTATION_BYTES)
+        fields = parse_annotation(self._blob.pread(start, stop - start), "the line")
+        return Record(key=self.key(row), fields=fields, load=self._media.load)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._blob.close()
+
+
+def _index_lines(blob: Blob) -> tuple[array[int], array[int]]:
+    """Numbers of the lines that are not blank, and (start, stop) of each. Reads the file once in chunks."""
+    lines, bounds = array("q"), array("q")
+    number = start = offset = 0
+    blank = True
+    while chunk := blob.pread(offset, _CHUNK_BYTES):
+        position = 0
+        while True:
+            newline = chunk.find(b"\n", position)
+            end = len(chunk) if newline < 0 else newline
+            blank = blank and not chunk[position:end].strip()
+            if newline < 0:
+                break
+            if not blank:
+                lines.append(number)
+                bounds.extend((start, offset + newline))
+            number, start, blank, position = number + 1, offset + newline + 1, True, newline + 1
+        offset += len(chunk)
+    if not blank:
+        lines.append(number)
+        bounds.extend((start, offset))
+    return lines, bounds
+
+
+def _folder(url: str) -> _LocalFolder | _RemoteFolder:
+    path = local_path(url)
+    return _RemoteFolder(url) if path is None else _LocalFolder(os.path.dirname(path))
+
+
+class _LocalFolder:
+    """Media files below a local folder."""
+
+    def __init__(self, path: str) -> None:
+        self._root = os.path.realpath(path)
+
+    def load(self, name: str) -> bytes:
+        path = os.path.realpath(os.path.join(self._root, _inside(name)))
+        if os.path.commonpath((path, self._root)) != self._root:
+            raise BadSampleError(Reason.UNSAFE_MEMBER_NAME, f"{name!r} leads outside of the data set through a link")
+        try:
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode):
+                raise BadSampleError(Reason.UNSUPPORTED_MEMBER_TYPE, f"{name!r} is not a regular file")
+            check_size(repr(name), status.st_size, MAX_MEDIUM_BYTES)
+            with open(path, "rb") as file:
+                return file.read(status.st_size)
+        except OSError as err:
+            if err.errno in _ABSENT:
+                raise BadSampleError(Reason.MISSING_MEDIA, f"no file {name!r} beside the JSONL file: {err.strerror}") from err
+            raise unreadable(path, err) from err
+
+
+class _RemoteFolder:
+    """Media files beside a JSONL file behind fsspec."""
+
+    def __init__(self, url: str) -> None:
+        self._fs, path = fsspec.core.url_to_fs(url)
+        self._root = posixpath.dirname(path)
+
+    def load(self, name: str) -> bytes:
+        path = posixpath.join(self._root, _inside(name))
+        try:
+            check_size(repr(name), self._fs.size(path) or 0, MAX_MEDIUM_BYTES)
+            return bytes(self._fs.cat_file(path))
+        except FileNotFoundError as err:
+            raise BadSampleError(Reason.MISSING_MEDIA, f"no file {name!r} beside the JSONL file") from err
+        except OSError as err:
+            raise unreadable(path, err) from err
+
+
+def _inside(name: str) -> str:
+    """`name` if it is a relative path without "..". Raises BadSampleError with unsafe_member_name or encoding_error."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as err:
+        raise BadSampleError(Reason.ENCODING_ERROR, f"the path {name!r} has no UTF-8 form") from err
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name or "://" in name:
+        raise BadSampleError(Reason.UNSAFE_MEMBER_NAME, f"{name!r} leads outside of the data set")
+    return name

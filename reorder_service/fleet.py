@@ -1,0 +1,185 @@
+"""The preprocessors and the work that they hold.
+
+Pure bookkeeping in one event loop: who is there, which work waits, who has which lease. A member that leaves, however it
+leaves, gives its work back. Nothing here knows what the work is; jobs make it and servers carry it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.telemetry import pairs
+
+log = logging.getLogger(__name__)
+
+Order = Any  # a FleetOrder without its lease; the fleet only passes it on
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Work:
+    """One thing to do, until `on_done` or the job's end.
+
+    `priority`: the lower, the sooner. `keep`: the result stays with the member (a decoded part) until `Fleet.release`, and
+    is redone elsewhere if the member leaves before.
+    """
+
+    job: str
+    priority: tuple[int, ...]
+    order: Callable[[str], Order]
+    """The order to send, given the lease."""
+    on_done: Callable[[Any], None]
+    on_placed: Callable[[str, str], None] = lambda lease, endpoint: None
+    """Called with lease and endpoint each time that a member takes the work."""
+    keep: bool = False
+    urgent: Callable[[], bool] = lambda: False
+    """Whether somebody waits for it now: then it is placed even where no slot is free."""
+    lease: str | None = None
+    done: bool = False
+    avoid: str | None = None
+    """The member that failed to deliver it: taken again only if there is no other."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Member:
+    """One preprocessor's stream. `send` never blocks; what it queues is bounded by the work that the member holds."""
+
+    name: str
+    endpoint: str
+    slots: int
+    send: Callable[[Order], None]
+    introduce: Callable[[str], Order]
+    """The order that makes a job known, sent before the job's first work."""
+    leases: dict[str, Work] = field(default_factory=dict)
+    kept: dict[str, Work] = field(default_factory=dict)
+    jobs: set[str] = field(default_factory=set)
+    samples_decoded: int = 0
+    bytes_decoded: int = 0
+    store_bytes: int = 0
+    store_budget_bytes: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.slots - len(self.leases)
+
+
+class Fleet:
+    """Members and work. All methods are to be called from one event loop."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self._waiting: list[tuple[tuple[int, ...], int, Work]] = []
+        self._count = itertools.count()
+        self._leases = itertools.count(1)
+
+    def join(self, member: Member) -> None:
+        """Add a member. A member of the same name (a stream that broke without our noticing) leaves first."""
+        former = self.members.get(member.name)
+        if former is not None:
+            self.leave(former, "reconnected")
+        self.members[member.name] = member
+        log.info("joined %s", pairs(preprocessor=member.name, endpoint=member.endpoint, slots=member.slots))
+        self._dispatch()
+
+    def leave(self, member: Member, why: str) -> None:
+        """Remove a member and place its work elsewhere."""
+        if self.members.get(member.name) is not member:
+            return
+        del self.members[member.name]
+        orphans = [*member.leases.values(), *member.kept.values()]
+        log.info("left %s", pairs(preprocessor=member.name, why=why, work_to_redo=len(orphans)))
+        for work in orphans:
+            self._wait_again(work)
+        self._dispatch()
+
+    def submit(self, work: Work) -> None:
+        """Place `work` as soon as a member has a free slot."""
+        heapq.heappush(self._waiting, (work.priority, next(self._count), work))
+        self._dispatch()
+
+    def finish(self, member: Member, lease: str, result: Any) -> None:
+        """`member` reports the result of `lease`. A lease that was given up meanwhile is ignored."""
+        work = member.leases.pop(lease, None)
+        if work is None:
+            return
+        work.done = True
+        if work.keep:
+            member.kept[lease] = work
+        work.on_done(result)
+        self._dispatch()
+
+    def lost(self, lease: str) -> None:
+        """A trainer could not get what `lease` stands for: place it again, elsewhere if possible."""
+        for member in self.members.values():
+            work = member.leases.pop(lease, None) or member.kept.pop(lease, None)
+            if work is not None:
+                work.avoid = member.name
+                self._wait_again(work)
+                self._dispatch()
+                return
+
+    def release(self, works: list[Work]) -> None:
+        """Forget works that nobody needs any more, wherever they are."""
+        leases = {work.lease for work in works if work.lease is not None}
+        for member in self.members.values():
+            for lease in leases & member.leases.keys():
+                del member.leases[lease]
+            for lease in leases & member.kept.keys():
+                del member.kept[lease]
+        gone = set(map(id, works))
+        self._waiting = [entry for entry in self._waiting if id(entry[2]) not in gone]
+        heapq.heapify(self._waiting)
+        self._dispatch()
+
+    def close_job(self, job: str, order: Order) -> None:
+        """Drop all work of a job and tell the members that know it."""
+        self._waiting = [entry for entry in self._waiting if entry[2].job != job]
+        heapq.heapify(self._waiting)
+        for member in self.members.values():
+            member.leases = {lease: work for lease, work in member.leases.items() if work.job != job}
+            member.kept = {lease: work for lease, work in member.kept.items() if work.job != job}
+            if job in member.jobs:
+                member.jobs.discard(job)
+                member.send(order)
+        self._dispatch()
+
+    def broadcast(self, job: str, order: Order) -> None:
+        """Send an order to every member that knows the job."""
+        for member in self.members.values():
+            if job in member.jobs:
+                member.send(order)
+
+    def forget_introductions(self, job: str) -> None:
+        """The job's description changed: introduce it again before its next work."""
+        for member in self.members.values():
+            member.jobs.discard(job)
+
+    def _wait_again(self, work: Work) -> None:
+        work.lease, work.done = None, False
+        heapq.heappush(self._waiting, (work.priority, next(self._count), work))
+
+    def _dispatch(self) -> None:
+        while self._waiting and self.members:
+            work = self._waiting[0][2]
+            member = self._choose(work)
+            if member is None:
+                return
+            heapq.heappop(self._waiting)
+            lease = f"{member.name}-{next(self._leases)}"
+            work.lease = lease
+            member.leases[lease] = work
+            if work.job not in member.jobs:
+                member.jobs.add(work.job)
+                member.send(member.introduce(work.job))
+            member.send(work.order(lease))
+            work.on_placed(lease, member.endpoint)
+
+    def _choose(self, work: Work) -> Member | None:
+        """The member with most free slots; one without any only for urgent work."""
+        candidates = [m for m in self.members.values() if m.name != work.avoid] or list(self.members.values())
+        best = max(candidates, key=lambda m: (m.free, m.name))
+        return best if best.free > 0 or work.urgent() else None

@@ -1,0 +1,375 @@
+"""A running job: lists and indexes its shards, keeps a window of planned steps ahead of the trainers, commits steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.codec import probe_value, rejection_value
+from headrace.errors import ConflictError, HeadraceError, JobFailedError
+from headrace.model_shape import MODEL_SHAPES
+from headrace.plan import Microbatch, StepPlan
+from headrace.quarantine import Rejected
+from headrace.sample import Probe, SampleRef
+from headrace.spec import JobSpec, load_spec_json
+from headrace.telemetry import pairs
+from headrace.v1 import fleet_pb2
+from reorder_service import messages
+from reorder_service.fleet import Fleet, Work
+from reorder_service.order import GlobalOrder, SourceShards
+from reorder_service.planning import sample_costs
+from reorder_service.planning import plan as make_plan
+from reorder_service.sessions import Session, Sessions
+from reorder_service.state import JobRecord, ShardRecord, StateStore, StepRecord, VocabularyRecord
+from reorder_service.step import Part, RankCommit, Step
+
+log = logging.getLogger(__name__)
+
+PROBE_SAMPLES = 16  # samples of one probe lease: long enough to hide the round trip, short enough to share
+RECENT_PLANS = 16  # committed steps whose plans can still be shown
+
+# Kinds of work in the order in which a starved fleet does them. Decoding an early step outranks probing a late one.
+_SETUP, _STEP = -1, 0
+_PROBE, _DECODE = 0, 1
+
+FINAL = ("DONE", "FAILED", "CANCELLED")
+
+
+@dataclass(slots=True)
+class Progress:
+    """Sums over the committed steps, for people. Losses are NaN until a step reports one; times in seconds."""
+
+    first_loss: float = math.nan
+    last_loss: float = math.nan
+    step_s: float = 0.0
+    data_wait_s: float = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Count one more step."""
+        if not math.isnan(record.loss):
+            self.first_loss = record.loss if math.isnan(self.first_loss) else self.first_loss
+            self.last_loss = record.loss
+        self.step_s += record.step_s
+        self.data_wait_s += record.data_wait_s
+
+
+class JobRun:
+    """One job in memory. `start` runs it; what must survive is in the store."""
+
+    def __init__(self, record: JobRecord, store: StateStore, fleet: Fleet) -> None:
+        self.name = record.job
+        self.spec: JobSpec = load_spec_json(record.spec_json)
+        self.state = record.state
+        self.message = record.message
+        self.committed = record.cursor
+        self.committed_samples = record.samples
+        self.vocabulary: VocabularyRecord | None = record.vocabulary
+        self.shards: list[ShardRecord] = list(record.shards)
+        self.indexed: dict[int, int] = dict(record.indexed)
+        self.num_steps = 0
+        self.generation = 1
+        self.progress = Progress()
+        self.steps: dict[int, Step] = {}
+        self.recent: deque[Step] = deque(maxlen=RECENT_PLANS)
+        self.sessions = Sessions(self.name, self.spec.topology.replicas)
+        self._store = store
+        self._fleet = fleet
+        self._changed = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._committing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- life cycle ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Run in the background until the job is done, failed or cancelled."""
+        if self.state in FINAL:
+            self._ready.set()
+        else:
+            self._task = asyncio.create_task(self._run(), name=f"job {self.name}")
+
+    async def wait_ready(self) -> None:
+        """Wait until the job is indexed or over."""
+        await self._ready.wait()
+
+    async def stop(self) -> None:
+        """Stop working on the job; its state stays as it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._fleet.close_job(self.name, messages.job_closed(self.name))
+
+    async def cancel(self) -> None:
+        """End the job for good."""
+        if self.state not in FINAL:
+            await self.stop()
+            await self._end("CANCELLED", f"job {self.name!r} was cancelled")
+
+    async def rewind(self, step: int) -> None:
+        """Go back to `step`: later commits are undone. Raises ConflictError where `step` is still to come."""
+        if step > self.committed:
+            raise ConflictError(
+                f"the trainer's state is of step {step}, but job {self.name!r} has committed only {self.committed} steps: "
+                "it belongs to another job or to a lost store"
+            )
+        if step == self.committed:
+            return
+        await self.stop()
+        await self._store.rewind(self.name, step)
+        record = await self._store.load_job(self.name)
+        log.info("rewound %s", pairs(job=self.name, from_step=self.committed, to_step=step))
+        self.committed, self.committed_samples = record.cursor, record.samples
+        self.steps.clear()
+        self.sessions.supersede_all()
+        self.state = "RUNNING"
+        await self._store.set_state(self.name, self.state)
+        self.start()
+
+    async def _run(self) -> None:
+        try:
+            self.progress = Progress()
+            async for record in self._store.steps(self.name):
+                self.progress.add(record)
+            if self.vocabulary is None:
+                await self._list_shards()
+            await self._index_shards()
+            await self._feed()
+        except* HeadraceError as group:
+            await self._end("FAILED", str(_first(group)))
+        except* Exception:
+            log.exception("job failed on an internal error %s", pairs(job=self.name))
+            await self._end("FAILED", "internal error; see the reorder service's log")
+
+    async def _end(self, state: str, message: str = "") -> None:
+        self.state, self.message = state, message
+        await self._store.set_state(self.name, state, message)
+        log.info("job ended %s", pairs(job=self.name, state=state, steps=self.committed, message=message))
+        self._fleet.close_job(self.name, messages.job_closed(self.name))
+        for session in self.sessions.by_rank.values():
+            session.tell_end(message)
+        self._ready.set()
+
+    # -- set-up -------------------------------------------------------------------------------------------------------
+
+    async def _list_shards(self) -> None:
+        reply = await self._ask((_SETUP,), lambda lease: messages.list_shards(lease, self.name))
+        if reply.error:
+            raise JobFailedError(reply.error)
+        self.shards = [ShardRecord(source=s.source, url=s.url, name=s.name) for s in reply.shards]
+        vocabulary = VocabularyRecord(
+            size=reply.vocabulary.size, image_token=reply.vocabulary.image_token, audio_token=reply.vocabulary.audio_token
+        )
+        await self._store.save_manifest(self.name, self.shards, vocabulary)
+        self.vocabulary = vocabulary
+        self._fleet.forget_introductions(self.name)
+
+    async def _index_shards(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for shard in range(len(self.shards)):
+                if shard not in self.indexed:
+                    group.create_task(self._index_shard(shard))
+        try:
+            self._order = GlobalOrder(
+                [
+                    SourceShards(
+                        name=source.name,
+                        shards=tuple(mine := [i for i, shard in enumerate(self.shards) if shard.source == s]),
+                        num_rows=tuple(self.indexed[i] for i in mine),
+                        weight=source.weight,
+                    )
+                    for s, source in enumerate(self.spec.sources)
+                ],
+                seed=self.spec.seed,
+                shuffle_shards=self.spec.shuffle_shards,
+            )
+        except ValueError as err:
+            raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err
+        self.num_samples = self._job_samples()
+        self.num_steps = -(-self.num_samples // self.spec.global_batch)
+        self.state = "RUNNING"
+        await self._store.set_state(self.name, self.state)
+        log.info(
+            "indexed %s",
+            pairs(job=self.name, shards=len(self.shards), samples=sum(self.indexed.values()), steps=self.num_steps),
+        )
+        self._ready.set()
+
+    async def _index_shard(self, shard: int) -> None:
+        reply = await self._ask((_SETUP, shard), lambda lease: messages.index_shard(lease, self.name, shard))
+        rejected = [rejection_value(item) for item in reply.rejections]
+        await self._store.save_index(self.name, shard, reply.num_samples, rejected)
+        self.indexed[shard] = reply.num_samples
+
+    def _job_samples(self) -> int:
+        """Samples of all epochs, or of all steps where that is less."""
+        limits = []
+        if self.spec.steps is not None:
+            limits.append(self.spec.steps * self.spec.global_batch)
+        if self.spec.epochs is not None or self.spec.steps is None:
+            limits.append((self.spec.epochs or 1) * self._order.epoch_samples)
+        return min(limits)
+
+    # -- the window ---------------------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        """Keep `spec.window` steps planned ahead of the last commit, until every step is committed."""
+        opened = self.committed
+        async with asyncio.TaskGroup() as group:
+            while self.committed < self.num_steps:
+                while opened < min(self.num_steps, self.committed + self.spec.window):
+                    group.create_task(self._prepare(opened))
+                    opened += 1
+                self._changed.clear()
+                await self._changed.wait()
+        await self._end("DONE")
+
+    async def _prepare(self, index: int) -> None:
+        """Probe, plan and hand out one global batch."""
+        size = self.spec.global_batch
+        refs = self._order.refs(index * size, min((index + 1) * size, self.num_samples))
+        step = Step(index=index, refs=refs)
+        self.steps[index] = step
+        chunks = [refs[i : i + PROBE_SAMPLES] for i in range(0, len(refs), PROBE_SAMPLES)]
+        async with asyncio.TaskGroup() as group:
+            for number, chunk in enumerate(chunks):
+                group.create_task(self._probe(step, number, chunk))
+        step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
+        plan = await asyncio.to_thread(self._plan, step)
+        step.cut(plan, job=self.name, part_samples=self.spec.part_samples)
+        log.info(
+            "planned %s",
+            pairs(
+                job=self.name,
+                step=index,
+                samples=len(step.probes),
+                rejected=len(step.rejected),
+                parts=len(step.parts),
+                bubble=plan.predicted.bubble if plan.predicted else 0.0,
+            ),
+        )
+        for session in self.sessions.by_rank.values():
+            session.tell_step(step)
+        for part in step.parts.values():
+            self._decode(step, part)
+
+    async def _probe(self, step: Step, number: int, refs: list[SampleRef]) -> None:
+        priority = (_STEP, step.index, _PROBE, number)
+        reply = await self._ask(priority, lambda lease: messages.probe_samples(lease, self.name, refs))
+        for item in reply.probes:
+            step.probes[item.sample_id] = probe_value(item)
+        step.rejected += [rejection_value(item) for item in reply.rejections]
+
+    def _plan(self, step: Step) -> StepPlan:
+        """Pure but for filling the step's costs; runs in a worker thread."""
+        topology = self.spec.topology.topology()
+        if not step.probes:
+            nothing = Microbatch(units={unit: () for unit in topology.stages})
+            replica = (nothing,) * topology.microbatches
+            return StepPlan(
+                strategy=self.spec.strategy, seed=self.spec.seed, topology=topology, replicas=(replica,) * topology.replicas
+            )
+        probes: list[Probe] = [step.probes[int(i)] for i in step.sample_ids]
+        shape = MODEL_SHAPES[self.spec.model]
+        step.costs = sample_costs(probes, shape, image=self.spec.image, audio=self.spec.audio)
+        seed = self.spec.seed + step.index
+        return make_plan(self.spec.strategy, step.sample_ids, step.costs, topology, seed, self.generation)
+
+    def _decode(self, step: Step, part: Part) -> None:
+        priority = (_STEP, step.index, _DECODE, part.microbatch, part.replica)
+        rank = (step.index << 24) + (part.microbatch << 12) + part.replica
+
+        def place(lease: str, endpoint: str) -> None:
+            part.lease, part.endpoint = lease, endpoint
+            for session in self.sessions.by_rank.values():
+                session.tell_place(part)
+
+        part.work = Work(
+            job=self.name,
+            priority=priority,
+            order=lambda lease: messages.decode_part(lease, self.name, part, step.index, rank),
+            on_done=lambda _: None,
+            on_placed=place,
+            keep=True,
+            urgent=lambda: step.index == self.committed,
+        )
+        self._fleet.submit(part.work)
+
+    async def _ask(self, priority: tuple[int, ...], order: Callable[[str], fleet_pb2.FleetOrder]) -> Any:
+        """Have any preprocessor do something; its report."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(result: Any) -> None:
+            if not future.done():
+                future.set_result(result)
+
+        self._fleet.submit(Work(job=self.name, priority=priority, order=order, on_done=done, urgent=lambda: True))
+        return await future
+
+    # -- trainers -----------------------------------------------------------------------------------------------------
+
+    def open_session(self, rank: int, num_ranks: int) -> Session:
+        """A session that first hears of what is planned already. Raises UserError or ConflictError."""
+        session = self.sessions.open(rank, num_ranks)
+        for index in sorted(self.steps):
+            step = self.steps[index]
+            if step.plan is not None:
+                session.tell_step(step)
+                for part in step.parts.values():
+                    if part.lease:
+                        session.tell_place(part)
+        if self.state in FINAL:
+            session.tell_end(self.message)
+        return session
+
+    def report_lost(self, ticket: str, lease: str) -> None:
+        """A rank could not fetch a part from where `lease` put it."""
+        for step in self.steps.values():
+            part = step.parts.get(ticket)
+            if part is not None and part.lease == lease:
+                log.info("part lost %s", pairs(job=self.name, ticket=ticket, endpoint=part.endpoint))
+                self._fleet.lost(lease)
+
+    async def commit(self, rank: int, index: int, commit: RankCommit) -> bool:
+        """One rank has applied step `index`. True once all have, and it is in the ledger. Repeating a commit is harmless."""
+        if index < self.committed:
+            return True
+        step = self.steps.get(index)
+        if step is None or step.plan is None:
+            raise ConflictError(f"step {index} of job {self.name!r} is not planned yet")
+        step.commits[rank] = commit
+        async with self._committing:
+            while (head := self.steps.get(self.committed)) and len(head.commits) >= self.sessions.num_ranks:
+                await self._commit_head(head)
+        return index < self.committed
+
+    async def _commit_head(self, step: Step) -> None:
+        record, rejected = step.record()
+        await self._store.commit_step(self.name, step.index, record, rejected)
+        self._log_rejected(rejected)
+        del self.steps[step.index]
+        self.recent.append(step)
+        self.committed += 1
+        self.committed_samples += len(record.samples)
+        self.progress.add(record)
+        log.info("committed %s", pairs(job=self.name, step=step.index, samples=len(record.samples), loss=record.loss))
+        self._fleet.broadcast(self.name, messages.step_committed(self.name, step.index))
+        self._fleet.release([part.work for part in step.parts.values() if part.work is not None])
+        self._changed.set()
+
+    def _log_rejected(self, rejected: Iterable[Rejected]) -> None:
+        for item in rejected:
+            log.warning("quarantined %s", pairs(job=self.name, sample=item.name, reason=item.reason, detail=item.detail))
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error of a group of groups."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

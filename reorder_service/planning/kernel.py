@@ -1,0 +1,20 @@
+"""How the hot loops are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile `function` on its first call and keep the machine code on disk.
+
+    `nogil`: a planning thread does not stop the server. `fastmath` stays off: sums are added in the written order, so
+    plans are equal on every machine. numba does not see that a cached kernel's callee in another file has changed, so
+    kernels call only kernels of their own file.
+    """
+    return cast(Function, numba.njit(cache=True, nogil=True, fastmath=False)(function))

@@ -1,0 +1,74 @@
+"""The reorder service: its jobs, its fleet and its store. The gRPC shell is reorder_service.server."""
+
+from __future__ import annotations
+
+import logging
+
+from headrace.errors import ConflictError, NotFoundError, SupersededError
+from headrace.spec import load_spec_json
+from headrace.telemetry import pairs
+from reorder_service.fleet import Fleet
+from reorder_service.job import JobRun
+from reorder_service.sessions import Session
+from reorder_service.state import StateStore
+
+log = logging.getLogger(__name__)
+
+
+class ReorderService:
+    """Holds every job of the store; runs those that have not ended."""
+
+    def __init__(self, store: StateStore) -> None:
+        self.store = store
+        self.fleet = Fleet()
+        self.jobs: dict[str, JobRun] = {}
+
+    async def start(self) -> None:
+        """Take up what an earlier process left."""
+        for name in await self.store.jobs():
+            await self._take_up(name)
+
+    async def stop(self) -> None:
+        """Stop working; everything goes on from the store at the next start."""
+        for run in self.jobs.values():
+            run.sessions.supersede_all()
+            await run.stop()
+        await self.store.close()
+
+    async def submit(self, spec_json: str) -> JobRun:
+        """Start a job. The same spec again gives the same job. Raises SpecError or ConflictError."""
+        spec = load_spec_json(spec_json)
+        canonical = spec.to_json()
+        if await self.store.create_job(spec.name, canonical):
+            log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
+            return await self._take_up(spec.name)
+        run = self.find(spec.name)
+        if run.spec != spec:
+            raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
+        return run
+
+    def find(self, job: str) -> JobRun:
+        """Raises NotFoundError."""
+        try:
+            return self.jobs[job]
+        except KeyError:
+            known = ", ".join(sorted(self.jobs)) or "none"
+            raise NotFoundError(f"no job {job!r} here; there are: {known}") from None
+
+    def find_session(self, session_id: str) -> tuple[JobRun, Session]:
+        """Raises NotFoundError, or SupersededError where a newer session of the rank took over."""
+        job, _, rest = session_id.partition("/")
+        run = self.find(job)
+        rank = rest.partition("/")[0]
+        session = run.sessions.by_rank.get(int(rank)) if rank.isdigit() else None
+        if session is None:
+            raise NotFoundError(f"no session {session_id!r}; open one")
+        if session.id != session_id:
+            raise SupersededError(f"rank {rank} of job {job!r} was opened again by another process")
+        return run, session
+
+    async def _take_up(self, job: str) -> JobRun:
+        run = JobRun(await self.store.load_job(job), self.store, self.fleet)
+        self.jobs[job] = run
+        run.start()
+        return run

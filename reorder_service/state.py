@@ -1,0 +1,256 @@
+"""The state store: everything that must survive the reorder service, and nothing else.
+
+One interface on redis-py. `redis://HOST:PORT/DB` is a server of the user's; `embedded:FOLDER` a private one
+(reorder_service.embedded). Keys of a job, all under `headrace:{job}:`:
+
+    job          hash    spec, state, message, vocabulary (JSON), cursor (next step), samples (committed so far)
+    shards       list    the manifest: JSON (source, url, name), in manifest order
+    indexed      hash    shard -> number of rows
+    quarantine   hash    name -> JSON (reason, detail, sample_id, step)
+    ledger       list    JSON (samples, loss, data_wait_s, step_s), one entry a committed step
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as redis
+from redis.asyncio.client import Pipeline
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+
+from headrace.errors import ConflictError, UnavailableError, UserError
+from headrace.ledger import LedgerEntry
+from headrace.quarantine import Reason, Rejected
+from reorder_service.embedded import EmbeddedRedis
+
+_TIMEOUT_S = 5.0
+_PAGE = 256  # ledger entries read at a time
+
+# KEYS: job, list of jobs. ARGV: spec, name.
+_CREATE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('HSET', KEYS[1], 'spec', ARGV[1], 'state', 'INDEXING', 'message', '', 'cursor', 0, 'samples', 0)
+redis.call('RPUSH', KEYS[2], ARGV[2])
+return 1
+"""
+
+# KEYS: job, ledger, quarantine. ARGV: expected cursor, ledger entry, number of samples, then name and value of each rejection.
+# A commit happens whole or not at all, and only by the writer that knows the present cursor.
+_COMMIT = """
+if redis.call('HGET', KEYS[1], 'cursor') ~= ARGV[1] then return 0 end
+redis.call('RPUSH', KEYS[2], ARGV[2])
+redis.call('HINCRBY', KEYS[1], 'cursor', 1)
+redis.call('HINCRBY', KEYS[1], 'samples', ARGV[3])
+for i = 4, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """One shard of a job's manifest. `name` prefixes the names of its samples."""
+
+    source: int
+    url: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularyRecord:
+    """Size of the tokenizer and its placeholder tokens."""
+
+    size: int
+    image_token: int
+    audio_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What a committed step leaves behind. `samples`: names, sorted; times in seconds, of the slowest rank."""
+
+    samples: tuple[str, ...]
+    loss: float
+    step_s: float
+    data_wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job as the store knows it. `state` is a name of the JobState enum without its prefix."""
+
+    job: str
+    spec_json: str
+    state: str
+    message: str
+    cursor: int
+    samples: int
+    vocabulary: VocabularyRecord | None
+    shards: tuple[ShardRecord, ...]
+    indexed: dict[int, int]
+
+
+class StateStore:
+    """See the module's text. Every method raises UnavailableError where the server does not answer."""
+
+    def __init__(self, client: redis.Redis, embedded: EmbeddedRedis | None = None) -> None:
+        self._redis = client
+        self._embedded = embedded
+        self._create = client.register_script(_CREATE)
+        self._commit = client.register_script(_COMMIT)
+
+    @classmethod
+    async def open(cls, url: str) -> StateStore:
+        """Connect to `url`. Raises UserError where it is malformed or nothing answers there."""
+        embedded = None
+        if url.startswith("embedded:"):
+            embedded = EmbeddedRedis(Path(url.removeprefix("embedded:")).expanduser())
+            embedded.start()
+            client = redis.Redis(unix_socket_path=str(embedded.socket), decode_responses=True, socket_timeout=_TIMEOUT_S)
+        else:
+            try:
+                client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=_TIMEOUT_S)
+            except ValueError as err:
+                raise UserError(f"store {url!r} is neither redis://HOST:PORT/DB nor embedded:FOLDER") from err
+        store = cls(client, embedded)
+        try:
+            await client.ping()
+        except RedisError as err:
+            await store.close()
+            raise UserError(f"no Redis server answers at {url}: {err}") from err
+        return store
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+        if self._embedded is not None:
+            self._embedded.stop()
+
+    async def create_job(self, job: str, spec_json: str) -> bool:
+        """False where the job is there already."""
+        return bool(await self._do(self._create(keys=[_key(job, "job"), "headrace:jobs"], args=[spec_json, job])))
+
+    async def jobs(self) -> list[str]:
+        """Names of all jobs, oldest first."""
+        return list(await self._do(self._redis.lrange("headrace:jobs", 0, -1)))
+
+    async def load_job(self, job: str) -> JobRecord:
+        """Everything about a job but its ledger and quarantine. Raises KeyError where there is no such job."""
+        fields = await self._do(self._redis.hgetall(_key(job, "job")))
+        if not fields:
+            raise KeyError(job)
+        shards = await self._do(self._redis.lrange(_key(job, "shards"), 0, -1))
+        indexed = await self._do(self._redis.hgetall(_key(job, "indexed")))
+        return JobRecord(
+            job=job,
+            spec_json=fields["spec"],
+            state=fields["state"],
+            message=fields["message"],
+            cursor=int(fields["cursor"]),
+            samples=int(fields["samples"]),
+            vocabulary=VocabularyRecord(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
+            shards=tuple(ShardRecord(**json.loads(shard)) for shard in shards),
+            indexed={int(shard): int(rows) for shard, rows in indexed.items()},
+        )
+
+    async def set_state(self, job: str, state: str, message: str = "") -> None:
+        await self._do(self._redis.hset(_key(job, "job"), mapping={"state": state, "message": message}))
+
+    async def save_manifest(self, job: str, shards: Sequence[ShardRecord], vocabulary: VocabularyRecord) -> None:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(_key(job, "shards"))
+            for shard in shards:
+                pipe.rpush(_key(job, "shards"), json.dumps(asdict(shard)))
+            pipe.hset(_key(job, "job"), "vocabulary", json.dumps(asdict(vocabulary)))
+            await self._execute(pipe)
+
+    async def save_index(self, job: str, shard: int, num_rows: int, rejected: Iterable[Rejected]) -> None:
+        """The rows of a shard, and the damage found while counting them."""
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(_key(job, "indexed"), str(shard), str(num_rows))
+            for item in rejected:
+                pipe.hset(_key(job, "quarantine"), item.name, _rejected_json(item, step=None))
+            await self._execute(pipe)
+
+    async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
+        """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next one."""
+        pairs = [word for item in rejected for word in (item.name, _rejected_json(item, step=step))]
+        done = await self._do(
+            self._commit(
+                keys=[_key(job, "job"), _key(job, "ledger"), _key(job, "quarantine")],
+                args=[str(step), json.dumps(asdict(record), ensure_ascii=False), str(len(record.samples)), *pairs],
+            )
+        )
+        if not done:
+            raise ConflictError(f"step {step} of job {job!r} is not the next one to commit")
+
+    async def rewind(self, job: str, step: int) -> None:
+        """Undo the commits of `step` and of all later steps."""
+        undone = await self._do(self._redis.lrange(_key(job, "ledger"), step, -1))
+        samples = sum(len(json.loads(entry)["samples"]) for entry in undone)
+        quarantine = await self._do(self._redis.hgetall(_key(job, "quarantine")))
+        steps = {name: json.loads(value)["step"] for name, value in quarantine.items()}
+        names = [name for name, at in steps.items() if at is not None and at >= step]
+        async with self._redis.pipeline(transaction=True) as pipe:
+            if step == 0:
+                pipe.delete(_key(job, "ledger"))
+            else:
+                pipe.ltrim(_key(job, "ledger"), 0, step - 1)
+            if names:
+                pipe.hdel(_key(job, "quarantine"), *names)
+            pipe.hset(_key(job, "job"), "cursor", str(step))
+            pipe.hincrby(_key(job, "job"), "samples", -samples)
+            await self._execute(pipe)
+
+    async def steps(self, job: str, start: int = 0) -> AsyncIterator[StepRecord]:
+        """Committed steps from `start` on, in order."""
+        while True:
+            page = await self._do(self._redis.lrange(_key(job, "ledger"), start, start + _PAGE - 1))
+            for entry in page:
+                fields = json.loads(entry)
+                yield StepRecord(**{**fields, "samples": tuple(fields["samples"])})
+            if len(page) < _PAGE:
+                return
+            start += _PAGE
+
+    async def ledger(self, job: str) -> AsyncIterator[LedgerEntry]:
+        """Committed steps as the ledger's public form."""
+        step = 0
+        async for record in self.steps(job):
+            yield LedgerEntry(step=step, samples=record.samples, loss=record.loss)
+            step += 1
+
+    async def quarantine(self, job: str) -> list[Rejected]:
+        """Quarantined samples, by name."""
+        entries = await self._do(self._redis.hgetall(_key(job, "quarantine")))
+        found = []
+        for name, value in sorted(entries.items()):
+            fields = json.loads(value)
+            found.append(
+                Rejected(name=name, reason=Reason(fields["reason"]), detail=fields["detail"], sample_id=fields["sample_id"])
+            )
+        return found
+
+    async def num_quarantined(self, job: str) -> int:
+        return int(await self._do(self._redis.hlen(_key(job, "quarantine"))))
+
+    async def _do(self, command: Any) -> Any:
+        try:
+            return await command
+        except (RedisConnectionError, TimeoutError) as err:
+            raise UnavailableError(f"the state store does not answer: {err}") from err
+
+    async def _execute(self, pipe: Pipeline) -> None:
+        await self._do(pipe.execute())
+
+
+def _key(job: str, what: str) -> str:
+    return f"headrace:{{{job}}}:{what}"
+
+
+def _rejected_json(item: Rejected, *, step: int | None) -> str:
+    fields = {"reason": str(item.reason), "detail": item.detail, "sample_id": item.sample_id, "step": step}
+    return json.dumps(fields, ensure_ascii=False)

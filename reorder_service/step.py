@@ -1,0 +1,81 @@
+"""One global batch on its way from the global order to the ledger."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.plan import StepPlan
+from headrace.quarantine import Rejected
+from headrace.sample import Probe, SampleRef
+from reorder_service.fleet import Work
+from reorder_service.state import StepRecord
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Part:
+    """What one ticket stands for: some samples of one microbatch, decoded together."""
+
+    ticket: str
+    replica: int
+    microbatch: int
+    samples: tuple[SampleRef, ...]
+    work: Work | None = None
+    lease: str = ""
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCommit:
+    """What one rank says of a step: samples that arrived as rejected, its loss (NaN: unknown) and times in seconds."""
+
+    rejected: tuple[Rejected, ...]
+    loss: float
+    step_s: float
+    data_wait_s: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Step:
+    """A step of the window. Filled from top to bottom: refs, then probes, then plan and parts, then commits."""
+
+    index: int
+    refs: list[SampleRef]
+    probes: dict[int, Probe] = field(default_factory=dict)
+    rejected: list[Rejected] = field(default_factory=list)
+    sample_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    plan: StepPlan | None = None
+    parts: dict[str, Part] = field(default_factory=dict)
+    commits: dict[int, RankCommit] = field(default_factory=dict)
+
+    def cut(self, plan: StepPlan, *, job: str, part_samples: int) -> None:
+        """Take the plan and cut its microbatches into parts of at most `part_samples` samples."""
+        self.plan = plan
+        refs = {ref.sample_id: ref for ref in self.refs}
+        for r, replica in enumerate(plan.replicas):
+            for k, microbatch in enumerate(replica):
+                ids = microbatch.sample_ids
+                for n, start in enumerate(range(0, len(ids), part_samples)):
+                    ticket = f"{job}/{plan.generation}/{self.index}/{r}/{k}/{n}"
+                    samples = tuple(refs[i] for i in ids[start : start + part_samples])
+                    self.parts[ticket] = Part(ticket=ticket, replica=r, microbatch=k, samples=samples)
+
+    def record(self) -> tuple[StepRecord, list[Rejected]]:
+        """What the ledger and the quarantine get, once every rank has committed."""
+        late = {item.sample_id: item for commit in self.commits.values() for item in commit.rejected}
+        rejected = [*self.rejected, *late.values()]
+        names = sorted(probe.name for sample_id, probe in self.probes.items() if sample_id not in late)
+        losses = [commit.loss for commit in self.commits.values() if not math.isnan(commit.loss)]
+        return (
+            StepRecord(
+                samples=tuple(names),
+                loss=losses[0] if losses else math.nan,
+                step_s=max(commit.step_s for commit in self.commits.values()),
+                data_wait_s=max(commit.data_wait_s for commit in self.commits.values()),
+            ),
+            rejected,
+        )

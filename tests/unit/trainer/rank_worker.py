@@ -1,0 +1,46 @@
+"""One rank of some data-parallel steps, each from the same start: rank_worker.py RANK WORLD_SIZE STORE_FILE SETTINGS.json OUT.npz."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from headrace.spec import JobSpec
+
+from trainer.collate import PackedMicrobatch, collate
+from trainer.models.multimodal import build_model
+from trainer.step import TrainStep
+
+
+def read_part(path: str) -> PackedMicrobatch:
+    with pa.ipc.open_stream(path) as reader:
+        return collate(list(reader))
+
+
+def main(rank: str, world_size: str, store: str, settings: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size), timeout=timedelta(seconds=30)
+    )
+    options = json.loads(Path(settings).read_text())
+    results = {}
+    for name, ranks in options["divisions"].items():
+        model = build_model("tiny", JobSpec.model_validate(options["spec"]), options["vocab_size"], 1, 2, options["seed"])
+        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0), max_grad_norm=options["max_grad_norm"])
+        for path in ranks[int(rank)]:
+            step.accumulate(read_part(path))
+        result = step.finish()
+        results[f"{name}/totals"] = np.array([result.loss, result.num_targets, result.grad_norm])
+        results |= {f"{name}/{key}": parameter.detach().numpy() for key, parameter in model.named_parameters()}
+    np.savez(out, **results)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

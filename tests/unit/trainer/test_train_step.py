@@ -1,0 +1,214 @@
+"""A global step: the same whatever the division of its samples, and harmless where there is nothing to learn."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from headrace.errors import HeadraceError
+from headrace.spec import JobSpec
+
+from trainer.collate import collate
+from trainer.models.multimodal import build_model
+from trainer.step import PEAK_LEARNING_RATES, TrainStep, learning_rate, make_optimizer
+
+SPEC = {"name": "job", "sources": [{"path": "data"}], "image": {"patch": 2, "min_pixels": 16}, "audio": {"mel_bins": 4}}
+
+
+def weights_of(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def one_step(model, microbatches, **options):
+    step = TrainStep(model, make_optimizer(model), **options)
+    for microbatch in microbatches:
+        step.accumulate(microbatch)
+    return step.finish(1e-3)
+
+
+def test_the_loss_is_the_mean_over_the_targets_of_the_whole_batch(make_row, make_batch, make_model):
+    """Not the mean of the microbatches' means: the long sample weighs more."""
+    short, long = (collate([make_batch([make_row(i, answer=answer)])]) for i, answer in ((1, 1), (2, 30)))
+    model = make_model()
+    with torch.no_grad():
+        sums = [float(model(microbatch).loss_sum) for microbatch in (short, long)]
+    result = one_step(model, [short, long])
+    assert result.num_targets == 31
+    assert result.loss == pytest.approx(sum(sums) / 31, rel=1e-6)
+    assert result.loss != pytest.approx((sums[0] / 1 + sums[1] / 30) / 2, rel=1e-3)
+
+
+def test_the_division_into_microbatches_changes_neither_loss_nor_norm_nor_weights(mixed_rows, make_batch, make_model):
+    whole, divided = make_model(), make_model()
+    one = one_step(whole, [collate([make_batch(mixed_rows)])])
+    many = one_step(divided, [collate([make_batch([mixed_rows[i] for i in part])]) for part in ([5, 0], [3], [4, 2, 1])])
+    assert one.num_targets == many.num_targets
+    assert one.loss == pytest.approx(many.loss, rel=1e-5)
+    assert one.grad_norm == pytest.approx(many.grad_norm, rel=1e-5)
+
+
+def test_gradients_are_divided_before_they_are_clipped(mixed_rows, make_batch, make_model):
+    """With plain descent at rate 1, the step's length is the clipped norm of the mean gradient."""
+    model = make_model()
+    before = weights_of(model)
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0), max_grad_norm=0.25)
+    step.accumulate(collate([make_batch(mixed_rows)]))
+    result = step.finish()
+    moved = math.sqrt(sum(float((before[name] - now).square().sum()) for name, now in weights_of(model).items()))
+    assert result.grad_norm > 0.25
+    assert moved == pytest.approx(0.25, rel=1e-3)
+
+
+def test_the_norm_does_not_grow_with_the_batch(make_row, make_batch, make_model):
+    row = make_row(1, answer=5)
+    once = one_step(make_model(), [collate([make_batch([row])])])
+    four_times = one_step(make_model(), [collate([make_batch([row] * 4)])])
+    assert four_times.num_targets == 4 * once.num_targets
+    assert four_times.grad_norm == pytest.approx(once.grad_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("accumulated", [[], ["no targets"]])
+def test_a_step_without_targets_changes_nothing(accumulated, make_row, make_batch, make_model):
+    model = make_model()
+    optimizer = make_optimizer(model)
+    step = TrainStep(model, optimizer)
+    step.accumulate(collate([make_batch([make_row(1)])]))
+    step.finish()
+    before, moments = weights_of(model), json.dumps(optimizer.state_dict(), default=lambda x: x.tolist())
+    for _ in accumulated:
+        step.accumulate(collate([make_batch([make_row(2, answer=0)])]))
+    result = step.finish()
+    assert math.isnan(result.loss)
+    assert (result.num_targets, result.grad_norm) == (0, 0.0)
+    assert all(torch.equal(before[name], now) for name, now in weights_of(model).items())
+    assert moments == json.dumps(optimizer.state_dict(), default=lambda x: x.tolist())
+
+
+def test_a_step_that_is_not_finite_raises_and_leaves_the_weights(make_row, make_batch, make_model):
+    model = make_model()
+    step = TrainStep(model, make_optimizer(model))
+    row = make_row(1, frames=[8])
+    broken = row | {"mel": np.full_like(row["mel"], np.nan)}
+    before = weights_of(model)
+    step.accumulate(collate([make_batch([broken])]))
+    with pytest.raises(HeadraceError, match="not finite"):
+        step.finish()
+    assert all(torch.equal(before[name], now) for name, now in weights_of(model).items())
+    step.accumulate(collate([make_batch([row])]))
+    assert math.isfinite(step.finish().loss)
+
+
+def test_a_discarded_step_leaves_no_trace(make_row, make_batch, make_model):
+    replayed, fresh = make_model(), make_model()
+    step = TrainStep(replayed, make_optimizer(replayed))
+    step.accumulate(collate([make_batch([make_row(1)])]))
+    step.discard()
+    step.accumulate(collate([make_batch([make_row(2)])]))
+    assert step.finish(1e-3) == one_step(fresh, [collate([make_batch([make_row(2)])])])
+    assert all(torch.equal(weight, weights_of(fresh)[name]) for name, weight in weights_of(replayed).items())
+
+
+def test_frozen_parameters_stay(mixed_rows, make_batch, make_model):
+    model = make_model()
+    model.vision.requires_grad_(False)
+    before = weights_of(model)
+    one_step(model, [collate([make_batch(mixed_rows)])])
+    changed = {name for name, now in weights_of(model).items() if not torch.equal(before[name], now)}
+    assert not any(name.startswith("vision.") for name in changed)
+    assert any(name.startswith("vision_projector.") for name in changed)
+
+
+def test_tiny_overfits_a_fixed_batch_in_forty_steps(mixed_rows, make_batch):
+    model = build_model("tiny", JobSpec.model_validate(SPEC), 64, 1, 2, 0)
+    step = TrainStep(model, make_optimizer(model))
+    packed = collate([make_batch(mixed_rows)])
+    losses = []
+    for number in range(40):
+        step.accumulate(packed)
+        losses.append(step.finish(learning_rate(number, peak=PEAK_LEARNING_RATES["tiny"])).loss)
+    assert losses[0] == pytest.approx(math.log(64), abs=0.5)
+    assert losses[14] < 0.7 * losses[0]
+    assert losses[-1] < 0.1
+
+
+# Samples of either rank: in order; text only on one rank, so that its encoders have no gradient; nothing at all on one rank.
+DIVISIONS = {
+    "halves": ([0, 1, 2], [3, 4, 5]),
+    "text": ([4], [0, 1, 2, 3, 5]),
+    "idle": ([], [5, 4, 3, 2, 1, 0]),
+    "no media": ([0], [4]),
+}
+
+
+@pytest.mark.timeout(60)
+def test_two_ranks_take_the_same_step_as_one_process(mixed_rows, make_batch, tmp_path):
+    """With plain descent at rate 1 the weights show the gradients themselves."""
+    paths = [write_part(tmp_path / f"{index}.arrow", make_batch([row])) for index, row in enumerate(mixed_rows)]
+    settings = {"spec": SPEC, "vocab_size": 64, "seed": 3, "max_grad_norm": 0.5}
+    settings["divisions"] = {name: [[paths[i] for i in rank] for rank in ranks] for name, ranks in DIVISIONS.items()}
+    ranks = run_ranks(2, settings, tmp_path)
+    for name, members in DIVISIONS.items():
+        model = build_model("tiny", JobSpec.model_validate(SPEC), 64, 1, 2, seed=3)
+        start = weights_of(model)
+        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0), max_grad_norm=0.5)
+        step.accumulate(collate([make_batch([mixed_rows[i] for rank in members for i in rank])]))
+        expected = step.finish()
+        totals = [expected.loss, expected.num_targets, expected.grad_norm]
+        np.testing.assert_allclose(ranks[0][f"{name}/totals"], totals, rtol=1e-5, err_msg=name)
+        for key, weight in weights_of(model).items():
+            np.testing.assert_array_equal(ranks[0][f"{name}/{key}"], ranks[1][f"{name}/{key}"], err_msg=f"{name} {key}")
+            np.testing.assert_allclose(ranks[0][f"{name}/{key}"], weight.numpy(), atol=1e-6, rtol=1e-5, err_msg=f"{name} {key}")
+            moves = name != "no media" or key.startswith("decoder.")
+            assert torch.equal(weight, start[key]) != moves, f"{name} {key}"
+
+
+def write_part(path, batch):
+    with pa.ipc.new_stream(path, batch.schema) as writer:
+        writer.write_batch(batch)
+    return str(path)
+
+
+def run_ranks(world_size, settings, folder):
+    """What every rank wrote. The rendezvous is a file, so no port is needed."""
+    (folder / "settings.json").write_text(json.dumps(settings))
+    script = Path(__file__).with_name("rank_worker.py")
+    processes = []
+    for rank in range(world_size):
+        arguments = [rank, world_size, folder / "store", folder / "settings.json", folder / f"{rank}.npz"]
+        processes.append(subprocess.Popen([sys.executable, script, *map(str, arguments)], stderr=subprocess.PIPE, text=True))
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=50)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [np.load(folder / f"{rank}.npz") for rank in range(world_size)]
+
+
+def test_matrices_decay_and_vectors_do_not(make_model):
+    model = make_model()
+    decayed, kept = make_optimizer(model, lr=1e-3, weight_decay=0.2).param_groups
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.2, 0.0)
+    assert {parameter.ndim for parameter in decayed["params"]} == {2}
+    assert {parameter.ndim for parameter in kept["params"]} == {1}
+    assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
+
+
+def test_the_learning_rate_warms_up_then_stays_or_falls():
+    warm = [learning_rate(step, peak=4.0, warmup_steps=3) for step in range(6)]
+    assert warm == pytest.approx([1.0, 2.0, 3.0, 4.0, 4.0, 4.0])
+    cosine = [learning_rate(step, peak=4.0, warmup_steps=2, total_steps=12, floor=0.25) for step in range(20)]
+    assert max(cosine) == cosine[2] == 4.0
+    assert cosine[7] == pytest.approx((4.0 + 1.0) / 2)
+    assert cosine[12:] == pytest.approx([1.0] * 8)
+    assert all(later <= earlier for earlier, later in pairwise(cosine[2:]))

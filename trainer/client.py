@@ -1,0 +1,178 @@
+"""A rank's session with the reorder service, and its connections to preprocessors."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pyarrow as pa
+
+from headrace import rpc
+from headrace.codec import rejection_message, rejection_value
+from headrace.errors import EndpointError, NotFoundError, UnavailableError
+from headrace.quarantine import Rejected
+from headrace.spec import JobSpec, load_spec_json
+from headrace.v1 import payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
+CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
+FETCH_TIMEOUT_S = 120.0  # a part is waited for while it is decoded; a dead preprocessor is noticed by its connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """Size of the job's tokenizer, and the tokens that stand where projected image and audio tokens go."""
+
+    size: int
+    image_token: int
+    audio_token: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A fetched part: one Arrow row a sample, and the samples that turned out to be damaged."""
+
+    batch: pa.RecordBatch
+    rejected: tuple[Rejected, ...]
+    num_bytes: int
+
+
+class SessionClient:
+    """One rank's session. It opens again by itself when the reorder service was restarted. Thread-safe."""
+
+    def __init__(self, endpoint: str, job: str, rank: int, num_ranks: int) -> None:
+        self.endpoint = endpoint
+        self.job = job
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._channel = rpc.channel(endpoint)
+        self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
+        self._lock = threading.Lock()
+        self._session = ""
+        self._stream: Any = None
+
+    def open(self, resume_step: int | None = None) -> tuple[JobSpec, Vocabulary, int, int]:
+        """(spec, vocabulary, next step, generation). Raises UserError where endpoint, job or rank do not fit."""
+        await_serving(self.endpoint, CONNECT_TIMEOUT_S)
+        reply = self._open(resume_step, INDEXING_TIMEOUT_S)
+        vocabulary = Vocabulary(
+            size=reply.vocabulary.size, image_token=reply.vocabulary.image_token, audio_token=reply.vocabulary.audio_token
+        )
+        return load_spec_json(reply.spec_json), vocabulary, reply.next_step, reply.generation
+
+    def reopen(self, timeout_s: float) -> None:
+        """Open again after the service was lost, waiting for it up to `timeout_s`. Raises UnavailableError after that."""
+        self._open(None, timeout_s)
+
+    def _open(self, resume_step: int | None, timeout_s: float) -> sessions_pb2.OpenReply:
+        request = sessions_pb2.OpenRequest(
+            job=self.job, rank=self._rank, num_ranks=self._num_ranks, resume_step=resume_step
+        )
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                reply = rpc.call(self._stub.Open, request, self.endpoint)
+                break
+            except UnavailableError as err:
+                if time.monotonic() > deadline:
+                    raise
+                log.info("waiting for job=%s: %s", self.job, err)
+                time.sleep(0.2)
+        with self._lock:
+            self._session = reply.session
+        return reply
+
+    def events(self) -> Iterator[sessions_pb2.PlanEvent]:
+        """Plans and places of parts until the job or the session ends. Raises as `headrace.errors.from_rpc`."""
+        with rpc.translated(self.endpoint):
+            self._stream = self._stub.Plans(sessions_pb2.PlansRequest(session=self._session))
+            yield from self._stream
+
+    def report_lost(self, ticket: str, lease: str) -> None:
+        """Ask for a part to be decoded elsewhere."""
+        request = sessions_pb2.ReportLostRequest(session=self._session, ticket=ticket, lease=lease)
+        rpc.call(self._stub.ReportLost, request, self.endpoint)
+
+    def commit(self, step: int, rejected: list[Rejected], loss: float, step_s: float, data_wait_s: float) -> bool:
+        """Whether the step is committed by all ranks now."""
+        request = sessions_pb2.CommitRequest(
+            session=self._session,
+            step=step,
+            rejections=[rejection_message(item) for item in rejected],
+            loss=loss,
+            step_s=step_s,
+            data_wait_s=data_wait_s,
+        )
+        try:
+            return bool(rpc.call(self._stub.Commit, request, self.endpoint).committed)
+        except (NotFoundError, UnavailableError) as err:
+            log.warning("commit of step=%d failed (%s); opening the session again", step, err)
+            self.reopen(INDEXING_TIMEOUT_S)
+            request.session = self._session
+            return bool(rpc.call(self._stub.Commit, request, self.endpoint).committed)
+
+    def close(self) -> None:
+        """End the session. The job goes on with the next one."""
+        if self._stream is not None:
+            self._stream.cancel()
+        try:
+            rpc.call(self._stub.Close, sessions_pb2.CloseRequest(session=self._session), self.endpoint, timeout_s=1.0)
+        except Exception as err:  # the service notices the end of the stream anyhow
+            log.debug("closing the session: %s", err)
+        self._channel.close()
+
+
+class PartClient:
+    """Fetches parts from preprocessors, one connection each. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.Channel] = {}
+        self._lock = threading.Lock()
+
+    def fetch(self, endpoint: str, ticket: str) -> Part:
+        """Raises NotFoundError where the preprocessor does not hold the part, UnavailableError where it is gone."""
+        with self._lock:
+            channel = self._channels.get(endpoint)
+            if channel is None:
+                channel = self._channels[endpoint] = rpc.channel(endpoint)
+        stub = payload_pb2_grpc.PayloadStub(channel)
+        with rpc.translated(endpoint):
+            replies = stub.Fetch(payload_pb2.FetchRequest(ticket=ticket), timeout=FETCH_TIMEOUT_S)
+            header = next(replies).header
+            buffer = bytearray(header.num_bytes)
+            end = 0
+            for reply in replies:
+                start, end = end, end + len(reply.chunk)
+                buffer[start:end] = reply.chunk
+        if end != header.num_bytes:
+            raise UnavailableError(f"{endpoint} sent {end} of {header.num_bytes} bytes of part {ticket}")
+        with pa.ipc.open_stream(pa.py_buffer(buffer)) as reader:
+            batch = reader.read_next_batch()
+        return Part(
+            batch=batch,
+            rejected=tuple(rejection_value(item) for item in header.rejections),
+            num_bytes=header.num_bytes,
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+
+
+def await_serving(endpoint: str, timeout_s: float) -> None:
+    """Wait until the service at `endpoint` answers. Raises EndpointError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not rpc.is_serving(endpoint):
+        if time.monotonic() > deadline:
+            raise EndpointError(f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?")
+        time.sleep(0.1)

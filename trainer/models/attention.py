@@ -1,0 +1,71 @@
+"""Attention over packed segments: a token sees its own segment only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segments:
+    """Where the segments (samples, images, recordings) of a packed sequence lie. Made once per forward, used by every layer."""
+
+    lengths: tuple[int, ...]
+    """On the host: loops and kernel launches need plain numbers."""
+    cu_seqlens: Tensor
+    """(n + 1,) int32 on the device of the sequence."""
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, device: torch.device) -> Self:
+        """From offsets on the host."""
+        return cls(lengths=tuple(cu_seqlens.diff().tolist()), cu_seqlens=cu_seqlens.to(device, non_blocking=True))
+
+
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool) -> Tensor:
+    """Scaled dot-product attention inside every segment.
+
+    q: (T, H, D); k, v: (T, H_kv, D) with H a multiple of H_kv (grouped queries: Ainslie et al. 2023, section 2.2).
+    Returns (T, H, D). Half precision on a GPU takes one variable-length flash kernel (Dao 2023, section 3); everything else
+    takes one call of the dense kernel for every run of equally long segments.
+    """
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and segments.lengths:
+        return _flash(q, k, v, segments, causal)
+    outputs = [
+        _dense(q[start:end], k[start:end], v[start:end], count, causal)
+        for start, end, count in _equal_runs(segments.lengths)
+        if end > start
+    ]
+    return torch.cat(outputs) if outputs else torch.empty_like(q)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, causal: bool) -> Tensor:
+    longest = max(segments.lengths)
+    window = (-1, 0) if causal else (-1, -1)
+    offsets = segments.cu_seqlens
+    output = varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=window, enable_gqa=True)
+    if not isinstance(output, Tensor):
+        raise TypeError("varlen_attn returned auxiliary outputs that were not asked for")
+    return output
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, count: int, causal: bool) -> Tensor:
+    """`count` segments of equal length as one batch: (count * L, H, D) -> (count * L, H, D)."""
+    q, k, v = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+    mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    return mixed.transpose(1, 2).flatten(0, 1)
+
+
+def _equal_runs(lengths: Iterable[int]) -> Iterable[tuple[int, int, int]]:
+    """(start, end, number of segments) of every run of equally long neighbours."""
+    start = 0
+    for length, run in groupby(lengths):
+        count = sum(1 for _ in run)
+        yield start, start + count * length, count
+        start += count * length

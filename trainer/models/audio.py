@@ -1,0 +1,73 @@
+"""An encoder on packed log-mel frames: Whisper's (Radford et al. 2022, section 2.2), with rotary positions for any length."""
+
+from __future__ import annotations
+
+import torch
+from headrace.model_shape import TransformerShape
+from headrace.spec import AudioSpec
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.collate import cumulative
+from trainer.models.attention import Segments
+from trainer.models.block import encoder_blocks
+from trainer.models.rotary import rotation
+
+STRIDE = 2  # mel frames per encoder frame: the stride of the second convolution
+_THETA = 10_000.0  # Su et al. 2021
+
+
+class AudioEncoder(nn.Module):
+    """mel (F, bins) -> features (sum of ceil(frames / 2), width); a frame sees its own recording only."""
+
+    def __init__(self, shape: TransformerShape, audio: AudioSpec) -> None:
+        super().__init__()
+        self.head_dim = shape.width // shape.heads
+        self.conv1 = PackedConv(audio.mel_bins, shape.width)
+        self.conv2 = PackedConv(shape.width, shape.width, stride=STRIDE)
+        self.layers = encoder_blocks(shape)
+        self.norm = nn.LayerNorm(shape.width)
+
+    def forward(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
+        """`mel_frames` (A,) is on the host."""
+        lengths = encoder_frames(mel_frames)
+        cu_seqlens = cumulative(lengths)
+        segments = Segments.of(cu_seqlens, mel.device)
+        positions = torch.arange(int(cu_seqlens[-1])) - torch.repeat_interleave(cu_seqlens[:-1], lengths)
+        angles = rotation(positions[:, None].to(mel.device, non_blocking=True), self.head_dim, theta=_THETA)
+        x = functional.gelu(self.conv1(mel.to(self.conv1.linear.weight.dtype), mel_frames))
+        x = functional.gelu(self.conv2(x, mel_frames))
+        for layer in self.layers:
+            x = layer(x, angles, segments)
+        output: Tensor = self.norm(x)
+        return output
+
+
+def encoder_frames(mel_frames: Tensor) -> Tensor:
+    """Encoder frames per recording: ceil(frames / 2)."""
+    return (mel_frames + STRIDE - 1) // STRIDE
+
+
+class PackedConv(nn.Module):
+    """A convolution of width 3 with zero padding at the ends of every segment: (L, in) -> (sum of ceil(length / stride), out).
+
+    Equals nn.Conv1d(in, out, 3, stride, padding=1) on each segment alone, as one matrix product over all of them.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.stride = stride
+        self.linear = nn.Linear(3 * channels_in, channels_out)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """`lengths` (n,) of the segments is on the host."""
+        starts = cumulative(lengths)[:-1]
+        place = torch.arange(len(x)) - torch.repeat_interleave(starts, lengths)
+        left = torch.repeat_interleave(lengths, lengths) - place
+        has_previous = (place > 0).to(x.device, non_blocking=True)[:, None]
+        has_next = (left > 1).to(x.device, non_blocking=True)[:, None]
+        windows = torch.cat((x.roll(1, 0) * has_previous, x, x.roll(-1, 0) * has_next), dim=1)
+        if self.stride > 1:
+            windows = windows[(place % self.stride == 0).nonzero().squeeze(1).to(x.device, non_blocking=True)]
+        output: Tensor = self.linear(windows)
+        return output

@@ -1,0 +1,42 @@
+"""A Llama-style decoder on packed samples (Touvron et al. 2023, section 2.2; grouped queries as in Llama 3)."""
+
+from __future__ import annotations
+
+from headrace.model_shape import TransformerShape
+from torch import Tensor, nn
+
+from trainer.models.attention import Segments
+from trainer.models.block import decoder_blocks, rms_norm
+from trainer.models.rotary import rotation
+
+_THETA = 500_000.0  # Llama 3
+
+
+class Decoder(nn.Module):
+    """Embeddings (T, width) -> hidden states (T, width); a token sees what precedes it in its own sample.
+
+    `embed` and `output_weight` are its two ends; with `tied` they are one matrix.
+    """
+
+    def __init__(self, shape: TransformerShape, *, vocab_size: int, tied: bool) -> None:
+        super().__init__()
+        self.head_dim = shape.width // shape.heads
+        self.embed = nn.Embedding(vocab_size, shape.width)
+        self.layers = decoder_blocks(shape)
+        self.norm = rms_norm(shape.width)
+        self.head = None if tied else nn.Linear(shape.width, vocab_size, bias=False)
+
+    def forward(self, embeddings: Tensor, position_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """`position_ids` (T,) is on the device, `cu_seqlens` (n + 1,) on the host."""
+        segments = Segments.of(cu_seqlens, embeddings.device)
+        angles = rotation(position_ids[:, None], self.head_dim, theta=_THETA)
+        x = embeddings
+        for layer in self.layers:
+            x = layer(x, angles, segments)
+        output: Tensor = self.norm(x)
+        return output
+
+    @property
+    def output_weight(self) -> Tensor:
+        """(vocab_size, width): hidden states times its transpose are the logits."""
+        return self.embed.weight if self.head is None else self.head.weight

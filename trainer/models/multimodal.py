@@ -1,0 +1,140 @@
+"""The whole model: encoders and projectors fill the placeholder rows of the decoder's input."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from headrace.errors import HeadraceError, UserError
+from headrace.model_shape import MODEL_SHAPES, ModelShape
+from headrace.spec import AudioSpec, ImageSpec, JobSpec
+from torch import Tensor, nn
+
+from trainer.collate import PackedMicrobatch
+from trainer.models.audio import STRIDE, AudioEncoder, encoder_frames
+from trainer.models.decoder import Decoder
+from trainer.models.loss import StepLoss, token_loss
+from trainer.models.projector import Projector
+from trainer.models.vision import VisionEncoder
+
+# Llama-3.2-1B and 3B and Qwen2.5-3B (width 3072 at most) tie embedding and head, Qwen2.5-7B and Llama-3-8B do not.
+_WIDEST_TIED = 3072
+_INIT_STD = 0.02  # GPT-2
+
+
+class MultimodalModel(nn.Module):
+    """Five modules that know nothing of each other, and the order in which they are called."""
+
+    def __init__(
+        self, shape: ModelShape, *, vocab_size: int, image: ImageSpec, audio: AudioSpec, image_token_id: int, audio_token_id: int
+    ) -> None:
+        """Raises UserError where a placeholder lies outside of the vocabulary or `audio.frames_per_token` is odd."""
+        super().__init__()
+        if not (0 <= image_token_id < vocab_size and 0 <= audio_token_id < vocab_size):
+            raise UserError(
+                f"placeholders {image_token_id} and {audio_token_id} must lie in the vocabulary of {vocab_size} tokens"
+            )
+        if audio.frames_per_token % STRIDE:
+            raise UserError(f"audio.frames_per_token ({audio.frames_per_token}) must be a multiple of {STRIDE}: make it even")
+        self.image_token_id = image_token_id
+        self.audio_token_id = audio_token_id
+        width = shape.llm.width
+        self.vision = VisionEncoder(shape.vision, image)
+        self.vision_projector = Projector(width_in=shape.vision.width, group=image.merge**2, width_out=width)
+        self.audio = AudioEncoder(shape.audio, audio)
+        self.audio_projector = Projector(width_in=shape.audio.width, group=audio.frames_per_token // STRIDE, width_out=width)
+        self.decoder = Decoder(shape.llm, vocab_size=vocab_size, tied=width <= _WIDEST_TIED)
+
+    def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
+        """The summed loss of a microbatch that is on the model's device.
+
+        Modules without input take no part, so their parameters keep a gradient of None. Without any target the loss is a
+        constant 0. Raises HeadraceError where placeholders and media differ in number.
+        """
+        if microbatch.num_targets == 0:
+            return StepLoss(loss_sum=torch.zeros((), device=microbatch.input_ids.device), num_targets=0)
+        embeddings = self.embed(microbatch)
+        hidden = self.decoder(embeddings, microbatch.position_ids, microbatch.cu_seqlens)
+        loss_sum = token_loss(hidden, microbatch.labels, self.decoder.output_weight)
+        return StepLoss(loss_sum=loss_sum, num_targets=microbatch.num_targets)
+
+    def embed(self, microbatch: PackedMicrobatch) -> Tensor:
+        """(T, width): token embeddings with the media in place of their placeholders, in packing order."""
+        ids = microbatch.input_ids
+        x: Tensor = self.decoder.embed(ids)
+        x = _fill(x, ids == self.image_token_id, self._image_tokens(microbatch), "image")
+        return _fill(x, ids == self.audio_token_id, self._audio_tokens(microbatch), "audio")
+
+    def _image_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
+        if not len(microbatch.patches):
+            return None
+        features = self.vision(microbatch.patches, microbatch.image_grids, microbatch.image_cu_seqlens)
+        tokens: Tensor = self.vision_projector(features, microbatch.image_cu_seqlens.diff())
+        return tokens
+
+    def _audio_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
+        if not len(microbatch.mel):
+            return None
+        features = self.audio(microbatch.mel, microbatch.mel_frames)
+        tokens: Tensor = self.audio_projector(features, encoder_frames(microbatch.mel_frames))
+        return tokens
+
+
+def _fill(x: Tensor, is_placeholder: Tensor, tokens: Tensor | None, what: str) -> Tensor:
+    rows = is_placeholder.nonzero().squeeze(1)
+    count = 0 if tokens is None else len(tokens)
+    if len(rows) != count:
+        raise HeadraceError(
+            f"the microbatch has {len(rows)} {what} placeholders for {count} {what} tokens: "
+            "preprocessor and trainer disagree on the patch grid, the mel frames or the placeholder ids"
+        )
+    return x if tokens is None else x.index_copy(0, rows, tokens.to(x.dtype))
+
+
+def build_model(
+    shape_name: str,
+    spec: JobSpec,
+    vocab_size: int,
+    image_token_id: int,
+    audio_token_id: int,
+    seed: int,
+    *,
+    device: torch.device | str = "cpu",
+) -> MultimodalModel:
+    """A named shape with the job's image and audio settings; equal seeds give equal weights on one kind of device.
+
+    On the meta device the weights have shapes only. Raises UserError for an unknown shape.
+    """
+    if shape_name not in MODEL_SHAPES:
+        raise UserError(f"no model {shape_name!r}; there are {', '.join(MODEL_SHAPES)}")
+    with torch.device("meta"):
+        model = MultimodalModel(
+            MODEL_SHAPES[shape_name],
+            vocab_size=vocab_size,
+            image=spec.image,
+            audio=spec.audio,
+            image_token_id=image_token_id,
+            audio_token_id=audio_token_id,
+        )
+    if torch.device(device).type != "meta":
+        model.to_empty(device=device)
+        initialise(model, torch.Generator(device).manual_seed(seed))
+    return model
+
+
+@torch.no_grad()
+def initialise(model: MultimodalModel, generator: torch.Generator) -> None:
+    """GPT-2's initialisation (Radford et al. 2019, section 2.3).
+
+    Weights are normal with deviation 0.02; what a block adds to its input is scaled down by the root of the number of such
+    additions in its stack. Biases are 0, norms start as identities.
+    """
+    for name, module in model.named_modules():
+        unit, _, inside = name.partition(".layers.")
+        additions = 2 * len(list(model.get_submodule(f"{unit}.layers").children())) if inside.endswith(".out") else 1
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=_INIT_STD / math.sqrt(additions), generator=generator)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.reset_parameters()

@@ -1,0 +1,155 @@
+"""One optimizer step over a global batch, however its samples are spread over microbatches and ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from headrace.errors import HeadraceError
+from torch import Tensor, nn
+
+from trainer.collate import PackedMicrobatch
+
+# Of AdamW with a warm-up of a few steps. 7b as Llama 2 7B, 1b as a little above it; tiny and small are ours: the largest
+# that fall smoothly from a random start on a few dozen short samples.
+PEAK_LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "1b": 4e-4, "7b": 3e-4}
+_BUCKET_ELEMENTS = 2**23  # 32 MiB of float32 per all-reduce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a finished step did."""
+
+    loss: float
+    """Mean cross entropy over all targets of the global batch, in nats; NaN where there are none."""
+    num_targets: int
+    """Of the global batch: the denominator of the loss."""
+    grad_norm: float
+    """L2 norm over all parameters before clipping; 0 where there are no targets."""
+
+
+class TrainStep:
+    """The loss of a step is the sum over all targets of the global batch divided by their number.
+
+    So neither the order of samples nor their division into microbatches and ranks changes it or its gradient, up to the order
+    of floating-point additions. Where torch.distributed is initialised, every rank of `group` holds the whole model and calls
+    `accumulate` as often as it has microbatches (also never) and then `finish` once.
+
+        for microbatch in step.microbatches:
+            train_step.accumulate(microbatch)
+        result = train_step.finish(learning_rate(step.number, peak=3e-3))
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        max_grad_norm: float = 1.0,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`model` maps a PackedMicrobatch to a StepLoss."""
+        self._model = model
+        self._optimizer = optimizer
+        self._max_grad_norm = max_grad_norm
+        self._group = group
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._device = self._parameters[0].device
+        self.discard()
+
+    def accumulate(self, microbatch: PackedMicrobatch) -> None:
+        """Adds the loss and the gradients of one microbatch; copies it to the model's device where it is elsewhere."""
+        loss = self._model(microbatch.to(self._device))
+        if loss.num_targets:
+            loss.loss_sum.backward()
+        self._loss_sum += loss.loss_sum.detach()
+        self._num_targets += loss.num_targets
+
+    def finish(self, learning_rate: float | None = None) -> StepResult:
+        """Updates the weights from what has been accumulated on all ranks, and starts the next step.
+
+        A global batch without targets changes nothing, neither weights nor optimizer state. Raises HeadraceError, with
+        weights and optimizer state unchanged on all ranks, where the loss or the gradient is not finite.
+        """
+        loss_sum, num_targets = self._reduce()
+        if num_targets == 0:
+            self.discard()
+            return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
+        for gradient in self._gradients():
+            gradient.div_(num_targets)
+        grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
+        loss = loss_sum / num_targets
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self.discard()
+            raise HeadraceError(f"the step is not finite (loss {loss}, gradient norm {grad_norm}); the weights are as before it")
+        if learning_rate is not None:
+            for options in self._optimizer.param_groups:
+                options["lr"] = learning_rate
+        self._optimizer.step()
+        self.discard()
+        return StepResult(loss=loss, num_targets=num_targets, grad_norm=grad_norm)
+
+    def discard(self) -> None:
+        """Forgets what has been accumulated, as before the replay of a step that was not committed."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._num_targets = 0
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    def _reduce(self) -> tuple[float, int]:
+        """Sums gradients, loss and targets over the ranks. A parameter without a gradient on any rank keeps none."""
+        if not dist.is_initialized():
+            return float(self._loss_sum), self._num_targets
+        has_gradient = [parameter.grad is not None for parameter in self._parameters]
+        totals = torch.tensor([float(self._loss_sum), self._num_targets, *has_gradient], dtype=torch.float64, device=self._device)
+        dist.all_reduce(totals, group=self._group)
+        loss_sum, num_targets, *ranks_with_gradient = totals.tolist()
+        for parameter, num_ranks in zip(self._parameters, ranks_with_gradient, strict=True):
+            if num_ranks and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for bucket in _buckets(self._gradients()):
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            dist.all_reduce(flat, group=self._group)
+            for gradient, summed in zip(bucket, torch.split(flat, [gradient.numel() for gradient in bucket]), strict=True):
+                gradient.copy_(summed.view_as(gradient))
+        return loss_sum, int(num_targets)
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours together, up to _BUCKET_ELEMENTS: few messages, little extra memory."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        if bucket and sum(map(torch.numel, bucket)) + gradient.numel() > _BUCKET_ELEMENTS:
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket
+
+
+def make_optimizer(model: nn.Module, *, lr: float = PEAK_LEARNING_RATES["tiny"], weight_decay: float = 0.1) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019) with the betas of Llama 2 (section 2.2); matrices decay, biases and norms do not."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+def learning_rate(step: int, *, peak: float, warmup_steps: int = 3, total_steps: int | None = None, floor: float = 0.1) -> float:
+    """Linear warm-up to `peak`, then a cosine down to `floor * peak` at `total_steps`; constant where that is None.
+
+    `step` counts from 0. Step 0 already learns: its rate is peak / (warmup_steps + 1).
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / (warmup_steps + 1)
+    if total_steps is None:
+        return peak
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))

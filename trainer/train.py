@@ -1,0 +1,73 @@
+"""Headrace's own training loop: the compact multimodal model on whatever `connect` delivers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from headrace.telemetry import pairs
+from trainer.loader import connect
+from trainer.models.multimodal import build_model
+from trainer.step import PEAK_LEARNING_RATES, TrainStep, learning_rate, make_optimizer
+
+log = logging.getLogger(__name__)
+
+
+def train(endpoint: str, *, job: str, model_name: str = "") -> None:
+    """Train until the job's last step is committed. Under torchrun, one of its ranks.
+
+    `model_name`: a named shape; empty: the one that the job's costs are computed from.
+    """
+    with _process_group() as (rank, num_ranks, device), connect(endpoint, job=job, rank=rank, num_ranks=num_ranks) as loader:
+        name = model_name or loader.spec.model
+        model = build_model(
+            name,
+            loader.spec,
+            loader.vocabulary.size,
+            loader.vocabulary.image_token,
+            loader.vocabulary.audio_token,
+            seed=loader.spec.seed,
+            device=device,
+        )
+        peak = PEAK_LEARNING_RATES[name]
+        train_step = TrainStep(model, make_optimizer(model, lr=peak))
+        log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
+        for step in loader:
+            for microbatch in step:
+                train_step.accumulate(microbatch.data)
+            result = train_step.finish(learning_rate(step.index, peak=peak))
+            loader.commit(step, loss=result.loss)
+            log.info(
+                "step %s",
+                pairs(
+                    job=job,
+                    step=step.index,
+                    loss=result.loss,
+                    targets=result.num_targets,
+                    grad_norm=result.grad_norm,
+                    data_wait_s=step.data_wait_s,
+                ),
+            )
+
+
+@contextmanager
+def _process_group() -> Iterator[tuple[int, int, torch.device]]:
+    """(rank, number of ranks, device) as torchrun says; alone without it."""
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
+    if num_ranks == 1:
+        yield 0, 1, device
+        return
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield dist.get_rank(), num_ranks, device
+    finally:
+        dist.destroy_process_group()
