@@ -35,7 +35,10 @@ format: setup  ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+compose-test: setup  ## prove compose.yaml on a real container engine
+	@$(BIN)/python docker/compose_test.py
+
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format stubs
+.PHONY: help setup demo test unit lint format compose-test stubs

@@ -37,13 +37,15 @@ class JobsClient:
         return str(reply.job)
 
     def show(self, job: str) -> jobs_pb2.JobStatus:
-        return rpc.call(self._stub.Show, jobs_pb2.ShowRequest(job=job), self.endpoint)
+        status: jobs_pb2.JobStatus = rpc.call(self._stub.Show, jobs_pb2.ShowRequest(job=job), self.endpoint)
+        return status
 
-    def list(self) -> list[jobs_pb2.JobStatus]:
+    def jobs(self) -> list[jobs_pb2.JobStatus]:
         return list(rpc.call(self._stub.List, jobs_pb2.ListRequest(), self.endpoint).jobs)
 
     def cancel(self, job: str) -> jobs_pb2.JobStatus:
-        return rpc.call(self._stub.Cancel, jobs_pb2.CancelRequest(job=job), self.endpoint)
+        status: jobs_pb2.JobStatus = rpc.call(self._stub.Cancel, jobs_pb2.CancelRequest(job=job), self.endpoint)
+        return status
 
     def ledger(self, job: str) -> Iterator[LedgerEntry]:
         """Committed steps in order."""
@@ -67,5 +69,3 @@ class JobsClient:
 def state_name(status: jobs_pb2.JobStatus) -> str:
     """`running` for JOB_STATE_RUNNING."""
     return str(jobs_pb2.JobState.Name(status.state)).removeprefix("JOB_STATE_").lower()
-
-

@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--microbatches", type=int, default=4, metavar="N", help="per replica (default: %(default)s)")
     parser.add_argument("--strategy", default="disttrain", metavar="NAME", help="planning strategy (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the global order and the model (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)"
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
 
 
@@ -143,7 +145,7 @@ def _draw(client: JobsClient, job: str, out: Path) -> str | None:
     except NotFoundError:
         return None
     ids = np.array(sample_ids, dtype=np.int64)
-    columns = {unit: np.array(values) for unit, values in costs.items()}
+    columns: dict[str, np.ndarray] = {unit: np.array(values) for unit, values in costs.items()}
     arrival = make_plan("random", ids, columns, planned.topology, planned.seed)
     title = f"step {step}: {len(sample_ids)} samples in arrival order, and as planned by {planned.strategy}"
     return str(draw_comparison(out / "timeline.png", arrival, planned, ids, columns, title=title))

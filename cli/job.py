@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
                 job = client.submit(load_spec_yaml(args.spec))
                 _print([{"job": job, "state": state_name(client.show(job))}], args.format)
             case "list":
-                _print([_row(status, state_name(status)) for status in client.list()], args.format)
+                _print([_row(status, state_name(status)) for status in client.jobs()], args.format)
             case "show":
                 print_summary(summarise(client, args.job), args.format)
                 status = client.show(args.job)

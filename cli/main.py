@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
-from headrace.errors import HeadraceError, JobFailedError, UserError
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own log repeats our errors less clearly; read once, at its import
+
+from headrace.errors import HeadraceError, JobFailedError, UserError  # noqa: E402
 
 # Command -> (module, one line). A module has `add_arguments(parser)` and `run(args) -> exit code`, and imports the
 # services only when it runs, so that `--help` is quick and a machine needs only the extras of what it runs.

@@ -10,19 +10,30 @@ DEFAULT_BUDGET_MIB = 512
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument("--reorder", default="127.0.0.1:7070", metavar="HOST:PORT", help="the reorder service (default: %(default)s)")
     parser.add_argument(
-        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where trainers fetch; port 0 takes a free one (default: %(default)s)"
+        "--reorder", default="127.0.0.1:7070", metavar="HOST:PORT", help="the reorder service (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where trainers fetch; port 0 takes a free one (default: %(default)s)",
     )
     parser.add_argument(
         "--advertise",
         default="",
         metavar="HOST:PORT",
-        help="the address that trainers are told; by default the listening one, or for 0.0.0.0 this machine's towards the reorder service",
+        help="the address that trainers are told (default: the listening one; for 0.0.0.0 this machine's towards --reorder)",
     )
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="worker threads (default: all cores)")
     parser.add_argument(
-        "--budget-mib", type=int, default=DEFAULT_BUDGET_MIB, metavar="MIB", help="memory for decoded parts (default: %(default)s)"
+        "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="worker threads (default: all cores)"
+    )
+    parser.add_argument(
+        "--budget-mib",
+        type=int,
+        default=DEFAULT_BUDGET_MIB,
+        metavar="MIB",
+        help="memory for decoded parts (default: %(default)s)",
     )
 
 

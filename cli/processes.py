@@ -113,7 +113,7 @@ class ProcessGroup:
         signal.signal(signal.SIGTERM, self._former)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 

@@ -10,7 +10,10 @@ DEFAULT_PORT = 7070
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument(
-        "--listen", default=f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT", help="port 0 takes a free one (default: %(default)s)"
+        "--listen",
+        default=f"127.0.0.1:{DEFAULT_PORT}",
+        metavar="HOST:PORT",
+        help="port 0 takes a free one (default: %(default)s)",
     )
     parser.add_argument(
         "--store",

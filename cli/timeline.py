@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from headrace.plan import Predicted, StepPlan
-from headrace.schedule import Kind
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
+from headrace.plan import Predicted, StepPlan
+from headrace.schedule import Kind
 from reorder_service.planning.simulator import Timeline, Work, simulate, timeline
 
 _MAX_ROWS = 16  # stage rows of one panel; beyond that the slowest replicas stand for all
-_WIDTH_IN, _ROW_IN, _PANEL_EXTRA_IN, _MARGIN_IN = 13.0, 0.27, 0.75, 1.45
+_WIDTH_IN, _ROW_IN, _PANEL_EXTRA_IN, _MARGIN_IN = 13.0, 0.27, 0.75, 1.3
 _LEFT, _RIGHT = 0.105, 0.985
 _ROW_FILL = 0.86  # height of a box; the rest separates the rows
 _REPLICA_GAP = 0.55
@@ -83,7 +83,7 @@ def draw_comparison(
     FigureCanvasAgg(figure)
     end_s = max(panel.predicted.iteration_s for panel in panels) or 1.0
     scale, unit = _time_unit(end_s)
-    top = height - 0.72
+    top = height - 0.8
     for index, panel in enumerate(panels):
         bottom = top - panel.height_in + 0.45
         axes = figure.add_axes((_LEFT, bottom / height, _RIGHT - _LEFT, (panel.height_in - 0.72) / height))
@@ -167,6 +167,11 @@ def _write_frame(figure: Figure, panels: list[_Panel], title: str, height: float
     before, after = (panel.predicted.iteration_s for panel in panels)
     gain = f"{before / after:.2f} x faster" if 0 < after < before else "no gain on this batch"
     figure.text(0.012, 1 - 0.17 / height, title, fontsize=14, fontweight="bold", color=_INK, va="top")
+    subtitle = (
+        "Each row is one pipeline stage over time, the numbers are microbatches; the step ends when the slowest replica is done. "
+        "Times are estimated from FLOPs, not measured."
+    )
+    figure.text(0.012, 1 - 0.47 / height, subtitle, fontsize=10, color=_QUIET, va="top")
     figure.text(_RIGHT, 1 - 0.17 / height, gain, fontsize=14, fontweight="bold", color="#2b7a43", va="top", ha="right")
     handles = [
         Patch(facecolor=_COLOURS[u % len(_COLOURS)][kind], label=f"{unit} {'forward' if kind == 0 else 'backward'}")
@@ -178,8 +183,6 @@ def _write_frame(figure: Figure, panels: list[_Panel], title: str, height: float
         handles=handles, loc="lower left", bbox_to_anchor=(0.005, 0.02 / height), ncols=len(handles), frameon=False,
         fontsize=9, labelcolor=_INK, handlelength=1.3, columnspacing=1.3,
     )  # fmt: skip
-    note = "Numbers are microbatches. Times are estimated from FLOPs, not measured."
-    figure.text(_RIGHT, 0.13 / height, note, fontsize=9, color=_QUIET, ha="right", va="bottom")
 
 
 def _time_unit(longest_s: float) -> tuple[float, str]:

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Build a stand-in for python:3.11-slim out of Debian bookworm's own packages, for machines that reach no image registry.
 #
-#   docker/base_image.sh [TAG]        TAG: python:3.11-slim
+#   docker/base_image.sh [TAG]        default: headrace-base:latest
 #
 # Needs root, debootstrap and a running engine. MIRROR: where Debian's packages come from (default: as on this machine).
 set -eu
 
-tag=${1:-python:3.11-slim}
+tag=${1:-headrace-base:latest}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root

@@ -1,1 +1,15 @@
-"""The producer: reads data sets, probes and decodes samples, and serves them to trainers."""
+"""The preprocessor: reads shards, probes and decodes samples, keeps what it decoded until a trainer has fetched it.
+
+The pure part, which knows nothing of jobs, networks and queues:
+
+    sources/      shards of records: WebDataset tar, Parquet, JSONL, local or on any fsspec URL
+    record.py     one row of a data set, the same for every format
+    mapping.py    record to sample: turns of text, image and audio segments
+    image.py      image header to patch grid, image to patches
+    audio.py      audio header to frame count, recording to log-mel
+    text.py       text to token ids; control tokens' names are text
+    template.py   sample to input ids and labels
+    pipeline.py   all of it: probe(record), decode(record), encode(rows) as Arrow
+
+Damage in the data is a BadSampleError with one reason and ends one sample, never the process.
+"""

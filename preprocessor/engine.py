@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -23,6 +23,8 @@ from preprocessor.sources import ShardInfo, list_shards
 from preprocessor.store import Entry, PayloadStore
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 2.0
@@ -46,24 +48,27 @@ class Engine:
 
     async def run(self) -> None:
         """Serve the reorder service, over as many connections as it takes, until cancelled."""
-        decoders = [asyncio.create_task(self._decode_loop()) for _ in range(self._threads)]
-        pause_s = RECONNECT_S
         try:
-            while True:
-                if await self._connection():
-                    pause_s = RECONNECT_S
-                log.info("not connected %s", pairs(reorder=self._reorder, retry_s=pause_s))
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, RECONNECT_MAX_S)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._stay_connected())
+                for _ in range(self._threads):
+                    group.create_task(self._decode_loop())
         finally:
-            for task in decoders:
-                task.cancel()
-            await asyncio.gather(*decoders, return_exceptions=True)
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _stay_connected(self) -> None:
+        pause_s = RECONNECT_S
+        while True:
+            if await self._connection():
+                pause_s = RECONNECT_S
+            log.info("not connected %s", pairs(reorder=self._reorder, retry_s=pause_s))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RECONNECT_MAX_S)
 
     async def _connection(self) -> bool:
         """One stream from its Hello to its end. Whether it ever worked."""
-        self._outbox = outbox = asyncio.Queue()
+        outbox: asyncio.Queue[FleetReport | None] = asyncio.Queue()
+        self._outbox = outbox
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=2 * self._threads + 2)
         outbox.put_nowait(FleetReport(hello=hello))
         worked = False
@@ -193,7 +198,7 @@ class Engine:
     def _report(self, report: FleetReport) -> None:
         self._outbox.put_nowait(report)
 
-    async def _in_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+    async def _in_thread(self, work: Callable[..., _T], *args: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections import OrderedDict
@@ -10,12 +11,12 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from headrace.errors import DatasetError
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
-from headrace.spec import JobSpec
+from headrace.spec import JobSpec, SourceSpec
 from preprocessor.pipeline import Pipeline, Row
-from preprocessor.record import Record
-from preprocessor.sources import Shard, ShardInfo, open_shard
+from preprocessor.sources import Record, Shard, ShardInfo, open_shard
 from preprocessor.store import Payload
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Job:
         info = self.shards[shard]
         try:
             opened = self._shard(shard)
-        except OSError as err:
+        except (OSError, DatasetError) as err:
             return 0, [Rejected(name=info.name, reason=Reason.ARCHIVE_CORRUPT, detail=f"cannot be read: {err}")]
         damage = [
             Rejected(name=f"{info.name}/{item.name}" if item.name else info.name, reason=item.reason, detail=item.detail)
@@ -62,23 +63,11 @@ class Job:
         good: list[tuple[int, Probe]] = []
         rejected: list[Rejected] = []
         for ref in refs:
-            result = self._attempt(ref, lambda record, source: self.pipeline.probe(record, source))
+            result = self._attempt(ref, self.pipeline.probe)
             if isinstance(result, Rejected):
                 rejected.append(result)
             else:
-                probe = result
-                good.append(
-                    (
-                        ref.sample_id,
-                        Probe(
-                            name=self.sample_name(ref),
-                            num_tokens=probe.num_tokens,
-                            num_targets=probe.num_targets,
-                            image_patches=probe.image_patches,
-                            mel_frames=probe.mel_frames,
-                        ),
-                    )
-                )
+                good.append((ref.sample_id, dataclasses.replace(result, name=self.sample_name(ref))))
         return good, rejected
 
     def decode(self, refs: Sequence[SampleRef]) -> Payload:
@@ -87,7 +76,7 @@ class Job:
         rows: list[Row] = []
         rejected: list[Rejected] = []
         for ref in refs:
-            result = self._attempt(ref, lambda record, source: self.pipeline.decode(record, source))
+            result = self._attempt(ref, self.pipeline.decode)
             if isinstance(result, Rejected):
                 rejected.append(result)
             else:
@@ -110,14 +99,14 @@ class Job:
                 shard.close()
             self._open.clear()
 
-    def _attempt(self, ref: SampleRef, work: Callable[[Record, object], _T]) -> _T | Rejected:
+    def _attempt(self, ref: SampleRef, work: Callable[[Record, SourceSpec], _T]) -> _T | Rejected:
         """`work` on one record. Whatever goes wrong with one sample is that sample's rejection, never the job's end."""
         try:
             shard = self._shard(ref.shard)
             return work(shard.read(ref.row), self.spec.sources[self.shards[ref.shard].source])
         except BadSampleError as err:
             reason, detail = err.reason, err.detail
-        except OSError as err:
+        except (OSError, DatasetError) as err:
             reason, detail = Reason.MISSING_MEDIA, f"cannot be read: {err}"
         except Exception as err:
             log.exception("unexpected error in sample shard=%s row=%d", self.shards[ref.shard].url, ref.row)

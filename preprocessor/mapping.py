@@ -27,15 +27,15 @@ from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.quarantine import BadSampleError, Reason
-from preprocessor.sources.base import Record
+from preprocessor.record import Record
 
 _LIST_KEYS = ("texts", "conversations", "messages")
 _TEXT_KEYS = (*_LIST_KEYS, "caption", "text", "txt")
 _IMAGE_KEYS = ("images", "image")
 _AUDIO_KEYS = ("audios", "audio")
 # Kinds that no decoder takes are listed too: such a sample is then refused by name instead of losing a medium silently.
-_IMAGE_EXTENSIONS = frozenset("jpg jpeg png webp gif bmp tif tiff heic avif jp2 svg".split())
-_AUDIO_EXTENSIONS = frozenset("flac wav mp3 ogg opus aiff m4a aac wma".split())
+_IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "heic", "avif", "jp2", "svg"))
+_AUDIO_EXTENSIONS = frozenset(("flac", "wav", "mp3", "ogg", "opus", "aiff", "m4a", "aac", "wma"))
 
 
 class Role(StrEnum):
@@ -119,8 +119,7 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
     key, value = _text(record, spec)
     drafts = _drafts(key, value, spec)
     if isinstance(value, str) and not any(isinstance(piece, _Slot) for _, pieces in drafts for piece in pieces):
-        slots: list[_Piece] = [_Slot.IMAGE] * len(images or ()) + [_Slot.AUDIO] * len(audios or ())
-        drafts[0][1][:0] = slots
+        drafts[0][1][:0] = [*[_Slot.IMAGE] * len(images or ()), *[_Slot.AUDIO] * len(audios or ())]
     _check_not_empty(drafts)
     sources = {
         _Slot.IMAGE: iter(_matched("image", images, drafts, _Slot.IMAGE)),

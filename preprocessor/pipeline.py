@@ -21,9 +21,9 @@ from headrace.sample import SCHEMA, Probe
 from headrace.spec import JobSpec, SourceSpec
 from preprocessor import audio, image
 from preprocessor.mapping import Audio, Image, Sample, to_sample
-from preprocessor.sources import Record
+from preprocessor.record import Record
 from preprocessor.template import ChatTemplate, Sequence
-from preprocessor.text import load_encoder
+from preprocessor.text import AUDIO_PAD, IMAGE_PAD, load_encoder
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -65,6 +65,9 @@ class Pipeline:
         encoder = load_encoder(spec.text.tokenizer)
         self.vocab_size: int = encoder.vocab_size
         """Token ids are below this."""
+        self.image_token_id: int = encoder.control[IMAGE_PAD]
+        self.audio_token_id: int = encoder.control[AUDIO_PAD]
+        """What stands in `input_ids` where a projected image or audio token goes."""
         self._image = spec.image
         self._audio = spec.audio
         self._template = ChatTemplate(encoder, spec.text.max_tokens)

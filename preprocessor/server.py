@@ -17,7 +17,7 @@ from preprocessor.engine import Engine
 from preprocessor.store import PayloadStore
 
 
-class PayloadServicer(payload_pb2_grpc.PayloadServicer):  # type: ignore[misc]
+class PayloadServicer(payload_pb2_grpc.PayloadServicer):
     """Streams decoded parts in chunks."""
 
     def __init__(self, store: PayloadStore) -> None:

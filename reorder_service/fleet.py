@@ -33,7 +33,7 @@ class Work:
     order: Callable[[str], Order]
     """The order to send, given the lease."""
     on_done: Callable[[Any], None]
-    on_placed: Callable[[str, str], None] = lambda lease, endpoint: None
+    on_placed: Callable[[str, str], None] = lambda _lease, _endpoint: None
     """Called with lease and endpoint each time that a member takes the work."""
     keep: bool = False
     urgent: Callable[[], bool] = lambda: False

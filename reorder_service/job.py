@@ -24,8 +24,8 @@ from headrace.v1 import fleet_pb2
 from reorder_service import messages
 from reorder_service.fleet import Fleet, Work
 from reorder_service.order import GlobalOrder, SourceShards
-from reorder_service.planning import sample_costs
 from reorder_service.planning import plan as make_plan
+from reorder_service.planning import sample_costs
 from reorder_service.sessions import Session, Sessions
 from reorder_service.state import JobRecord, ShardRecord, StateStore, StepRecord, VocabularyRecord
 from reorder_service.step import Part, RankCommit, Step
@@ -271,7 +271,7 @@ class JobRun:
         """Pure but for filling the step's costs; runs in a worker thread."""
         topology = self.spec.topology.topology()
         if not step.probes:
-            nothing = Microbatch(units={unit: () for unit in topology.stages})
+            nothing = Microbatch(units=dict.fromkeys(topology.stages, ()))
             replica = (nothing,) * topology.microbatches
             return StepPlan(
                 strategy=self.spec.strategy, seed=self.spec.seed, topology=topology, replicas=(replica,) * topology.replicas

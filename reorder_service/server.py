@@ -28,7 +28,7 @@ HEARTBEAT_S = 0.5
 SILENCE_S = 3.0  # a preprocessor that says nothing for so long is gone: six heartbeats, so that a busy machine is not mistaken
 
 
-class JobsServicer(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
+class JobsServicer(jobs_pb2_grpc.JobsServicer):
     """Submit, show, list, cancel; ledger, quarantine and plans."""
 
     def __init__(self, service: ReorderService) -> None:
@@ -70,9 +70,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):  # type: ignore[misc]
             yield codec.rejection_message(item)
 
     @answers
-    async def ShowPlan(
-        self, request: jobs_pb2.ShowPlanRequest, context: grpc.aio.ServicerContext
-    ) -> jobs_pb2.ShowPlanReply:
+    async def ShowPlan(self, request: jobs_pb2.ShowPlanRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ShowPlanReply:
         step = _shown_step(self._service.find(request.job), request.step)
         assert step.plan is not None
         return jobs_pb2.ShowPlanReply(
@@ -127,16 +125,14 @@ def _shown_step(run: JobRun, index: int) -> Step:
     raise NotFoundError(f"no plan of step {index} of job {run.name!r} is at hand: only the window and the latest steps are kept")
 
 
-class SessionsServicer(sessions_pb2_grpc.SessionsServicer):  # type: ignore[misc]
+class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     """What trainer ranks ask."""
 
     def __init__(self, service: ReorderService) -> None:
         self._service = service
 
     @answers
-    async def Open(
-        self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext
-    ) -> sessions_pb2.OpenReply:
+    async def Open(self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.OpenReply:
         run = self._service.find(request.job)
         await run.wait_ready()
         if request.HasField("resume_step"):
@@ -148,9 +144,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):  # type: ignore[misc
             generation=run.generation,
             next_step=run.committed,
             spec_json=run.spec.to_json(),
-            vocabulary=Vocabulary(
-                size=vocabulary.size, image_token=vocabulary.image_token, audio_token=vocabulary.audio_token
-            )
+            vocabulary=Vocabulary(size=vocabulary.size, image_token=vocabulary.image_token, audio_token=vocabulary.audio_token)
             if vocabulary
             else None,
         )
@@ -178,9 +172,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):  # type: ignore[misc
         return sessions_pb2.ReportLostReply()
 
     @answers
-    async def Commit(
-        self, request: sessions_pb2.CommitRequest, context: grpc.aio.ServicerContext
-    ) -> sessions_pb2.CommitReply:
+    async def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CommitReply:
         run, session = self._service.find_session(request.session)
         commit = RankCommit(
             rejected=tuple(codec.rejection_value(item) for item in request.rejections),
@@ -191,9 +183,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):  # type: ignore[misc
         return sessions_pb2.CommitReply(committed=await run.commit(session.rank, request.step, commit))
 
     @answers
-    async def Close(
-        self, request: sessions_pb2.CloseRequest, context: grpc.aio.ServicerContext
-    ) -> sessions_pb2.CloseReply:
+    async def Close(self, request: sessions_pb2.CloseRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CloseReply:
         run, session = self._service.find_session(request.session)
         run.sessions.by_rank.pop(session.rank, None)
         session.supersede()
@@ -225,7 +215,7 @@ def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
     return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes))
 
 
-class FleetServicer(fleet_pb2_grpc.FleetServicer):  # type: ignore[misc]
+class FleetServicer(fleet_pb2_grpc.FleetServicer):
     """One stream a preprocessor."""
 
     def __init__(self, service: ReorderService) -> None:

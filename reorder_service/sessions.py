@@ -35,6 +35,7 @@ class Session:
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def serves(self, part: Part) -> bool:
+        """Whether the part is of one of this rank's replicas."""
         return part.replica % self.num_ranks == self.rank
 
     def tell_step(self, step: Step) -> None:
@@ -99,7 +100,8 @@ class Sessions:
         streaming = [s.rank for s in others if s.streaming]
         if streaming:
             raise ConflictError(
-                f"rank {rank} asks for {num_ranks} ranks, but rank {streaming[0]} of {others[0].num_ranks} is connected: stop it first"
+                f"rank {rank} asks for {num_ranks} ranks, but rank {streaming[0]} of {others[0].num_ranks} is connected: "
+                "stop it first"
             )
         for session in [*others, *filter(None, [self.by_rank.get(rank)])]:
             session.supersede()

@@ -108,7 +108,7 @@ class StateStore:
         """Connect to `url`. Raises UserError where it is malformed or nothing answers there."""
         embedded = None
         if url.startswith("embedded:"):
-            embedded = EmbeddedRedis(Path(url.removeprefix("embedded:")).expanduser())
+            embedded = EmbeddedRedis(Path(url.removeprefix("embedded:")))
             embedded.start()
             client = redis.Redis(unix_socket_path=str(embedded.socket), decode_responses=True, socket_timeout=_TIMEOUT_S)
         else:

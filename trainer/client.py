@@ -72,13 +72,11 @@ class SessionClient:
         self._open(None, timeout_s)
 
     def _open(self, resume_step: int | None, timeout_s: float) -> sessions_pb2.OpenReply:
-        request = sessions_pb2.OpenRequest(
-            job=self.job, rank=self._rank, num_ranks=self._num_ranks, resume_step=resume_step
-        )
+        request = sessions_pb2.OpenRequest(job=self.job, rank=self._rank, num_ranks=self._num_ranks, resume_step=resume_step)
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                reply = rpc.call(self._stub.Open, request, self.endpoint)
+                reply: sessions_pb2.OpenReply = rpc.call(self._stub.Open, request, self.endpoint)
                 break
             except UnavailableError as err:
                 if time.monotonic() > deadline:

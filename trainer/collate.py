@@ -8,10 +8,11 @@ from typing import Self
 
 import pyarrow as pa
 import torch
-from headrace.errors import HeadraceError
-from headrace.sample import LABEL_IGNORED, SCHEMA
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
+
+from headrace.errors import HeadraceError
+from headrace.sample import LABEL_IGNORED, SCHEMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from headrace.errors import HeadraceError
 from torch import Tensor, nn
 
+from headrace.errors import HeadraceError
 from trainer.collate import PackedMicrobatch
 
 # Of AdamW with a warm-up of a few steps. 7b as Llama 2 7B, 1b as a little above it; tiny and small are ours: the largest

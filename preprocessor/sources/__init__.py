@@ -4,7 +4,7 @@
     open_shard(url, source)    one shard: an index of its rows, read at random
 
     listing.py     which files of a source are shards
-    base.py        Record, Shard: what the three formats have in common
+    base.py        Shard: what the three formats have in common
     blob.py        random access to the bytes of one file, local or remote
     tar.py         a strict tar header reader
     webdataset.py  parquet.py  jsonl.py     one format each
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from headrace.errors import DatasetError
 from headrace.spec import SourceSpec
-from preprocessor.sources.base import Record, Shard
+from preprocessor.record import Record
+from preprocessor.sources.base import Shard
 from preprocessor.sources.jsonl import JsonlShard
 from preprocessor.sources.listing import ShardInfo, list_shards
 from preprocessor.sources.parquet import ParquetShard

@@ -1,34 +1,18 @@
-"""What the formats have in common: a shard is rows of records, and a record is annotation fields with media."""
+"""What the formats have in common: a shard is rows of records."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from headrace.quarantine import BadSampleError, Reason, Rejected
+from preprocessor.record import Record
 
 # Bounds on what one record may ask for. Ten minutes of 96 kHz stereo at 24 bits are 346 MB; annotations grow tenfold
 # when JSON becomes objects.
 MAX_MEDIUM_BYTES = 512 * 2**20
 MAX_ANNOTATION_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One row of a shard, media not yet read."""
-
-    key: str
-    """Unique in its shard."""
-    fields: Mapping[str, Any]
-    """The annotation: JSON-like values. A medium stands in it as a name for `load`, as bytes, or as `{bytes, path}`."""
-    load: Callable[[str], bytes]
-    """The bytes of the medium with a name (tar: the member's extension; JSONL: a path). Thread-safe. Raises BadSampleError
-    with missing_media, unsafe_member_name, unsupported_member_type, too_large or archive_truncated."""
-    members: tuple[str, ...] = ()
-    """Names that `load` knows without any annotation, in natural order (only tar samples have such)."""
 
 
 class Shard(ABC):

@@ -81,7 +81,7 @@ def open_blob(url: str) -> Blob:
     if path is None:
         return RemoteBlob(url)
     try:
-        return LocalBlob(open(path, "rb"), url)  # noqa: SIM115 - the blob closes it
+        return LocalBlob(open(path, "rb"), url)
     except OSError as err:
         raise unreadable(url, err) from err
 

@@ -16,8 +16,9 @@ from array import array
 import fsspec
 
 from headrace.quarantine import BadSampleError, Reason
+from preprocessor.record import Record
 from preprocessor.sources.annotation import parse_annotation
-from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Record, Shard, check_size
+from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
 from preprocessor.sources.blob import Blob, local_path, open_blob, unreadable
 
 _CHUNK_BYTES = 2**20

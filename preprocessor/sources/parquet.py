@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.quarantine import BadSampleError, Reason, Rejected
-from preprocessor.sources.base import Record, Shard
+from preprocessor.record import Record
+from preprocessor.sources.base import Shard
 from preprocessor.sources.blob import local_path, open_blob, unreadable
 
 CACHE_BYTES = 512 * 2**20
@@ -64,7 +65,7 @@ class ParquetShard(Shard):
     def __init__(self, url: str) -> None:
         self._serial = next(_SERIALS)
         self._lock = threading.Lock()
-        self._file: pq.ParquetFile | None = None
+        self._file: Any = None  # pq.ParquetFile; None where the file is damaged as a whole
         self.num_rows = 0
         self.rejected = ()
         failure = _cut_short(url)

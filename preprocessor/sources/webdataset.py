@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import BinaryIO, cast
 
 from headrace.quarantine import BadSampleError, Reason, Rejected
+from preprocessor.record import Record
 from preprocessor.sources.annotation import parse_annotation, parse_text
-from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Record, Shard, check_size
+from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
 from preprocessor.sources.blob import Blob, LocalBlob, open_blob
 from preprocessor.sources.tar import Damage, Member, scan
 

@@ -21,12 +21,17 @@ CHUNK_BYTES = 1 << 20  # the fastest size for grpcio streams
 KEEPALIVE_MS = 2_000  # a cut wire is noticed after this time plus the timeout below
 KEEPALIVE_TIMEOUT_MS = 3_000
 
-# Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated.
+# Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated. Streams
+# are not retried by gRPC: who reads one knows what it has had already, and where else to ask.
+_UNARY = {
+    "headrace.v1.Jobs": ("Submit", "Show", "List", "Cancel", "ShowPlan"),
+    "headrace.v1.Sessions": ("Open", "ReportLost", "Commit", "Close"),
+}
 _SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                "name": [{}],
+                "name": [{"service": s, "method": m} for s, methods in _UNARY.items() for m in methods],
                 "retryPolicy": {
                     "maxAttempts": 5,
                     "initialBackoff": "0.05s",
@@ -174,4 +179,3 @@ def reachable_address(listen: str, peer: str) -> str:
             return f"{probe.getsockname()[0]}:{port}"
     except OSError as err:
         raise EndpointError(f"no route to {peer}: {err}; name an address with --advertise HOST:PORT") from err
-

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from headrace.plan import Microbatch, Topology
 from numpy.typing import NDArray
+
+from headrace.plan import Microbatch, Topology
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -15,6 +16,8 @@ Ints = NDArray[np.int64]
 # (U, n): slot of every sample in every unit. Slot r * K + k is microbatch k of replica r. A sample has the same replica in
 # all units; its slot differs between units only where it is deferred.
 Slots = Ints
+
+_LARGEST_SUM = 1e300  # a step's time is a small multiple of the sum of costs, and must be a number too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +93,6 @@ def _column(unit: str, values: Floats, num_samples: int) -> Floats:
     wrong = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
     if wrong.size:
         raise ValueError(f"cost of unit {unit!r} must be finite and not negative, but row {wrong[0]} is {column[wrong[0]]}")
-    if not np.isfinite(column.sum() * 1024):
+    if column.max() > _LARGEST_SUM / num_samples:
         raise ValueError(f"cost of unit {unit!r} is too large to add up: row {column.argmax()} is {column.max()}")
     return column

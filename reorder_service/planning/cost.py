@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import LLM
 from headrace.sample import Probe
 from headrace.spec import AudioSpec, ImageSpec
-
 from reorder_service.planning.batch import Floats
 
 ENCODER = "encoder"

@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 import numpy as np
-from headrace.plan import LLM
 
+from headrace.plan import LLM
 from reorder_service.planning.batch import Batch, Slots
 from reorder_service.planning.microbatch_order import fill_intervals_of_all
 from reorder_service.planning.partition import descending, lpt, rank_in_bin
-from reorder_service.planning.simulator import Work
+from reorder_service.planning.simulator import BACKWARD_FACTOR, Work
 
 
 def reorder(batch: Batch) -> Slots:
@@ -31,5 +31,5 @@ def reorder(batch: Batch) -> Slots:
     loads, occupied = batch.loads(unordered), batch.occupied(unordered)
     work = Work.of_units(loads, occupied, batch.topology.stages)
     sizes = loads[:, :, [unit != LLM for unit in batch.units]].sum(axis=2)
-    position = fill_intervals_of_all(work.forward_s, sizes, occupied)
+    position = fill_intervals_of_all(work.forward_s, sizes, occupied, BACKWARD_FACTOR)
     return np.broadcast_to(replica * microbatches + position[replica, microbatch], batch.costs.shape)

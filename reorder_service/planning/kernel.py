@@ -14,7 +14,7 @@ def kernel(function: Function) -> Function:
     """Compile `function` on its first call and keep the machine code on disk.
 
     `nogil`: a planning thread does not stop the server. `fastmath` stays off: sums are added in the written order, so
-    plans are equal on every machine. numba does not see that a cached kernel's callee in another file has changed, so
-    kernels call only kernels of their own file.
+    plans are equal on every machine. numba does not see that what a cached kernel uses from another file has changed, so
+    kernels use only kernels and constants of their own file.
     """
     return cast(Function, numba.njit(cache=True, nogil=True, fastmath=False)(function))

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from reorder_service.planning.batch import Floats, Ints
 from reorder_service.planning.kernel import kernel
-from reorder_service.planning.simulator import BACKWARD_FACTOR
 
 
 @kernel
-def fill_intervals(forward: Floats, sizes: Floats) -> Ints:
+def fill_intervals(forward: Floats, sizes: Floats, backward_factor: float) -> Ints:
     """(K,) order in which K microbatches should run.
 
     forward: (K, S) forward seconds per stage. sizes: (K,) what "smallest" means, encoder and generator seconds.
+    backward_factor: how much longer a backward takes than its forward.
     """
     count, num_stages = forward.shape
     order = np.empty(count, np.int64)
@@ -43,19 +43,19 @@ def fill_intervals(forward: Floats, sizes: Floats) -> Ints:
     backward_end = np.zeros(num_stages)
 
     order[0] = ascending[0]
-    _advance(forward, order, 0, free, backward_end)
+    _advance(forward, order, 0, backward_factor, free, backward_end)
     placed, num_middle = 1, count - 1 - num_rear
-    first_interval = _backward_path(forward[order[0]])
+    first_interval = (1.0 + backward_factor) * forward[order[0], 1:].sum()  # there and back, with nothing in the way
     while placed < 1 + min(num_stages - 1, num_middle):
         share = first_interval / (num_stages - placed)
         order[placed] = _closest(forward[:, 0], waiting, share)
         first_interval -= forward[order[placed], 0]
-        _advance(forward, order, placed, free, backward_end)
+        _advance(forward, order, placed, backward_factor, free, backward_end)
         placed += 1
     while placed < 1 + num_middle:
         interval = backward_end[1] - free[0] if num_stages > 1 else 0.0
         order[placed] = _closest(forward[:, 0], waiting, interval)
-        _advance(forward, order, placed, free, backward_end)
+        _advance(forward, order, placed, backward_factor, free, backward_end)
         placed += 1
     for i in range(num_rear):
         order[placed + i] = ascending[num_rear - i]
@@ -63,13 +63,13 @@ def fill_intervals(forward: Floats, sizes: Floats) -> Ints:
 
 
 @kernel
-def fill_intervals_of_all(forward: Floats, sizes: Floats, occupied: NDArray[np.bool_]) -> Ints:
+def fill_intervals_of_all(forward: Floats, sizes: Floats, occupied: NDArray[np.bool_], backward_factor: float) -> Ints:
     """(D, K) position at which each microbatch of each replica should run; empty ones come last, in their old order."""
     num_replicas, num_microbatches = sizes.shape
     position = np.empty((num_replicas, num_microbatches), np.int64)
     for r in range(num_replicas):
         filled = np.flatnonzero(occupied[r])
-        order = fill_intervals(forward[r][filled], sizes[r][filled])
+        order = fill_intervals(forward[r][filled], sizes[r][filled], backward_factor)
         for place in range(filled.size):
             position[r, filled[order[place]]] = place
         place = filled.size
@@ -78,12 +78,6 @@ def fill_intervals_of_all(forward: Floats, sizes: Floats, occupied: NDArray[np.b
                 position[r, k] = place
                 place += 1
     return position
-
-
-@kernel
-def _backward_path(forward: Floats) -> float:
-    """First interval: the first microbatch's way through the later stages and back, with nothing in its way."""
-    return float((1.0 + BACKWARD_FACTOR) * forward[1:].sum())
 
 
 @kernel
@@ -98,7 +92,7 @@ def _closest(times: Floats, waiting: NDArray[np.bool_], target: float) -> int:
 
 
 @kernel
-def _advance(forward: Floats, order: Ints, place: int, free: Floats, backward_end: Floats) -> None:
+def _advance(forward: Floats, order: Ints, place: int, backward_factor: float, free: Floats, backward_end: Floats) -> None:
     """GETINTERVAL's recurrence: what the microbatch at `place` adds to every stage, O(S).
 
     Stage s runs the forward of `place` and then the backward of `place - (S - 1 - s)`, which stage s + 1 finished as its
@@ -112,5 +106,5 @@ def _advance(forward: Floats, order: Ints, place: int, free: Floats, backward_en
         returning = place - (num_stages - 1 - s)
         if returning >= 0:
             ready = backward_end[s + 1] if s + 1 < num_stages else forward_end
-            free[s] = max(free[s], ready) + BACKWARD_FACTOR * forward[order[returning], s]
+            free[s] = max(free[s], ready) + backward_factor * forward[order[returning], s]
             backward_end[s] = free[s]

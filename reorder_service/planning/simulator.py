@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from headrace.plan import Predicted, StepPlan
-from headrace.schedule import Scheduler, one_f_one_b
 from numpy.typing import NDArray
 
+from headrace.plan import Predicted, StepPlan
+from headrace.schedule import Scheduler, one_f_one_b
 from reorder_service.planning.batch import Floats, Ints
 from reorder_service.planning.kernel import kernel
 

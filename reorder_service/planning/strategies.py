@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from headrace.plan import LLM, StepPlan, Topology
 
+from headrace.plan import LLM, StepPlan, Topology
 from reorder_service.planning import arrival, disttrain
 from reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from reorder_service.planning.simulator import Work, simulate

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from headrace.model_shape import TransformerShape
-from headrace.spec import AudioSpec
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headrace.model_shape import TransformerShape
+from headrace.spec import AudioSpec
 from trainer.collate import cumulative
 from trainer.models.attention import Segments
 from trainer.models.block import encoder_blocks

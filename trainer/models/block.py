@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.model_shape import TransformerShape
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headrace.model_shape import TransformerShape
 from trainer.models.attention import Segments, packed_attention
 from trainer.models.rotary import Rotation
 

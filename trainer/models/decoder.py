@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.model_shape import TransformerShape
 from torch import Tensor, nn
 
+from headrace.model_shape import TransformerShape
 from trainer.models.attention import Segments
 from trainer.models.block import decoder_blocks, rms_norm
 from trainer.models.rotary import rotation

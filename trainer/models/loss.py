@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from headrace.sample import LABEL_IGNORED
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from headrace.sample import LABEL_IGNORED
 
 MAX_LOGITS = 2**26  # 256 MiB in float32: 441 tokens of a vocabulary of 152,064
 

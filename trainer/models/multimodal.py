@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor, nn
+
 from headrace.errors import HeadraceError, UserError
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.spec import AudioSpec, ImageSpec, JobSpec
-from torch import Tensor, nn
-
 from trainer.collate import PackedMicrobatch
 from trainer.models.audio import STRIDE, AudioEncoder, encoder_frames
 from trainer.models.decoder import Decoder

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from headrace.model_shape import TransformerShape
-from headrace.spec import ImageSpec
 from torch import Tensor, nn
 
+from headrace.model_shape import TransformerShape
+from headrace.spec import ImageSpec
 from trainer.models.attention import Segments
 from trainer.models.block import encoder_blocks
 from trainer.models.rotary import rotation

@@ -1,6 +1,7 @@
 """1F1B as data: what each stage does, in which order."""
 
 import pytest
+
 from headrace.schedule import Action, Kind, Schedule, one_f_one_b
 
 
@@ -48,5 +49,5 @@ def test_an_action_is_a_value() -> None:
 
 @pytest.mark.parametrize(("num_stages", "microbatches"), [(0, [0]), (2, [1, 1])])
 def test_nonsense_is_refused(num_stages: int, microbatches: list[int]) -> None:
-    with pytest.raises(ValueError, match="at least one stage|runs once"):
+    with pytest.raises(ValueError, match=r"at least one stage|runs once"):
         one_f_one_b(num_stages, microbatches)

@@ -4,11 +4,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from headrace.plan import Microbatch, StepPlan, Topology
-from headrace.schedule import Action, Kind, Schedule, Scheduler, one_f_one_b
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.schedule import Action, Kind, Schedule, Scheduler, one_f_one_b
 from reorder_service.planning.simulator import Work, simulate, timeline
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.sample import LABEL_IGNORED, SCHEMA
 from headrace.spec import AudioSpec, ImageSpec
-
 from trainer.models.multimodal import MultimodalModel, initialise
 
 VOCAB, IMAGE_TOKEN, AUDIO_TOKEN = 64, 1, 2

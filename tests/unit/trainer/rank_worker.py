@@ -1,4 +1,4 @@
-"""One rank of some data-parallel steps, each from the same start: rank_worker.py RANK WORLD_SIZE STORE_FILE SETTINGS.json OUT.npz."""
+"""One rank of data-parallel steps, each from the same start: rank_worker.py RANK WORLD_SIZE STORE SETTINGS.json OUT.npz."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
-from headrace.spec import JobSpec
 
+from headrace.spec import JobSpec
 from trainer.collate import PackedMicrobatch, collate
 from trainer.models.multimodal import build_model
 from trainer.step import TrainStep
@@ -32,7 +32,8 @@ def main(rank: str, world_size: str, store: str, settings: str, out: str) -> Non
     results = {}
     for name, ranks in options["divisions"].items():
         model = build_model("tiny", JobSpec.model_validate(options["spec"]), options["vocab_size"], 1, 2, options["seed"])
-        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0), max_grad_norm=options["max_grad_norm"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.01)
+        step = TrainStep(model, optimizer, max_grad_norm=options["max_grad_norm"])
         for path in ranks[int(rank)]:
             step.accumulate(read_part(path))
         result = step.finish()

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from headrace.errors import HeadraceError
-from headrace.sample import LABEL_IGNORED, SCHEMA
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.errors import HeadraceError
+from headrace.sample import LABEL_IGNORED, SCHEMA
 from trainer.collate import collate
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from headrace.model_shape import TransformerShape
-from headrace.spec import AudioSpec, ImageSpec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.model_shape import TransformerShape
+from headrace.spec import AudioSpec, ImageSpec
 from trainer.collate import cumulative
 from trainer.models.audio import AudioEncoder, PackedConv, encoder_frames
 from trainer.models.projector import Projector

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
+
 from headrace.errors import HeadraceError, UserError
 from headrace.model_shape import MODEL_SHAPES
 from headrace.sample import LABEL_IGNORED
 from headrace.spec import AudioSpec, ImageSpec, JobSpec, SourceSpec
-from torch.nn import functional
-
 from trainer.collate import collate
 from trainer.models.loss import token_loss
 from trainer.models.multimodal import MultimodalModel, build_model
@@ -83,6 +83,18 @@ def test_a_token_sees_nothing_that_follows_it(make_row, make_batch, make_model):
     assert (difference[5:] > 0).all()
 
 
+def test_positions_count_by_their_distance_only(make_row, make_batch, make_model):
+    model, packed = make_model(), collate([make_batch([make_row(1, text=8)])])
+    with torch.no_grad():
+        embeddings = model.embed(packed)
+        near, far, stretched = (
+            model.decoder(embeddings, positions, packed.cu_seqlens)
+            for positions in (packed.position_ids, packed.position_ids + 50, packed.position_ids * 3)
+        )
+    torch.testing.assert_close(near, far, atol=1e-4, rtol=1e-4)
+    assert (near - stretched).abs().max() > 1e-2
+
+
 def test_the_loss_is_the_cross_entropy_of_the_next_token(make_row, make_batch, make_model):
     model, row = make_model(), make_row(1, text=2, answer=3)
     packed = collate([make_batch([row])])
@@ -107,13 +119,19 @@ def test_chunks_of_logits_change_neither_loss_nor_gradient(max_logits):
         torch.testing.assert_close(gradient, want, **CLOSE)
 
 
-def test_logits_never_exceed_the_bound():
-    """The largest tensor that autograd keeps is the hidden states, not the logits."""
-    hidden, weight = torch.randn(64, 4, requires_grad=True), torch.randn(512, 4, requires_grad=True)
+def bytes_kept_for_backward(num_tokens, vocab, max_logits):
+    hidden, weight = torch.randn(num_tokens, 4, requires_grad=True), torch.randn(vocab, 4, requires_grad=True)
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
-        token_loss(hidden, torch.zeros(64, dtype=torch.int64), weight, max_logits=512 * 4)
-    assert max(kept, default=0) <= weight.numel()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        token_loss(hidden, torch.zeros(num_tokens, dtype=torch.int64), weight, max_logits=max_logits)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    return sum(storages.values())
+
+
+def test_logits_beyond_the_bound_are_not_kept_for_the_backward_pass():
+    """Of 64 x 512 float32 logits, all are kept or none: then only the weight and the hidden states remain."""
+    assert bytes_kept_for_backward(64, 512, max_logits=64 * 512) >= 64 * 512 * 4
+    assert bytes_kept_for_backward(64, 512, max_logits=4 * 512) < 64 * 512 * 4 / 8
 
 
 def test_text_alone_leaves_the_encoders_without_gradient(make_row, make_batch, make_model):

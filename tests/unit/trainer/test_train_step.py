@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+
 from headrace.errors import HeadraceError
 from headrace.spec import JobSpec
-
 from trainer.collate import collate
 from trainer.models.multimodal import build_model
 from trainer.step import PEAK_LEARNING_RATES, TrainStep, learning_rate, make_optimizer
@@ -139,7 +139,7 @@ def test_tiny_overfits_a_fixed_batch_in_forty_steps(mixed_rows, make_batch):
     assert losses[-1] < 0.1
 
 
-# Samples of either rank: in order; text only on one rank, so that its encoders have no gradient; nothing at all on one rank.
+# Samples of either rank. `text` leaves the encoders of one rank without gradient, `no media` those of both.
 DIVISIONS = {
     "halves": ([0, 1, 2], [3, 4, 5]),
     "text": ([4], [0, 1, 2, 3, 5]),
@@ -150,7 +150,7 @@ DIVISIONS = {
 
 @pytest.mark.timeout(60)
 def test_two_ranks_take_the_same_step_as_one_process(mixed_rows, make_batch, tmp_path):
-    """With plain descent at rate 1 the weights show the gradients themselves."""
+    """With plain descent at rate 1 the weights show the gradients, and the decay which parameters had none at all."""
     paths = [write_part(tmp_path / f"{index}.arrow", make_batch([row])) for index, row in enumerate(mixed_rows)]
     settings = {"spec": SPEC, "vocab_size": 64, "seed": 3, "max_grad_norm": 0.5}
     settings["divisions"] = {name: [[paths[i] for i in rank] for rank in ranks] for name, ranks in DIVISIONS.items()}
@@ -158,7 +158,8 @@ def test_two_ranks_take_the_same_step_as_one_process(mixed_rows, make_batch, tmp
     for name, members in DIVISIONS.items():
         model = build_model("tiny", JobSpec.model_validate(SPEC), 64, 1, 2, seed=3)
         start = weights_of(model)
-        step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0), max_grad_norm=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.01)
+        step = TrainStep(model, optimizer, max_grad_norm=0.5)
         step.accumulate(collate([make_batch([mixed_rows[i] for rank in members for i in rank])]))
         expected = step.finish()
         totals = [expected.loss, expected.num_targets, expected.grad_norm]

@@ -1,0 +1,267 @@
+"""`headrace inspect`: what is in a data set. Headers and text are read, nothing is decoded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from headrace.errors import DatasetError, UserError
+from headrace.sample import SampleRef
+
+if TYPE_CHECKING:
+    from cli.histogram import Measured, MeasuringJob, Tally
+    from headrace.quarantine import Rejected
+    from headrace.spec import JobSpec
+
+MAX_REFUSED_ROWS = 3  # of each reason, in the table
+CHUNK_SAMPLES = 16  # of one task of the thread pool: less than a tenth of a second on local disks
+PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("path", metavar="PATH", help="folder, file, glob or URL of shards")
+    parser.add_argument("--limit", type=int, metavar="N", help="look at N samples, evenly spread over the shards (default: all)")
+    parser.add_argument(
+        "--tokenizer", default="", metavar="PATH", help="path or URL of a tokenizer.json (default: the bundled one)"
+    )
+    parser.add_argument("--max-pixels", type=int, metavar="N", help="larger images are scaled down (default: as in a job spec)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("headrace-inspect"), metavar="DIR", help="for the picture (default: %(default)s)"
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look into the data set and say what is in it."""
+    from cli.histogram import MeasuringJob, Tally
+    from preprocessor.sources import list_shards
+
+    if args.limit is not None and args.limit < 1:
+        raise UserError(f"--limit must be at least 1, got {args.limit}")
+    spec = _spec(args)
+    job = MeasuringJob(spec)
+    job.shards = tuple(list_shards(spec))
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
+    tally = Tally(spec)
+    try:
+        refused, not_probed = _look(job, tally, args.limit)
+    finally:
+        job.close()
+    if not tally.samples and not refused:
+        raise DatasetError(f"{args.path} holds no sample in {_count(len(job.shards), 'shard')}")
+    report = _report(args.path, len(job.shards), tally, refused, not_probed)
+    report["picture"] = _draw(report, tally, args.out)
+    _print_report(report, args.format)
+    return 0
+
+
+def spread(rows: Sequence[int], limit: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(shard, row) of at most `limit` samples, equally far apart in the sequence of all rows of all shards.
+
+    rows: samples of each shard. Two arrays (n,); n = min(limit, sum(rows)).
+    """
+    total = sum(rows)
+    count = total if limit is None else min(limit, total)
+    if not count:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    starts = np.cumsum([0, *rows], dtype=np.int64)
+    places = (np.arange(count, dtype=np.int64) * total + total // 2) // count
+    shards = np.searchsorted(starts, places, side="right") - 1
+    return shards, places - starts[shards]
+
+
+def _spec(args: argparse.Namespace) -> JobSpec:
+    from headrace.spec import parse_spec
+
+    return parse_spec(
+        {
+            "name": "inspect",
+            "sources": [{"path": args.path}],
+            "image": {} if args.max_pixels is None else {"max_pixels": args.max_pixels},
+            "text": {"tokenizer": args.tokenizer},
+        }
+    )
+
+
+def _look(job: MeasuringJob, tally: Tally, limit: int | None) -> tuple[list[Rejected], int]:
+    """Index all shards and probe samples into `tally`. The refused samples, and how many good ones `limit` left out."""
+    refused: list[Rejected] = []
+    rows: list[int] = []
+    with _Bar() as bar:
+        bar.begin("indexing shards", len(job.shards))
+        for shard in range(len(job.shards)):
+            num_rows, damage = job.index(shard)
+            rows.append(num_rows)
+            refused += damage
+            bar.advance(1)
+        shards, places = spread(rows, limit)
+        bar.begin("probing samples", len(shards))
+        for good, bad in _measure_all(job, shards, places):
+            for sample in good:
+                tally.add(sample)
+            refused += bad
+            bar.advance(len(good) + len(bad))
+    return refused, sum(rows) - len(shards)
+
+
+def _measure_all(
+    job: MeasuringJob, shards: NDArray[np.int64], rows: NDArray[np.int64]
+) -> Iterator[tuple[list[Measured], list[Rejected]]]:
+    """What is found in each chunk, in order."""
+
+    def measure(start: int) -> tuple[list[Measured], list[Rejected]]:
+        chunk = range(start, min(start + CHUNK_SAMPLES, len(shards)))
+        return job.measure([SampleRef(sample_id=n, shard=int(shards[n]), row=int(rows[n])) for n in chunk])
+
+    pool = ThreadPoolExecutor()
+    try:
+        yield from pool.map(measure, range(0, len(shards), CHUNK_SAMPLES))
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the samples that are left
+
+
+def _report(path: str, num_shards: int, tally: Tally, refused: list[Rejected], not_probed: int) -> dict[str, Any]:
+    """The public JSON form, less `picture`."""
+    from cli.histogram import percentiles
+
+    columns = tally.columns()
+    return {
+        "path": path,
+        "shards": num_shards,
+        "samples": tally.samples,
+        "not_probed": not_probed,
+        "modalities": tally.modalities(),
+        "combinations": dict(sorted(tally.combinations.items())),
+        "images": len(columns.get("image_side_px", ())),
+        "recordings": tally.recordings,
+        "tokens": sum(columns["tokens"].tolist()) if tally.samples else 0,
+        "histograms": {name: {"count": len(values), **percentiles(values)} for name, values in columns.items()},
+        "refused": [{"sample": item.name, "reason": str(item.reason), "detail": item.detail} for item in refused],
+    }
+
+
+def _draw(report: dict[str, Any], tally: Tally, out: Path) -> str | None:
+    """The picture's path; None where no sample is good."""
+    from cli.histogram import draw_histograms
+
+    if not tally.samples:
+        return None
+    subtitle = f"{_holdings(report)}; {report['tokens']:,} tokens; {len(report['refused']):,} refused"
+    title = report["path"].rstrip("/")
+    return str(draw_histograms(out / "inspect.png", tally.columns(), tally.combinations, title=title, subtitle=subtitle))
+
+
+def _holdings(report: dict[str, Any]) -> str:
+    samples = _count(report["samples"], "sample")
+    if report["not_probed"]:
+        samples += f" (of {report['not_probed'] + report['samples']:,})"
+    counts = [
+        _count(report["shards"], "shard"),
+        samples,
+        _count(report["images"], "image"),
+        _count(report["recordings"], "recording"),
+    ]
+    return ", ".join(counts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _print_report(report: dict[str, Any], output: str) -> None:
+    """On standard output, as `output` (`json` or `table`) says."""
+    if output == "json":
+        print(json.dumps(report, ensure_ascii=False))
+        return
+    console = Console()
+    head = Table(title=report["path"], show_header=False, title_justify="left")
+    head.add_column(style="bold")
+    head.add_column()
+    head.add_row("holds", _holdings(report))
+    head.add_row("samples with", ", ".join(f"{name} {count:,}" for name, count in report["modalities"].items()))
+    head.add_row("of these", ", ".join(f"{name} {count:,}" for name, count in report["combinations"].items()) or "none")
+    head.add_row("LLM tokens", f"{report['tokens']:,}")
+    head.add_row("refused", f"{len(report['refused']):,}")
+    if report["picture"]:
+        head.add_row("picture", report["picture"])
+    console.print(head)
+    if report["histograms"]:
+        console.print(_histogram_table(report["histograms"]))
+    _print_refused(console, report["refused"])
+
+
+def _histogram_table(histograms: dict[str, dict[str, float]]) -> Table:
+    from cli.histogram import PERCENTILES, QUANTITIES
+
+    table = Table("quantity", "counted", box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for name in PERCENTILES:
+        table.add_column(name, justify="right")
+    for name, row in histograms.items():
+        quantity = QUANTITIES[name]
+        figures = [f"{row[percentile]:,.1f}" if quantity.unit == "s" else f"{row[percentile]:,}" for percentile in PERCENTILES]
+        unit = "" if quantity.unit == "tokens" else f" ({quantity.unit})"
+        table.add_row(f"{quantity.title}{unit}", f"{row['count']:,} {quantity.of}", *figures)
+    return table
+
+
+def _print_refused(console: Console, refused: list[dict[str, str]]) -> None:
+    """The reasons, the most frequent first, with the first few samples of each."""
+    for reason, count in Counter(item["reason"] for item in refused).most_common():
+        console.print(f"refused as {reason}: {count:,}", markup=False, highlight=False)
+        some = [item for item in refused if item["reason"] == reason][:MAX_REFUSED_ROWS]
+        for item in some:
+            console.print(f"  {item['sample']}: {item['detail']}", markup=False, highlight=False, soft_wrap=True)
+        if count > len(some):
+            console.print(f"  and {count - len(some):,} more")
+
+
+class _Bar:
+    """Progress on standard error: a bar on a terminal; elsewhere a line every two seconds."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        self._what, self._done, self._total = "", 0, 0
+        self._last_line_s = time.monotonic()
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def begin(self, what: str, total: int) -> None:
+        """Count something else from now on."""
+        for task in self._progress.task_ids:
+            self._progress.remove_task(task)
+        self._progress.add_task(what, total=total)
+        self._what, self._done, self._total = what, 0, total
+
+    def advance(self, count: int) -> None:
+        """So many more are done."""
+        self._done += count
+        for task in self._progress.task_ids:
+            self._progress.update(task, completed=self._done)
+        now_s = time.monotonic()
+        if self._progress.disable and now_s - self._last_line_s >= PLAIN_INTERVAL_S:
+            self._last_line_s = now_s
+            self._console.print(f"{self._what}: {self._done:,} of {self._total:,}", markup=False, highlight=False)

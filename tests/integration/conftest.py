@@ -1,0 +1,98 @@
+"""A small cluster of real processes, and a consumer that trains nothing: what the services promise, without a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trainer
+from cli.client import JobsClient
+from cli.example import example_data
+from cli.processes import Process, ProcessGroup
+from headrace.ledger import LedgerEntry
+from headrace.spec import JobSpec, parse_spec
+
+
+@dataclass
+class Cluster:
+    """One reorder service and some preprocessors, each a process."""
+
+    group: ProcessGroup
+    folder: Path
+    endpoint: str = ""
+    reorder: Process | None = None
+    preprocessors: list[Process] = field(default_factory=list)
+
+    def start_reorder(self, listen: str = "127.0.0.1:0", store: str = "") -> None:
+        arguments = ["reorder", "--listen", listen, "--store", store or f"embedded:{self.folder / 'store'}"]
+        self.reorder = self.group.add(Process("reorder", arguments, self.folder / "reorder.log"))
+        self.endpoint = self.reorder.endpoint()
+
+    def add_preprocessors(self, count: int, listen: str = "127.0.0.1:0", budget_mib: int = 64) -> None:
+        for _ in range(count):
+            log = self.folder / f"preprocessor-{len(self.preprocessors)}.log"
+            arguments = ["preprocessor", "--reorder", self.endpoint, "--listen", listen, "--threads", "1"]
+            process = Process("preprocessor", [*arguments, "--budget-mib", str(budget_mib)], log)
+            self.preprocessors.append(self.group.add(process))
+
+    def client(self) -> JobsClient:
+        return JobsClient(self.endpoint)
+
+    def submit(self, spec: JobSpec) -> str:
+        with self.client() as client:
+            return client.submit(spec)
+
+    def consume(self, job: str, on_step: Callable[[trainer.Step], None] | None = None, **options: Any) -> list[int]:
+        """Consume and commit every step of this rank; the step numbers."""
+        steps = []
+        with trainer.connect(self.endpoint, job=job, **options) as loader:
+            for step in loader:
+                for _ in step:
+                    pass
+                if on_step is not None:
+                    on_step(step)
+                loader.commit(step, loss=float(step.index))
+                steps.append(step.index)
+        return steps
+
+    def ledger(self, job: str) -> list[LedgerEntry]:
+        with self.client() as client:
+            return list(client.ledger(job))
+
+    def wait_for_state(self, job: str, state: str, timeout_s: float = 30.0) -> Any:
+        from cli.client import state_name
+
+        deadline = time.monotonic() + timeout_s
+        with self.client() as client:
+            while state_name(status := client.show(job)) != state:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"job {job} is {state_name(status)}, not {state}: {status.message}")
+                time.sleep(0.05)  # polls a real service
+        return status
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with ProcessGroup() as group:
+        yield Cluster(group=group, folder=tmp_path)
+
+
+def make_spec(name: str, **fields: Any) -> JobSpec:
+    """The bundled example, small batches, cheap images."""
+    document: dict[str, Any] = {
+        "name": name,
+        "sources": [{"path": str(example_data())}],
+        "global_batch": 16,
+        "topology": {"replicas": 2, "microbatches": 2},
+        "image": {"max_pixels": 112 * 112},
+    }
+    return parse_spec(document | fields)
+
+
+@pytest.fixture
+def spec() -> Callable[..., JobSpec]:
+    return make_spec

@@ -1,0 +1,75 @@
+"""Damaged data never stops a job, and each damaged sample is in the quarantine with its reason."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import trainer
+from headrace.errors import JobFailedError
+
+pytestmark = pytest.mark.integration
+
+HOSTILE = Path(__file__).parent.parent / "data" / "hostile"
+
+
+def test_a_job_over_every_hostile_archive_consumes_the_good_and_names_the_bad(cluster, spec) -> None:
+    cluster.start_reorder()
+    cluster.add_preprocessors(2)
+    job = cluster.submit(spec("hostile", sources=[{"path": str(HOSTILE / "tars"), "name": "h"}], global_batch=8))
+    cluster.consume(job)
+    status = cluster.wait_for_state(job, "done")
+    consumed = [name for entry in cluster.ledger(job) for name in entry.samples]
+    with cluster.client() as client:
+        reasons = {item.name: str(item.reason) for item in client.quarantine(job)}
+    assert status.quarantined_samples == len(reasons)
+    assert not set(consumed) & set(reasons)
+    for good in ("h/good.tar/a", "h/good.tar/b", "h/good.tar/c", "h/one_bad_of_three.tar/a", "h/symlink.tar/b"):
+        assert good in consumed
+    # Found while indexing, while probing, and only when decoded.
+    assert reasons["h/duplicate_keys.tar/a"] == "duplicate_key"
+    assert reasons["h/placeholders_few.tar/p"] == "placeholder_mismatch"
+    assert reasons["h/one_bad_of_three.tar/r"] == "corrupt_media"
+    assert reasons["h/zero.tar"] == "archive_truncated"
+
+
+def test_a_shard_that_vanishes_after_indexing_quarantines_its_samples(cluster, spec, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for copy in ("one", "two"):
+        shutil.copy(HOSTILE / "tars" / "good.tar", data / f"{copy}.tar")
+    cluster.start_reorder()
+    fields = {"sources": [{"path": str(data)}], "global_batch": 2, "window": 1, "shuffle_shards": 1}
+    job = cluster.submit(spec("vanishing", **fields))
+    cluster.add_preprocessors(1)
+    cluster.wait_for_state(job, "running")
+    with trainer.connect(cluster.endpoint, job=job) as loader:
+        for step in loader:
+            for _ in step:
+                pass
+            if step.index == 0:
+                for shard in data.iterdir():
+                    shard.unlink()
+                cluster.preprocessors[0].terminate()  # a fresh one has no shard open
+                cluster.preprocessors[0].wait(2.0)
+                cluster.add_preprocessors(1)
+            loader.commit(step)
+    with cluster.client() as client:
+        reasons = {item.name: str(item.reason) for item in client.quarantine(job)}
+    consumed = [name for entry in cluster.ledger(job) for name in entry.samples]
+    assert len(consumed) + len(reasons) == 6
+    assert set(reasons.values()) <= {"missing_media"}
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [("/no/such/data", "/no/such/data"), (str(HOSTILE / "text"), "no shard"), (str(HOSTILE / "tars" / "empty.tar"), "no usable sample")],
+)
+def test_a_data_set_without_samples_fails_the_job_with_a_sentence(cluster, spec, path: str, sentence: str) -> None:
+    cluster.start_reorder()
+    cluster.add_preprocessors(1)
+    job = cluster.submit(spec("nothing", sources=[{"path": path}]))
+    assert sentence in cluster.wait_for_state(job, "failed").message
+    with pytest.raises(JobFailedError, match=sentence):
+        cluster.consume(job)

@@ -1,0 +1,110 @@
+"""Text: control tokens' names are text, whatever the tokenizer's file says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from headrace.errors import SpecError
+from headrace.quarantine import BadSampleError, Reason
+from preprocessor.text import BUNDLED, CONTROL_TOKENS, TextEncoder, load_encoder
+
+
+def small_tokenizer(control: tuple[str, ...] = CONTROL_TOKENS, *, special: bool = True) -> dict[str, Any]:
+    """A byte-level BPE; its control tokens may be plain added tokens, as in many published files."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["the cat sat on the mat and the rat"] * 5, trainer)
+    tokenizer.add_tokens([AddedToken(token, special=special) for token in control])
+    document: dict[str, Any] = json.loads(tokenizer.to_str())
+    return document
+
+
+@pytest.fixture(scope="module", params=["bundled", "special", "plain"])
+def encoder(request: pytest.FixtureRequest) -> TextEncoder:
+    if request.param == "bundled":
+        return load_encoder("")
+    return TextEncoder(json.dumps(small_tokenizer(special=request.param == "special")), "small")
+
+
+def test_control_tokens_have_their_own_ids(encoder: TextEncoder) -> None:
+    ids = list(encoder.control.values())
+    assert len(set(ids)) == len(CONTROL_TOKENS) == 9
+    assert max(ids) < encoder.vocab_size
+    assert [encoder.decode([token]) for token in ids] == list(CONTROL_TOKENS)
+
+
+@pytest.mark.parametrize("token", CONTROL_TOKENS)
+@pytest.mark.parametrize("frame", ["{}", "word{}word", " {} ", "{0}{0}", "a\n{}\nb", "<{}>"])
+def test_names_of_control_tokens_are_text(encoder: TextEncoder, token: str, frame: str) -> None:
+    text = frame.format(token)
+    ids = encoder.encode(text)
+    assert not set(ids) & set(encoder.control.values())
+    assert encoder.decode(ids) == text
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",))))
+def test_round_trip(text: str) -> None:
+    assert load_encoder("").decode(load_encoder("").encode(text)) == text
+
+
+def test_lone_surrogate(encoder: TextEncoder) -> None:
+    with pytest.raises(BadSampleError) as caught:
+        encoder.encode("a\ud800b")
+    assert caught.value.reason is Reason.ENCODING_ERROR
+
+
+def test_text_beyond_any_limit_is_refused_unread(encoder: TextEncoder) -> None:
+    assert encoder.encode("the cat", limit=10) == encoder.encode("the cat")
+    with pytest.raises(BadSampleError) as caught:
+        encoder.encode("x" * 10_000_000, limit=100)
+    assert caught.value.reason is Reason.TOO_LONG
+
+
+@pytest.mark.parametrize("missing", CONTROL_TOKENS)
+def test_missing_control_token_is_named(missing: str) -> None:
+    control = tuple(token for token in CONTROL_TOKENS if token != missing)
+    with pytest.raises(SpecError) as caught:
+        TextEncoder(json.dumps(small_tokenizer(control)), "mine.json")
+    assert str(caught.value).startswith(f"text.tokenizer: mine.json lacks the control token {missing};")
+
+
+def test_truncation_and_padding_in_the_file_are_ignored() -> None:
+    document = small_tokenizer()
+    document["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    document["padding"] = {"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    document["padding"] |= {"pad_type_id": 0, "pad_token": "!"}
+    encoder = TextEncoder(json.dumps(document), "small")
+    text = "the cat sat on the mat"
+    assert encoder.decode(encoder.encode(text)) == text
+
+
+def test_file_and_url(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(small_tokenizer()))
+    expected = TextEncoder(path.read_text(), "small").encode("the cat")
+    assert load_encoder(str(path)).encode("the cat") == load_encoder(path.as_uri()).encode("the cat") == expected
+    assert BUNDLED.is_file()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"added_tokens": [], "model": {"type": "No"}}'])
+def test_other_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=r"^text\.tokenizer: .*x\.json"):
+        load_encoder(str(path))
+
+
+@pytest.mark.parametrize("path", ["/no/such.json", "nonsense://x/tokenizer.json"])
+def test_missing_file(path: str) -> None:
+    with pytest.raises(SpecError, match=r"^text\.tokenizer: cannot read"):
+        load_encoder(path)
