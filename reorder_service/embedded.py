@@ -19,6 +19,7 @@ from typing import IO
 from headrace.errors import ConflictError, UnavailableError, UserError
 
 _START_TIMEOUT_S = 10.0
+_LOCK_TIMEOUT_S = 0.5  # a killed service's server needs a moment to end
 _PR_SET_PDEATHSIG = 1
 
 
@@ -45,23 +46,42 @@ class EmbeddedRedis:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        # Socket paths are limited to about 100 characters: the user's folder may be longer.
-        self._run = Path(tempfile.mkdtemp(prefix="headrace-"))
-        self.socket = self._run / "redis.sock"
+        self.socket = Path()
+        self._run: Path | None = None
         self._lock: IO[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start and wait until it answers. Raises ConflictError where another process holds the folder."""
+        """Start and wait until it listens. Raises ConflictError where another process holds the folder."""
+        try:
+            self._take_folder()
+            self._start_server()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _take_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / "lock").open("w")
         except OSError as err:
             raise UserError(f"cannot use {self.folder} for the embedded store: {err.strerror}") from err
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as err:
-            raise ConflictError(f"the store {self.folder} is in use by another reorder service; name another folder") from err
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as err:
+                if time.monotonic() > deadline:
+                    message = f"the store {self.folder} is in use by another reorder service; name another folder"
+                    raise ConflictError(message) from err
+            time.sleep(0.05)
+
+    def _start_server(self) -> None:
+        assert self._lock is not None
+        # Socket paths are limited to about 100 characters: the user's folder may be longer.
+        self._run = Path(tempfile.mkdtemp(prefix="headrace-"))
+        self.socket = self._run / "redis.sock"
         settings = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -81,11 +101,11 @@ class EmbeddedRedis:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=_end_with_parent,
+            pass_fds=(self._lock.fileno(),),  # the folder is taken until this server, too, has ended
         )
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self.socket.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                self.stop()
                 raise UnavailableError(f"the embedded store did not start; see {self.folder / 'redis.log'}")
             time.sleep(0.01)
 
@@ -102,4 +122,6 @@ class EmbeddedRedis:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
-        shutil.rmtree(self._run, ignore_errors=True)
+        if self._run is not None:
+            shutil.rmtree(self._run, ignore_errors=True)
+            self._run = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,7 @@ class Fleet:
         self._waiting: list[tuple[tuple[int, ...], int, Work]] = []
         self._count = itertools.count()
         self._leases = itertools.count(1)
+        self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
 
     def join(self, member: Member) -> None:
         """Add a member. A member of the same name (a stream that broke without our noticing) leaves first."""
@@ -98,8 +100,9 @@ class Fleet:
 
     def submit(self, work: Work) -> None:
         """Place `work` as soon as a member has a free slot."""
-        heapq.heappush(self._waiting, (work.priority, next(self._count), work))
-        self._dispatch()
+        if not (self.members and work.urgent() and self._place(work)):
+            heapq.heappush(self._waiting, (work.priority, next(self._count), work))
+            self._fill_slots()
 
     def finish(self, member: Member, lease: str, result: Any) -> None:
         """`member` reports the result of `lease`. A lease that was given up meanwhile is ignored."""
@@ -110,7 +113,7 @@ class Fleet:
         if work.keep:
             member.kept[lease] = work
         work.on_done(result)
-        self._dispatch()
+        self._fill_slots()
 
     def lost(self, lease: str) -> None:
         """A trainer could not get what `lease` stands for: place it again, elsewhere if possible."""
@@ -163,13 +166,20 @@ class Fleet:
         heapq.heappush(self._waiting, (work.priority, next(self._count), work))
 
     def _dispatch(self) -> None:
-        while self._waiting and self.members:
-            work = self._waiting[0][2]
-            member = self._choose(work)
-            if member is None:
-                return
+        """Fill the free slots; then place what has become urgent, which no other waiting work may hold up."""
+        self._fill_slots()
+        if self._waiting and self.members:
+            self._waiting = [entry for entry in sorted(self._waiting) if not (entry[2].urgent() and self._place(entry[2]))]
+
+    def _fill_slots(self) -> None:
+        while self._waiting and self.members and self._place(self._waiting[0][2]):
             heapq.heappop(self._waiting)
-            lease = f"{member.name}-{next(self._leases)}"
+
+    def _place(self, work: Work) -> bool:
+        """Give `work` to the best member, if there is one for it."""
+        member = self._choose(work)
+        if member is not None:
+            lease = f"{member.name}-{self._life}-{next(self._leases)}"
             work.lease = lease
             member.leases[lease] = work
             if work.job not in member.jobs:
@@ -177,6 +187,7 @@ class Fleet:
                 member.send(member.introduce(work.job))
             member.send(work.order(lease))
             work.on_placed(lease, member.endpoint)
+        return member is not None
 
     def _choose(self, work: Work) -> Member | None:
         """The member with most free slots; one without any only for urgent work."""

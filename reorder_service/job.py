@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from headrace.codec import probe_value, rejection_value
-from headrace.errors import ConflictError, HeadraceError, JobFailedError
+from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Microbatch, StepPlan
-from headrace.quarantine import Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, load_spec_json
 from headrace.telemetry import pairs
@@ -26,13 +23,15 @@ from reorder_service.fleet import Fleet, Work
 from reorder_service.order import GlobalOrder, SourceShards
 from reorder_service.planning import plan as make_plan
 from reorder_service.planning import sample_costs
+from reorder_service.progress import Progress
 from reorder_service.sessions import Session, Sessions
-from reorder_service.state import JobRecord, ShardRecord, StateStore, StepRecord, VocabularyRecord
+from reorder_service.state import JobRecord, ShardRecord, StateStore, VocabularyRecord
 from reorder_service.step import Part, RankCommit, Step
 
 log = logging.getLogger(__name__)
 
 PROBE_SAMPLES = 16  # samples of one probe lease: long enough to hide the round trip, short enough to share
+STORE_RETRY_S = 1.0  # pause before a job goes on after its store did not answer
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
 
 # Kinds of work in the order in which a starved fleet does them. Decoding an early step outranks probing a late one.
@@ -40,24 +39,6 @@ _SETUP, _STEP = -1, 0
 _PROBE, _DECODE = 0, 1
 
 FINAL = ("DONE", "FAILED", "CANCELLED")
-
-
-@dataclass(slots=True)
-class Progress:
-    """Sums over the committed steps, for people. Losses are NaN until a step reports one; times in seconds."""
-
-    first_loss: float = math.nan
-    last_loss: float = math.nan
-    step_s: float = 0.0
-    data_wait_s: float = 0.0
-
-    def add(self, record: StepRecord) -> None:
-        """Count one more step."""
-        if not math.isnan(record.loss):
-            self.first_loss = record.loss if math.isnan(self.first_loss) else self.first_loss
-            self.last_loss = record.loss
-        self.step_s += record.step_s
-        self.data_wait_s += record.data_wait_s
 
 
 class JobRun:
@@ -83,7 +64,8 @@ class JobRun:
         self._fleet = fleet
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
-        self._committing = asyncio.Lock()
+        self._planned = asyncio.Condition()  # notified whenever a step is planned or committed, and at the end
+        self._committing = asyncio.Lock()  # held while the cursor moves, forwards or back
         self._task: asyncio.Task[None] | None = None
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
@@ -114,48 +96,70 @@ class JobRun:
             await self._end("CANCELLED", f"job {self.name!r} was cancelled")
 
     async def rewind(self, step: int) -> None:
-        """Go back to `step`: later commits are undone. Raises ConflictError where `step` is still to come."""
-        if step > self.committed:
-            raise ConflictError(
-                f"the trainer's state is of step {step}, but job {self.name!r} has committed only {self.committed} steps: "
-                "it belongs to another job or to a lost store"
-            )
-        if step == self.committed:
-            return
-        await self.stop()
-        await self._store.rewind(self.name, step)
-        record = await self._store.load_job(self.name)
-        log.info("rewound %s", pairs(job=self.name, from_step=self.committed, to_step=step))
-        self.committed, self.committed_samples = record.cursor, record.samples
-        self.steps.clear()
-        self.sessions.supersede_all()
-        self.state = "RUNNING"
-        await self._store.set_state(self.name, self.state)
-        self.start()
+        """Go back to `step`: later commits are undone. Raises ConflictError where `step` is still to come.
+
+        Ranks that go back to the same step may all ask for it: the first does it. To be shielded from cancellation.
+        """
+        async with self._committing:
+            if step > self.committed:
+                raise ConflictError(
+                    f"the trainer's state is of step {step}, but job {self.name!r} has committed only {self.committed} steps: "
+                    "it belongs to another job or to a lost store"
+                )
+            if step == self.committed or self.state in ("FAILED", "CANCELLED"):
+                return
+            await self.stop()
+            self.steps.clear()
+            try:
+                await self._store.rewind(self.name, step)
+                record = await self._store.load_job(self.name)
+                log.info("rewound %s", pairs(job=self.name, from_step=self.committed, to_step=step))
+                self.state, self.committed, self.committed_samples = record.state, record.cursor, record.samples
+                self.sessions.supersede_all()
+            finally:
+                self.start()
+        await self._notify()
 
     async def _run(self) -> None:
-        try:
-            self.progress = Progress()
-            async for record in self._store.steps(self.name):
-                self.progress.add(record)
-            if self.vocabulary is None:
-                await self._list_shards()
-            await self._index_shards()
-            await self._feed()
-        except* HeadraceError as group:
-            await self._end("FAILED", str(_first(group)))
-        except* Exception:
-            log.exception("job failed on an internal error %s", pairs(job=self.name))
-            await self._end("FAILED", "internal error; see the reorder service's log")
+        failure = ""
+        while self.state not in FINAL:
+            try:
+                if failure:
+                    await self._end("FAILED", failure)
+                else:
+                    await self._work()
+            except* UnavailableError as group:
+                log.warning("waiting for the store %s", pairs(job=self.name, error=_first(group)))
+                await asyncio.sleep(STORE_RETRY_S)
+            except* HeadraceError as group:
+                failure = str(_first(group))
+            except* Exception:
+                log.exception("job failed on an internal error %s", pairs(job=self.name))
+                failure = "internal error; see the reorder service's log"
+
+    async def _work(self) -> None:
+        """From wherever the job stands to its end. May be begun again after an error."""
+        self.progress = Progress()
+        async for record in self._store.steps(self.name):
+            self.progress.add(record)
+        if self.vocabulary is None:
+            await self._list_shards()
+        await self._index_shards()
+        await self._feed()
 
     async def _end(self, state: str, message: str = "") -> None:
-        self.state, self.message = state, message
         await self._store.set_state(self.name, state, message)
+        self.state, self.message = state, message
         log.info("job ended %s", pairs(job=self.name, state=state, steps=self.committed, message=message))
         self._fleet.close_job(self.name, messages.job_closed(self.name))
         for session in self.sessions.by_rank.values():
             session.tell_end(message)
         self._ready.set()
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._planned:
+            self._planned.notify_all()
 
     # -- set-up -------------------------------------------------------------------------------------------------------
 
@@ -214,7 +218,7 @@ class JobRun:
         if self.spec.steps is not None:
             limits.append(self.spec.steps * self.spec.global_batch)
         if self.spec.epochs is not None or self.spec.steps is None:
-            limits.append((self.spec.epochs or 1) * self._order.epoch_samples)
+            limits.append(self._order.num_samples(self.spec.epochs or 1))
         return min(limits)
 
     # -- the window ---------------------------------------------------------------------------------------------------
@@ -259,6 +263,7 @@ class JobRun:
             session.tell_step(step)
         for part in step.parts.values():
             self._decode(step, part)
+        await self._notify()
 
     async def _probe(self, step: Step, number: int, refs: list[SampleRef]) -> None:
         priority = (_STEP, step.index, _PROBE, number)
@@ -317,7 +322,11 @@ class JobRun:
 
     def open_session(self, rank: int, num_ranks: int) -> Session:
         """A session that first hears of what is planned already. Raises UserError or ConflictError."""
+        former = self.sessions.num_ranks
         session = self.sessions.open(rank, num_ranks)
+        if num_ranks != former:  # what a rank has committed meant other samples then
+            for step in self.steps.values():
+                step.commits.clear()
         for index in sorted(self.steps):
             step = self.steps[index]
             if step.plan is not None:
@@ -337,23 +346,43 @@ class JobRun:
                 log.info("part lost %s", pairs(job=self.name, ticket=ticket, endpoint=part.endpoint))
                 self._fleet.lost(lease)
 
-    async def commit(self, rank: int, index: int, commit: RankCommit) -> bool:
-        """One rank has applied step `index`. True once all have, and it is in the ledger. Repeating a commit is harmless."""
+    async def commit(self, session: Session, index: int, commit: RankCommit) -> bool:
+        """One rank has applied step `index`. True once all have, and it is in the ledger. Repeating a commit is harmless.
+
+        After a restart of this service a rank may commit a step before it is planned again: then this waits for the plan.
+        """
+        async with self._planned:
+            await self._planned.wait_for(lambda: self._can_judge(session, index))
+        if session.superseded:
+            raise SupersededError(f"rank {session.rank} of job {self.name!r} was opened again")
         if index < self.committed:
             return True
         step = self.steps.get(index)
-        if step is None or step.plan is None:
-            raise ConflictError(f"step {index} of job {self.name!r} is not planned yet")
-        step.commits[rank] = commit
+        if self.state in FINAL or step is None or step.plan is None:
+            raise ConflictError(self.message or f"step {index} of job {self.name!r} is not planned")
+        step.commits[session.rank] = commit
+        await asyncio.shield(self._commit_ready())
+        return index < self.committed
+
+    def _can_judge(self, session: Session, index: int) -> bool:
+        """Whether the window is past `index`, has its plan, or will never have it."""
+        step = self.steps.get(index)
+        to_come = self.committed <= index < min(self.num_steps, self.committed + self.spec.window)
+        planned = step is not None and step.plan is not None
+        return planned or not to_come or session.superseded or self.state in FINAL
+
+    async def _commit_ready(self) -> None:
+        """Commit, in order, the steps that every rank has committed. Not to be cut off between store and memory."""
         async with self._committing:
             while (head := self.steps.get(self.committed)) and len(head.commits) >= self.sessions.num_ranks:
                 await self._commit_head(head)
-        return index < self.committed
+        await self._notify()
 
     async def _commit_head(self, step: Step) -> None:
         record, rejected = step.record()
         await self._store.commit_step(self.name, step.index, record, rejected)
-        self._log_rejected(rejected)
+        for item in rejected:
+            log.warning("quarantined %s", pairs(job=self.name, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]
         self.recent.append(step)
         self.committed += 1
@@ -363,10 +392,6 @@ class JobRun:
         self._fleet.broadcast(self.name, messages.step_committed(self.name, step.index))
         self._fleet.release([part.work for part in step.parts.values() if part.work is not None])
         self._changed.set()
-
-    def _log_rejected(self, rejected: Iterable[Rejected]) -> None:
-        for item in rejected:
-            log.warning("quarantined %s", pairs(job=self.name, sample=item.name, reason=item.reason, detail=item.detail))
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

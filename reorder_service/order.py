@@ -97,12 +97,13 @@ class GlobalOrder:
             if source.num_samples == 0:
                 raise ValueError(f"source {source.name!r} has no usable sample")
         self._orders = [SourceOrder(source, seed=seed, shuffle_shards=shuffle_shards) for source in sources]
-        sizes = np.array([source.num_samples for source in sources], dtype=np.float64)
+        self._sizes = [source.num_samples for source in sources]
         weights = np.array([source.weight or source.num_samples for source in sources], dtype=np.float64)
         self._shares = weights / weights.sum()
-        weighted = any(source.weight is not None for source in sources)
-        # With weights, an epoch ends when the last of the sources has had all of its samples; the others repeat.
-        self.epoch_samples = int(np.ceil((sizes / self._shares).max() - 1e-6)) if weighted else int(sizes.sum())
+
+    def num_samples(self, epochs: int) -> int:
+        """Places until the last of the sources has had all of its samples `epochs` times. With weights, the others repeat."""
+        return 1 + max(self._place(source, epochs * size - 1) for source, size in enumerate(self._sizes))
 
     def refs(self, start: int, stop: int) -> list[SampleRef]:
         """The samples at places start .. stop - 1."""
@@ -115,8 +116,8 @@ class GlobalOrder:
     def _mixture(self, start: int, stop: int) -> list[tuple[int, int]]:
         """(source, position in the source) for places start .. stop - 1.
 
-        At place g each source has given p * g samples, give or take one a source. So merging the samples due around
-        there finds the exact counts without walking from place 0.
+        At place g a source of share p has given p * g samples, give or take 1/2 + p (n - 2) / 2 with n sources. So merging
+        the samples due around there finds the exact counts without walking from place 0.
         """
         num_sources = len(self._shares)
         first = np.maximum(0, np.floor(self._shares * start).astype(np.int64) - num_sources - 1)
@@ -127,3 +128,9 @@ class GlobalOrder:
         due.sort()
         skip = start - int(first.sum())
         return [(source, position) for _, source, position in due[skip : skip + stop - start]]
+
+    def _place(self, source: int, position: int) -> int:
+        """The inverse of the mixture."""
+        due = int((position + 0.5) / self._shares[source])
+        start = max(0, due - len(self._shares) - 1)
+        return start + self._mixture(start, due + len(self._shares) + 2).index((source, position))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from headrace import codec
-from headrace.errors import NotFoundError
+from headrace.errors import ConflictError, NotFoundError
 from headrace.rpc import Server, answers, answers_stream
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc, jobs_pb2, jobs_pb2_grpc, sessions_pb2, sessions_pb2_grpc
 from headrace.v1.common_pb2 import Rejection, Vocabulary
@@ -50,7 +50,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     @answers
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = self._service.find(request.job)
-        await run.cancel()
+        await asyncio.shield(run.cancel())
         return await self._status(run)
 
     @answers_stream
@@ -136,17 +136,17 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         run = self._service.find(request.job)
         await run.wait_ready()
         if request.HasField("resume_step"):
-            await run.rewind(request.resume_step)
+            await asyncio.shield(run.rewind(request.resume_step))
         session = run.open_session(request.rank, request.num_ranks)
         vocabulary = run.vocabulary
+        if vocabulary is None:
+            raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
             next_step=run.committed,
             spec_json=run.spec.to_json(),
-            vocabulary=Vocabulary(size=vocabulary.size, image_token=vocabulary.image_token, audio_token=vocabulary.audio_token)
-            if vocabulary
-            else None,
+            vocabulary=Vocabulary(size=vocabulary.size, image_token=vocabulary.image_token, audio_token=vocabulary.audio_token),
         )
 
     @answers_stream
@@ -180,7 +180,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             step_s=request.step_s,
             data_wait_s=request.data_wait_s,
         )
-        return sessions_pb2.CommitReply(committed=await run.commit(session.rank, request.step, commit))
+        return sessions_pb2.CommitReply(committed=await run.commit(session, request.step, commit))
 
     @answers
     async def Close(self, request: sessions_pb2.CloseRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CloseReply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from headrace.errors import ConflictError, NotFoundError, SupersededError
@@ -22,6 +23,7 @@ class ReorderService:
         self.store = store
         self.fleet = Fleet()
         self.jobs: dict[str, JobRun] = {}
+        self._submitting = asyncio.Lock()
 
     async def start(self) -> None:
         """Take up what an earlier process left."""
@@ -39,10 +41,11 @@ class ReorderService:
         """Start a job. The same spec again gives the same job. Raises SpecError or ConflictError."""
         spec = load_spec_json(spec_json)
         canonical = spec.to_json()
-        if await self.store.create_job(spec.name, canonical):
-            log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
-            return await self._take_up(spec.name)
-        run = self.find(spec.name)
+        async with self._submitting:
+            if await self.store.create_job(spec.name, canonical):
+                log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
+            # A submission that was cut off has left the job in the store alone.
+            run = self.jobs.get(spec.name) or await self._take_up(spec.name)
         if run.spec != spec:
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
         return run

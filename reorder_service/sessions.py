@@ -63,11 +63,11 @@ class Session:
         """Planned steps, then places of their parts, as they come; ends after Ended or when superseded."""
         while not self.superseded:
             self._wake.clear()
-            while self._steps:
-                yield self._steps.popleft()
-            while self._places:
-                ticket = next(iter(self._places))
-                yield self._places.pop(ticket)
+            while self._steps or self._places:
+                if self._steps:
+                    yield self._steps.popleft()
+                else:
+                    yield self._places.pop(next(iter(self._places)))
             if self._ended is not None:
                 yield self._ended
                 return
@@ -81,11 +81,8 @@ class Sessions:
         self._job = job
         self._replicas = replicas
         self.by_rank: dict[int, Session] = {}
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks whose commits make a step; 1 before any has come."""
-        return max((session.num_ranks for session in self.by_rank.values()), default=1)
+        self.num_ranks = 1
+        """Ranks whose commits make a step: what the latest session said."""
 
     def open(self, rank: int, num_ranks: int) -> Session:
         """A new session for `rank`. Raises UserError or ConflictError where it does not fit."""
@@ -108,6 +105,7 @@ class Sessions:
             self.by_rank.pop(session.rank, None)
         session = Session(id=f"{self._job}/{rank}/{uuid.uuid4().hex[:12]}", job=self._job, rank=rank, num_ranks=num_ranks)
         self.by_rank[rank] = session
+        self.num_ranks = num_ranks
         return session
 
     def supersede_all(self) -> None:

@@ -12,7 +12,9 @@ One interface on redis-py. `redis://HOST:PORT/DB` is a server of the user's; `em
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,8 +22,9 @@ from typing import Any
 
 import redis.asyncio as redis
 from redis.asyncio.client import Pipeline
+from redis.exceptions import BusyLoadingError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.errors import ConflictError, UnavailableError, UserError
 from headrace.ledger import LedgerEntry
@@ -29,6 +32,7 @@ from headrace.quarantine import Reason, Rejected
 from reorder_service.embedded import EmbeddedRedis
 
 _TIMEOUT_S = 5.0
+_LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
 _PAGE = 256  # ledger entries read at a time
 
 # KEYS: job, list of jobs. ARGV: spec, name.
@@ -40,13 +44,16 @@ return 1
 """
 
 # KEYS: job, ledger, quarantine. ARGV: expected cursor, ledger entry, number of samples, then name and value of each rejection.
-# A commit happens whole or not at all, and only by the writer that knows the present cursor.
+# A commit happens whole or not at all, and only by the writer that knows the present cursor. Repeating the latest one, whose
+# answer may have been lost, is harmless. A sample that is refused in every epoch keeps the step of its first refusal.
 _COMMIT = """
-if redis.call('HGET', KEYS[1], 'cursor') ~= ARGV[1] then return 0 end
+local cursor = redis.call('HGET', KEYS[1], 'cursor')
+if tonumber(cursor) == tonumber(ARGV[1]) + 1 and redis.call('LINDEX', KEYS[2], -1) == ARGV[2] then return 1 end
+if cursor ~= ARGV[1] then return 0 end
 redis.call('RPUSH', KEYS[2], ARGV[2])
 redis.call('HINCRBY', KEYS[1], 'cursor', 1)
 redis.call('HINCRBY', KEYS[1], 'samples', ARGV[3])
-for i = 4, #ARGV, 2 do redis.call('HSET', KEYS[3], ARGV[i], ARGV[i + 1]) end
+for i = 4, #ARGV, 2 do redis.call('HSETNX', KEYS[3], ARGV[i], ARGV[i + 1]) end
 return 1
 """
 
@@ -118,7 +125,7 @@ class StateStore:
                 raise UserError(f"store {url!r} is neither redis://HOST:PORT/DB nor embedded:FOLDER") from err
         store = cls(client, embedded)
         try:
-            await client.ping()
+            await _until_loaded(client)
         except RedisError as err:
             await store.close()
             raise UserError(f"no Redis server answers at {url}: {err}") from err
@@ -188,7 +195,7 @@ class StateStore:
             raise ConflictError(f"step {step} of job {job!r} is not the next one to commit")
 
     async def rewind(self, job: str, step: int) -> None:
-        """Undo the commits of `step` and of all later steps."""
+        """Undo the commits of `step` and of all later steps; the job is RUNNING again, all in one transaction."""
         undone = await self._do(self._redis.lrange(_key(job, "ledger"), step, -1))
         samples = sum(len(json.loads(entry)["samples"]) for entry in undone)
         quarantine = await self._do(self._redis.hgetall(_key(job, "quarantine")))
@@ -201,7 +208,7 @@ class StateStore:
                 pipe.ltrim(_key(job, "ledger"), 0, step - 1)
             if names:
                 pipe.hdel(_key(job, "quarantine"), *names)
-            pipe.hset(_key(job, "job"), "cursor", str(step))
+            pipe.hset(_key(job, "job"), mapping={"cursor": str(step), "state": "RUNNING", "message": ""})
             pipe.hincrby(_key(job, "job"), "samples", -samples)
             await self._execute(pipe)
 
@@ -240,11 +247,24 @@ class StateStore:
     async def _do(self, command: Any) -> Any:
         try:
             return await command
-        except (RedisConnectionError, TimeoutError) as err:
+        except (RedisConnectionError, RedisTimeoutError) as err:
             raise UnavailableError(f"the state store does not answer: {err}") from err
 
     async def _execute(self, pipe: Pipeline) -> None:
         await self._do(pipe.execute())
+
+
+async def _until_loaded(client: redis.Redis) -> None:
+    """Wait until the server answers; a restarted one reads its file first."""
+    deadline = time.monotonic() + _LOAD_TIMEOUT_S
+    while True:
+        try:
+            await client.ping()
+            return
+        except BusyLoadingError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.1)
 
 
 def _key(job: str, what: str) -> str:

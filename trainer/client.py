@@ -5,24 +5,29 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pyarrow as pa
 
 from headrace import rpc
 from headrace.codec import rejection_message, rejection_value
-from headrace.errors import EndpointError, NotFoundError, UnavailableError
+from headrace.errors import EndpointError, HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.quarantine import Rejected
 from headrace.spec import JobSpec, load_spec_json
 from headrace.v1 import payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
 CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
+RECONNECT_TIMEOUT_S = 60.0  # how long a trainer waits for a reorder service that went away
+COMMIT_TIMEOUT_S = 600.0  # how long a commit waits for a lost service: its restart, and the planning of the window again
+RETRY_S = 0.2  # pause before a service is asked again
 FETCH_TIMEOUT_S = 120.0  # a part is waited for while it is decoded; a dead preprocessor is noticed by its connection
 
 
@@ -54,22 +59,41 @@ class SessionClient:
         self._num_ranks = num_ranks
         self._channel = rpc.channel(endpoint)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
-        self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._session = ""
         self._stream: Any = None
+        self._closed = threading.Event()
+        self._unsettled: dict[int, sessions_pb2.CommitRequest] = {}  # commits that wait for other ranks, at most a window
 
     def open(self, resume_step: int | None = None) -> tuple[JobSpec, Vocabulary, int, int]:
         """(spec, vocabulary, next step, generation). Raises UserError where endpoint, job or rank do not fit."""
         await_serving(self.endpoint, CONNECT_TIMEOUT_S)
-        reply = self._open(resume_step, INDEXING_TIMEOUT_S)
+        with self._opening:
+            reply = self._open(resume_step, INDEXING_TIMEOUT_S)
         vocabulary = Vocabulary(
             size=reply.vocabulary.size, image_token=reply.vocabulary.image_token, audio_token=reply.vocabulary.audio_token
         )
         return load_spec_json(reply.spec_json), vocabulary, reply.next_step, reply.generation
 
-    def reopen(self, timeout_s: float) -> None:
-        """Open again after the service was lost, waiting for it up to `timeout_s`. Raises UnavailableError after that."""
-        self._open(None, timeout_s)
+    @property
+    def session(self) -> str:
+        """The present session's id."""
+        return self._session
+
+    def reopen(self, lost: str, timeout_s: float) -> None:
+        """Open again after the session `lost` was, waiting up to `timeout_s`. Raises UnavailableError after that.
+
+        Threads that lost the same session share one new one. Commits that other ranks had not completed are said again: a
+        restarted service has forgotten them.
+        """
+        with self._opening:
+            if self._session != lost:
+                return
+            next_step = self._open(None, timeout_s).next_step
+            self._unsettled = {step: request for step, request in self._unsettled.items() if step >= next_step}
+            unsettled = list(self._unsettled.values())
+        for request in unsettled:
+            self._send_commit(request)
 
     def _open(self, resume_step: int | None, timeout_s: float) -> sessions_pb2.OpenReply:
         request = sessions_pb2.OpenRequest(job=self.job, rank=self._rank, num_ranks=self._num_ranks, resume_step=resume_step)
@@ -79,51 +103,84 @@ class SessionClient:
                 reply: sessions_pb2.OpenReply = rpc.call(self._stub.Open, request, self.endpoint)
                 break
             except UnavailableError as err:
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or self._closed.is_set():
                     raise
                 log.info("waiting for job=%s: %s", self.job, err)
-                time.sleep(0.2)
-        with self._lock:
-            self._session = reply.session
+                self._closed.wait(RETRY_S)
+        self._session = reply.session
         return reply
+
+    def _call(self, method: Callable[..., _T], request: Any) -> _T:
+        """A call in the present session. Raises SupersededError only where another process took over."""
+        session = request.session = self._session
+        try:
+            return rpc.call(method, request, self.endpoint)
+        except SupersededError as err:
+            raise self._replaced(session) or err from err
+        except ValueError as err:  # gRPC's word for a call on a closed channel
+            raise UnavailableError("the session is closed") from err
+
+    def _replaced(self, session: str) -> UnavailableError | None:
+        """The error that stands for a session which this client itself has replaced; None where it is the present one."""
+        with self._opening:
+            return UnavailableError("the session was opened again meanwhile") if self._session != session else None
 
     def events(self) -> Iterator[sessions_pb2.PlanEvent]:
         """Plans and places of parts until the job or the session ends. Raises as `headrace.errors.from_rpc`."""
-        with rpc.translated(self.endpoint):
-            self._stream = self._stub.Plans(sessions_pb2.PlansRequest(session=self._session))
-            yield from self._stream
+        session = self._session
+        try:
+            with rpc.translated(self.endpoint):
+                self._stream = self._stub.Plans(sessions_pb2.PlansRequest(session=session))
+                yield from self._stream
+        except SupersededError as err:
+            raise self._replaced(session) or err from err
+        except ValueError as err:
+            raise UnavailableError("the session is closed") from err
 
     def report_lost(self, ticket: str, lease: str) -> None:
         """Ask for a part to be decoded elsewhere."""
-        request = sessions_pb2.ReportLostRequest(session=self._session, ticket=ticket, lease=lease)
-        rpc.call(self._stub.ReportLost, request, self.endpoint)
+        self._call(self._stub.ReportLost, sessions_pb2.ReportLostRequest(ticket=ticket, lease=lease))
 
     def commit(self, step: int, rejected: list[Rejected], loss: float, step_s: float, data_wait_s: float) -> bool:
         """Whether the step is committed by all ranks now."""
         request = sessions_pb2.CommitRequest(
-            session=self._session,
             step=step,
             rejections=[rejection_message(item) for item in rejected],
             loss=loss,
             step_s=step_s,
             data_wait_s=data_wait_s,
         )
-        try:
-            return bool(rpc.call(self._stub.Commit, request, self.endpoint).committed)
-        except (NotFoundError, UnavailableError) as err:
-            log.warning("commit of step=%d failed (%s); opening the session again", step, err)
-            self.reopen(INDEXING_TIMEOUT_S)
-            request.session = self._session
-            return bool(rpc.call(self._stub.Commit, request, self.endpoint).committed)
+        self._unsettled[step] = request
+        committed = self._send_commit(request)
+        if committed:
+            self._unsettled = {later: kept for later, kept in self._unsettled.items() if later > step}
+        return committed
+
+    def _send_commit(self, request: sessions_pb2.CommitRequest) -> bool:
+        """Until it is answered: the service may be away, or still planning the step again."""
+        deadline = time.monotonic() + COMMIT_TIMEOUT_S
+        while True:
+            session = self._session
+            try:
+                return bool(self._call(self._stub.Commit, request).committed)
+            except (NotFoundError, UnavailableError) as err:
+                if time.monotonic() > deadline or self._closed.is_set():
+                    raise
+                log.warning("commit of step=%d failed (%s); trying again", request.step, err)
+                if isinstance(err, NotFoundError):
+                    self.reopen(session, RECONNECT_TIMEOUT_S)
+            self._closed.wait(RETRY_S)
 
     def close(self) -> None:
         """End the session. The job goes on with the next one."""
+        self._closed.set()
         if self._stream is not None:
             self._stream.cancel()
-        try:
-            rpc.call(self._stub.Close, sessions_pb2.CloseRequest(session=self._session), self.endpoint, timeout_s=1.0)
-        except Exception as err:  # the service notices the end of the stream anyhow
-            log.debug("closing the session: %s", err)
+        if self._session:
+            try:
+                rpc.call(self._stub.Close, sessions_pb2.CloseRequest(session=self._session), self.endpoint, timeout_s=1.0)
+            except HeadraceError as err:  # the service notices the end of the stream anyhow
+                log.debug("closing the session: %s", err)
         self._channel.close()
 
 

@@ -20,13 +20,12 @@ from typing import Any
 from headrace.errors import ConflictError, HeadraceError, JobFailedError, NotFoundError, UnavailableError
 from headrace.quarantine import Rejected
 from headrace.v1 import sessions_pb2
-from trainer.client import Part, PartClient, SessionClient
+from trainer.client import RECONNECT_TIMEOUT_S, RETRY_S, Part, PartClient, SessionClient
 from trainer.collate import PackedMicrobatch, collate
 
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
-RECONNECT_TIMEOUT_S = 60.0  # how long a trainer waits for a reorder service that went away
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,6 +47,8 @@ class Step:
     _microbatches: Iterator[Microbatch]
     rejected: list[Rejected] = field(default_factory=list)
     """Samples that turned out to be damaged when decoded; complete once the step is iterated."""
+    consumed: bool = False
+    """Whether its microbatches were all handed out."""
     data_wait_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
 
@@ -131,8 +132,8 @@ class StepLoader:
         """Stop fetching and end the session."""
         self._closed = True
         self._places.fail(UnavailableError("the loader is closed"))
+        self._client.close()
         if self._thread is not None:
-            self._client.close()
             self._thread.join(timeout=2.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._parts.close()
@@ -163,13 +164,19 @@ class StepLoader:
         self._resume_step = int(state["step"])
 
     def commit(self, step: Step, *, loss: float = math.nan) -> None:
-        """The step is applied. `loss`: of the whole step, if this rank knows it; for the ledger and for people."""
+        """The step is applied. `loss`: of the whole step, if this rank knows it; for the ledger and for people.
+
+        Raises ConflictError where some of the step's microbatches were not consumed.
+        """
+        if not step.consumed:
+            raise ConflictError(f"step {step.index} cannot be committed before all of its microbatches were consumed")
         step_s = time.perf_counter() - step.started_s
         self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s)
         with self._changed:
             self._committed = step.index + 1
-            plan = self._plans.pop(step.index)
-        self._places.forget(_tickets(plan))
+            plan = self._plans.pop(step.index, None)
+        if plan is not None:
+            self._places.forget(_tickets(plan))
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -180,11 +187,16 @@ class StepLoader:
             plan = self._next_plan()
             if plan is None:
                 return
-            step = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), started_s=started_s)
+            step = Step(
+                index=plan.step,
+                num_samples=plan.num_samples,
+                _microbatches=iter(()),
+                started_s=started_s,
+            )
             step.data_wait_s = time.perf_counter() - started_s
             step._microbatches = self._microbatches(plan, step)
+            self._next_step = plan.step + 1  # before the step is handed out: a new loop over the loader goes on behind it
             yield step
-            self._next_step = plan.step + 1
 
     def _next_plan(self) -> sessions_pb2.RankPlan | None:
         with self._changed:
@@ -204,7 +216,7 @@ class StepLoader:
             return self._plans[self._next_step]
 
     def _microbatches(self, plan: sessions_pb2.RankPlan, step: Step) -> Iterator[Microbatch]:
-        for message in plan.microbatches:
+        for number, message in enumerate(plan.microbatches, 1):
             began_s = time.perf_counter()
             parts = []
             for ticket in message.tickets:
@@ -217,6 +229,7 @@ class StepLoader:
             self._fetch_ahead()
             data = collate([part.batch for part in parts])
             step.data_wait_s += time.perf_counter() - began_s
+            step.consumed = number == len(plan.microbatches)
             yield Microbatch(replica=message.replica, index=message.index, data=data)
 
     # -- fetching -----------------------------------------------------------------------------------------------------
@@ -249,24 +262,30 @@ class StepLoader:
                 if self._closed:
                     raise
                 log.warning("fetch failed ticket=%s endpoint=%s: %s", ticket, endpoint, err)
-                self._report_lost(ticket, lease)
-                failed_lease = lease
+                if self._report_lost(ticket, lease):
+                    failed_lease = lease
+                else:  # nobody moves the part: the same place may be told again
+                    time.sleep(RETRY_S)
                 continue
             with self._changed:
                 self._ready_bytes += part.num_bytes
             return part
 
-    def _report_lost(self, ticket: str, lease: str) -> None:
+    def _report_lost(self, ticket: str, lease: str) -> bool:
+        """Whether the service knows of it, so that a newer place follows."""
         try:
             self._client.report_lost(ticket, lease)
         except (NotFoundError, UnavailableError) as err:
-            log.warning("report of a lost part failed ticket=%s: %s", ticket, err)  # a new session tells its place anew
+            log.warning("report of a lost part failed ticket=%s: %s", ticket, err)
+            return False
+        return True
 
     # -- listening ----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         try:
             while not self._closed and self._ended is None:
+                session = self._client.session
                 try:
                     for event in self._client.events():
                         self._hear(event)
@@ -274,7 +293,7 @@ class StepLoader:
                     if self._closed:
                         return
                     log.warning("plans interrupted (%s); opening the session again", err)
-                    self._client.reopen(RECONNECT_TIMEOUT_S)
+                    self._client.reopen(session, RECONNECT_TIMEOUT_S)
         except HeadraceError as err:
             if not self._closed:
                 with self._changed:

@@ -19,7 +19,8 @@ class Shard(ABC):
     """One file of a data set. Rows are its whole samples in the file's order; reading is random access.
 
     Everything but `close` may be called from many threads at once. A shard holds one open file and its index (for tar
-    some hundred bytes a sample), never media.
+    some hundred bytes a sample), never media. One that others may still read is dropped instead of closed: its file is
+    closed when the last reference, which every record holds, has gone.
     """
 
     num_rows: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from typing import BinaryIO, cast
 
@@ -13,7 +14,10 @@ from headrace.errors import DatasetError
 
 
 class Blob(ABC):
-    """The bytes of one file. Reads are thread-safe and never wait for each other where the system allows it."""
+    """The bytes of one file. Reads are thread-safe; those of local files do not wait for each other.
+
+    The file is closed by `close`, or when the last reference to the blob goes.
+    """
 
     size: int
 
@@ -33,6 +37,7 @@ class LocalBlob(Blob):
         self._file = file
         self._url = url
         self.size = os.fstat(file.fileno()).st_size
+        weakref.finalize(self, file.close)
 
     def pread(self, offset: int, size: int) -> bytes:
         """One system call, except above 2 GiB, where the system gives less at a time."""
@@ -57,6 +62,7 @@ class RemoteBlob(Blob):
         self._lock = threading.Lock()
         try:
             self._file: BinaryIO = fsspec.open(url, "rb").open()
+            weakref.finalize(self, self._file.close)
             self.size = self._file.seek(0, os.SEEK_END)
         except OSError as err:
             raise unreadable(url, err) from err

@@ -92,7 +92,11 @@ def test_a_trainer_that_died_before_its_commit_gets_the_same_step_again(cluster,
 
     with trainer.connect(cluster.endpoint, job=job) as loader:
         steps = iter(loader)
-        loader.commit(next(steps))
+        first = next(steps)
+        with pytest.raises(ConflictError, match="consumed"):
+            loader.commit(first)
+        sample_ids(first)
+        loader.commit(first)
         lost = sample_ids(next(steps))
     with trainer.connect(cluster.endpoint, job=job) as loader:
         step = next(iter(loader))
@@ -160,6 +164,7 @@ def test_a_second_process_for_a_rank_takes_over(cluster, spec) -> None:
     job = cluster.submit(spec("twice"))
     with trainer.connect(cluster.endpoint, job=job) as former:
         first = next(iter(former))
+        list(first)
         with trainer.connect(cluster.endpoint, job=job) as latter:
             assert next(iter(latter)).index == first.index
             with pytest.raises(SupersededError):

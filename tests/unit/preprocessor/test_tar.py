@@ -51,7 +51,7 @@ def damage(data: bytes) -> list[tuple[Reason, str | None]]:
     return [(entry.reason, entry.name) for entry in scan(Bytes(data)) if isinstance(entry, Damage)]
 
 
-NAMES = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0/"), min_size=1, max_size=60)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_size=1, max_size=60)
 
 
 @given(st.dictionaries(NAMES, st.binary(max_size=1500), max_size=6), st.sampled_from(FORMATS[1:]))
