@@ -26,6 +26,8 @@ class JobsClient:
         self._stub = jobs_pb2_grpc.JobsStub(self._channel)
 
     def __enter__(self) -> JobsClient:
+        """Raises EndpointError where no reorder service answers."""
+        rpc.await_reorder_service(self.endpoint)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

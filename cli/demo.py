@@ -89,7 +89,8 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: An
     from cli.summary import summarise
     from headrace.errors import HeadraceError
 
-    threads = max(1, (os.cpu_count() or 1) // num_preprocessors)
+    cores = os.cpu_count() or 1
+    threads = max(1, cores // num_preprocessors)
     for log in out.glob("*.log"):
         log.unlink()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
@@ -104,9 +105,8 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: An
         ]
         with JobsClient(endpoint) as client:
             job = client.submit(spec)
-            trainer = group.add(
-                Process("trainer", ["train", "--endpoint", endpoint, "--job", job, "--format", "json"], out / "trainer.log")
-            )
+            arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, cores // 2)), "--format", "json"]
+            trainer = group.add(Process("trainer", arguments, out / "trainer.log"))
             while trainer.exit_code() is None:
                 if reorder.exit_code() is not None:
                     raise HeadraceError(f"the reorder service ended: {reorder.last_words()}")

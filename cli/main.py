@@ -7,9 +7,11 @@ import importlib
 import os
 import sys
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own log repeats our errors less clearly; read once, at its import
+# Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from headrace.errors import HeadraceError, JobFailedError, UserError  # noqa: E402
+from headrace.errors import HeadraceError, JobFailedError, UserError
 
 # Command -> (module, one line). A module has `add_arguments(parser)` and `run(args) -> exit code`, and imports the
 # services only when it runs, so that `--help` is quick and a machine needs only the extras of what it runs.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -12,11 +11,11 @@ import time
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from headrace.child import ending_with_us
 from headrace.errors import HeadraceError
 
 START_TIMEOUT_S = 60.0  # a cold first start compiles kernels and imports torch
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
-_PR_SET_PDEATHSIG = 1
 
 
 class Process:
@@ -33,13 +32,12 @@ class Process:
         """Start (again). The child dies with this process, even if that is killed."""
         with self.log.open("ab") as log:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "cli.main", *self._arguments],
+                ending_with_us([sys.executable, "-m", "cli.main", *self._arguments], signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=self._env,
                 start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them in order
-                preexec_fn=_end_with_parent,
             )
 
     @property
@@ -115,7 +113,3 @@ class ProcessGroup:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -44,7 +44,7 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
     console = Console()
     table = Table(title=f"job {summary['job']}: {summary['state']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
-    table.add_column()
+    table.add_column(overflow="fold")
     table.add_row("steps", str(summary["steps"]))
     table.add_row("samples", f"{summary['samples']}, {summary['samples_per_s']:.1f} per second")
     table.add_row("strategy", summary["strategy"])

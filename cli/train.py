@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--job", help="a job that was submitted before")
     what.add_argument("--submit", type=Path, metavar="SPEC.yaml", help="submit this job first")
     parser.add_argument("--model", choices=tuple(MODEL_SHAPES), help="named size (default: the job's)")
+    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model (default: torch's choice)")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
 
 
@@ -28,14 +29,12 @@ def run(args: argparse.Namespace) -> int:
     from cli.summary import print_summary, summarise
     from headrace.spec import load_spec_yaml
     from headrace.telemetry import configure_logging
-    from trainer.client import CONNECT_TIMEOUT_S, await_serving
     from trainer.train import train
 
     configure_logging("trainer")
-    await_serving(args.endpoint, CONNECT_TIMEOUT_S)
     with JobsClient(args.endpoint) as client:
         job = client.submit(load_spec_yaml(args.submit)) if args.submit else args.job
-        train(args.endpoint, job=job, model_name=args.model or "")
+        train(args.endpoint, job=job, model_name=args.model or "", threads=args.threads)
         if os.environ.get("RANK", "0") == "0":
             print_summary(summarise(client, job), args.format)
     return 0

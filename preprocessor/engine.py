@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
@@ -26,8 +26,16 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+
+class Start(Protocol):
+    """Starts a background task of the present connection."""
+
+    def __call__(self, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]: ...
+
+
 RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 2.0
+GOODBYE_S = 0.2  # how long a leaving preprocessor waits for the end of its stream
 
 
 class Engine:
@@ -47,12 +55,18 @@ class Engine:
         self._bytes_decoded = 0
 
     async def run(self) -> None:
-        """Serve the reorder service, over as many connections as it takes, until cancelled."""
+        """Serve the reorder service, over as many connections as it takes, until cancelled.
+
+        An order that fails otherwise than by a sample ends the preprocessor with that error: its work goes to another one,
+        which a lease that is never answered would not.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._stay_connected())
                 for _ in range(self._threads):
                     group.create_task(self._decode_loop())
+        except ExceptionGroup as group:
+            raise _first(group) from group
         finally:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -71,32 +85,37 @@ class Engine:
         self._outbox = outbox
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=2 * self._threads + 2)
         outbox.put_nowait(FleetReport(hello=hello))
-        worked = False
         async with aio_channel(self._reorder) as channel, _cancelled_at_exit() as start:
-            stream = fleet_pb2_grpc.FleetStub(channel).Work(_drain(outbox))
+            listening = start(self._listen(fleet_pb2_grpc.FleetStub(channel).Work(_drain(outbox)), start))
             try:
-                async for order in stream:
-                    worked = True
-                    kind = order.WhichOneof("order")
-                    if kind == "welcome":
-                        log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
-                        start(self._heartbeat(order.welcome.heartbeat_s))
-                    else:
-                        self._obey(kind, getattr(order, kind), start)
-            except grpc.aio.AioRpcError as err:
-                log.debug("stream broke: %s", err.details())
+                await asyncio.wait({listening})
+                return listening.result()
             except asyncio.CancelledError:
                 outbox.put_nowait(FleetReport(goodbye=fleet_pb2.Goodbye()))
                 outbox.put_nowait(None)
-                with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
-                    await asyncio.wait_for(stream.read(), 0.2)
+                await asyncio.wait({listening}, timeout=GOODBYE_S)
                 raise
             finally:
                 self._leases.clear()
                 self._store.release_all_on_demand()
+
+    async def _listen(self, orders: AsyncIterable[fleet_pb2.FleetOrder], start: Start) -> bool:
+        """Obey until the stream ends. Whether any order came."""
+        worked = False
+        try:
+            async for order in orders:
+                worked = True
+                kind = order.WhichOneof("order")
+                if kind == "welcome":
+                    log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
+                    start(self._heartbeat(order.welcome.heartbeat_s))
+                else:
+                    self._obey(kind, getattr(order, kind), start)
+        except grpc.aio.AioRpcError as err:
+            log.debug("stream broke: %s", err.details())
         return worked
 
-    def _obey(self, kind: str, order: Any, start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def _obey(self, kind: str, order: Any, start: Start) -> None:
         match kind:
             case "job_opened":
                 job = self._jobs.get(order.job)
@@ -208,18 +227,24 @@ async def _drain(outbox: asyncio.Queue[FleetReport | None]) -> AsyncIterator[Fle
 
 
 @contextlib.asynccontextmanager
-async def _cancelled_at_exit() -> AsyncIterator[Callable[[Coroutine[Any, Any, None]], None]]:
-    """A function that starts background tasks, which are cancelled at the end of the block."""
-    tasks: set[asyncio.Task[None]] = set()
+async def _cancelled_at_exit() -> AsyncIterator[Start]:
+    """A function that starts background tasks. They are cancelled at the end of the block; an error of one ends the block."""
+    tasks: set[asyncio.Task[Any]] = set()
+    async with asyncio.TaskGroup() as group:
 
-    def start(coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        def start(coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+            task = group.create_task(coroutine)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            return task
 
-    try:
-        yield start
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            yield start
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

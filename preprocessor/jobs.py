@@ -94,6 +94,13 @@ class Job:
         """SOURCE/SHARD/KEY."""
         return f"{self.shards[ref.shard].name}/{self._shard(ref.shard).key(ref.row)}"
 
+    def _known_name(self, ref: SampleRef) -> str:
+        """The sample's name, with its row for a key where the shard has become unreadable."""
+        try:
+            return self.sample_name(ref)
+        except (OSError, DatasetError):
+            return f"{self.shards[ref.shard].name}/{ref.row}"
+
     def close(self) -> None:
         """Close the shards."""
         with self._lock:
@@ -113,7 +120,7 @@ class Job:
         except Exception as err:
             log.exception("unexpected error in sample shard=%s row=%d", self.shards[ref.shard].url, ref.row)
             reason, detail = Reason.CORRUPT_MEDIA, f"unexpected {type(err).__name__}: {err}"
-        return Rejected(name=self.sample_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id)
+        return Rejected(name=self._known_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id)
 
     def _shard(self, index: int) -> Shard:
         with self._lock:

@@ -28,19 +28,21 @@ class PayloadServicer(payload_pb2_grpc.PayloadServicer):
         self, request: payload_pb2.FetchRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[payload_pb2.FetchReply]:
         entry = self._store.get(request.ticket)
-        payload = await self._store.wait(entry) if entry is not None else None
-        if entry is None or payload is None:
+        if entry is None:
             raise NotFoundError(f"part {request.ticket!r} is not held here")
-        data = memoryview(payload.data)
-        header = payload_pb2.PartHeader(
-            num_bytes=len(data),
-            num_samples=payload.num_samples,
-            rejections=[rejection_message(item) for item in payload.rejected],
-        )
-        yield payload_pb2.FetchReply(header=header)
-        for start in range(0, len(data), CHUNK_BYTES):
-            yield payload_pb2.FetchReply(chunk=bytes(data[start : start + CHUNK_BYTES]))
-        self._store.mark_fetched(entry)
+        async with self._store.held(entry) as payload:
+            if payload is None:
+                raise NotFoundError(f"part {request.ticket!r} is held here no longer")
+            data = memoryview(payload.data)
+            header = payload_pb2.PartHeader(
+                num_bytes=len(data),
+                num_samples=payload.num_samples,
+                rejections=[rejection_message(item) for item in payload.rejected],
+            )
+            yield payload_pb2.FetchReply(header=header)
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield payload_pb2.FetchReply(chunk=bytes(data[start : start + CHUNK_BYTES]))
+            self._store.mark_fetched(entry)
 
 
 async def serve(*, listen: str, reorder: str, advertise: str, threads: int, budget_bytes: int) -> None:

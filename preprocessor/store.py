@@ -8,6 +8,8 @@ requests can lead to a standstill, and memory never grows with the length of the
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -37,7 +39,7 @@ class Entry:
     payload: Payload | None = None
     decoding: bool = False
     waiting: int = 0
-    """Fetches that wait for it now."""
+    """Fetches that wait for it or read it now."""
     fetched: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     gone: bool = False
@@ -100,20 +102,23 @@ class PayloadStore:
         self.held_bytes += payload.data.size
         self._largest_bytes = max(self._largest_bytes, payload.data.size)
         entry.changed.set()
-        self._make_room(0, before=entry.priority)
+        self._trim()
         self._work.set()
 
-    async def wait(self, entry: Entry) -> Payload | None:
-        """The payload once it is decoded; None where the part is released meanwhile."""
+    @contextlib.asynccontextmanager
+    async def held(self, entry: Entry) -> AsyncIterator[Payload | None]:
+        """The payload once it is decoded, not evicted during the block; None where the part is released meanwhile."""
         entry.waiting += 1
         self._work.set()
         try:
             while entry.payload is None and not entry.gone:
                 entry.changed.clear()
                 await entry.changed.wait()
-            return entry.payload
+            yield entry.payload
         finally:
             entry.waiting -= 1
+            self._trim()
+            self._work.set()
 
     def mark_fetched(self, entry: Entry) -> None:
         """A trainer has it: it may be evicted first."""
@@ -139,15 +144,25 @@ class PayloadStore:
 
     def _make_room(self, num_bytes: int, *, before: int) -> bool:
         """Evict until `num_bytes` more fit: fetched parts, then those needed later than priority `before`, last first."""
-        held = [entry for entry in self._entries.values() if entry.payload is not None and not entry.waiting]
-        held.sort(key=lambda e: (not e.fetched, -e.priority))
-        for entry in held:
+        for entry in self._evictable():
             if self.held_bytes + num_bytes <= self.budget_bytes:
                 break
             if entry.fetched or entry.priority > before:
                 self._drop(entry)
         # A store that holds nothing takes one part however large it is.
         return self.held_bytes + num_bytes <= self.budget_bytes or not (self.held_bytes or self._reserved_bytes())
+
+    def _trim(self) -> None:
+        """Go back to the budget after a part that was larger than foreseen, or awaited: evict what is needed last."""
+        for entry in self._evictable():
+            alone = entry.payload is not None and entry.payload.data.size == self.held_bytes
+            if self.held_bytes <= self.budget_bytes or (alone and not entry.fetched):
+                break
+            self._drop(entry)
+
+    def _evictable(self) -> list[Entry]:
+        held = [entry for entry in self._entries.values() if entry.payload is not None and not entry.waiting]
+        return sorted(held, key=lambda e: (not e.fetched, -e.priority))
 
     def _drop(self, entry: Entry) -> None:
         if entry.payload is not None:

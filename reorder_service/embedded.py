@@ -6,7 +6,6 @@ folder that the user names; the server ends with this process, however that ends
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import shutil
 import signal
@@ -16,11 +15,11 @@ import time
 from pathlib import Path
 from typing import IO
 
+from headrace.child import ending_with_us
 from headrace.errors import ConflictError, UnavailableError, UserError
 
 _START_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 0.5  # a killed service's server needs a moment to end
-_PR_SET_PDEATHSIG = 1
 
 
 def _server_binary() -> str:
@@ -35,10 +34,6 @@ def _server_binary() -> str:
                 "the embedded store needs a redis-server binary, and there is none; install Redis or name one with --store redis://HOST:PORT"
             ) from None
         return found
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class EmbeddedRedis:
@@ -95,12 +90,11 @@ class EmbeddedRedis:
         arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
         # A new process group: the terminal's Ctrl-C is for the service, which then stops this server itself.
         self._process = subprocess.Popen(
-            [_server_binary(), *arguments],
+            ending_with_us([_server_binary(), *arguments], signal.SIGTERM),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
             pass_fds=(self._lock.fileno(),),  # the folder is taken until this server, too, has ended
         )
         deadline = time.monotonic() + _START_TIMEOUT_S

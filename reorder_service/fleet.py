@@ -93,6 +93,7 @@ class Fleet:
             return
         del self.members[member.name]
         orphans = [*member.leases.values(), *member.kept.values()]
+        member.leases, member.kept = {}, {}  # its stream may still bring results: they are void
         log.info("left %s", pairs(preprocessor=member.name, why=why, work_to_redo=len(orphans)))
         for work in orphans:
             self._wait_again(work)

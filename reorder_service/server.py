@@ -230,6 +230,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         try:
             while (order := await outbox.get()) is not None:
                 yield order
+            await reader  # raises what broke it, if anything did
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headrace import rpc
 from headrace.codec import rejection_message, rejection_value
-from headrace.errors import EndpointError, HeadraceError, NotFoundError, SupersededError, UnavailableError
+from headrace.errors import HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.quarantine import Rejected
 from headrace.spec import JobSpec, load_spec_json
 from headrace.v1 import payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
@@ -24,9 +24,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
-CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
-RECONNECT_TIMEOUT_S = 60.0  # how long a trainer waits for a reorder service that went away
-COMMIT_TIMEOUT_S = 600.0  # how long a commit waits for a lost service: its restart, and the planning of the window again
+RECOMMIT_TIMEOUT_S = 600.0  # how long a commit waits for a lost service: its restart, and the planning of the window again
 RETRY_S = 0.2  # pause before a service is asked again
 FETCH_TIMEOUT_S = 120.0  # a part is waited for while it is decoded; a dead preprocessor is noticed by its connection
 
@@ -67,7 +65,7 @@ class SessionClient:
 
     def open(self, resume_step: int | None = None) -> tuple[JobSpec, Vocabulary, int, int]:
         """(spec, vocabulary, next step, generation). Raises UserError where endpoint, job or rank do not fit."""
-        await_serving(self.endpoint, CONNECT_TIMEOUT_S)
+        rpc.await_reorder_service(self.endpoint)
         with self._opening:
             reply = self._open(resume_step, INDEXING_TIMEOUT_S)
         vocabulary = Vocabulary(
@@ -222,12 +220,3 @@ class PartClient:
             for channel in self._channels.values():
                 channel.close()
             self._channels.clear()
-
-
-def await_serving(endpoint: str, timeout_s: float) -> None:
-    """Wait until the service at `endpoint` answers. Raises EndpointError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not rpc.is_serving(endpoint):
-        if time.monotonic() > deadline:
-            raise EndpointError(f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?")
-        time.sleep(0.1)

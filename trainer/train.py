@@ -18,11 +18,14 @@ from trainer.step import PEAK_LEARNING_RATES, TrainStep, learning_rate, make_opt
 log = logging.getLogger(__name__)
 
 
-def train(endpoint: str, *, job: str, model_name: str = "") -> None:
+def train(endpoint: str, *, job: str, model_name: str = "", threads: int | None = None) -> None:
     """Train until the job's last step is committed. Under torchrun, one of its ranks.
 
-    `model_name`: a named shape; empty: the one that the job's costs are computed from.
+    `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
+    torch on the CPU; beside busy processes fewer are faster. None: torch's choice.
     """
+    if threads is not None:
+        torch.set_num_threads(threads)
     with _process_group() as (rank, num_ranks, device), connect(endpoint, job=job, rank=rank, num_ranks=num_ranks) as loader:
         name = model_name or loader.spec.model
         model = build_model(

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 
+CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
 CALL_TIMEOUT_S = 10.0  # deadline of every unary call
 MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload comes in chunks of CHUNK_BYTES
 CHUNK_BYTES = 1 << 20  # the fastest size for grpcio streams
@@ -161,6 +163,15 @@ def is_serving(endpoint: str, timeout_s: float = 2.0) -> bool:
         except grpc.RpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    """Wait until the reorder service at `endpoint` is serving. Raises EndpointError after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not is_serving(endpoint):
+        if time.monotonic() > deadline:
+            raise EndpointError(f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?")
+        time.sleep(0.1)
 
 
 def reachable_address(listen: str, peer: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import trainer
 from cli.client import JobsClient
 from cli.example import example_data

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 import trainer
 from headrace.errors import JobFailedError
 
@@ -64,7 +65,11 @@ def test_a_shard_that_vanishes_after_indexing_quarantines_its_samples(cluster, s
 
 @pytest.mark.parametrize(
     ("path", "sentence"),
-    [("/no/such/data", "/no/such/data"), (str(HOSTILE / "text"), "no shard"), (str(HOSTILE / "tars" / "empty.tar"), "no usable sample")],
+    [
+        ("/no/such/data", "/no/such/data"),
+        (str(HOSTILE / "text"), "no shard"),
+        (str(HOSTILE / "tars" / "empty.tar"), "no usable sample"),
+    ],
 )
 def test_a_data_set_without_samples_fails_the_job_with_a_sentence(cluster, spec, path: str, sentence: str) -> None:
     cluster.start_reorder()

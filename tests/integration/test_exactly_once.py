@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 
 import pytest
+
 import trainer
 from headrace.errors import ConflictError, SupersededError, UserError
 from headrace.ledger import ledger_sha256

@@ -1,0 +1,183 @@
+"""The `headrace` command as a user runs it: exit codes, sentences, one JSON object on standard output, nobody left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.integration
+
+HOSTILE = Path(__file__).parent.parent / "data" / "hostile"
+QUICK = ["--steps", "3", "--global-batch", "8"]
+
+
+def headrace(*arguments: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes that `pid` started, and those that they started, as long as they live."""
+    found: set[int] = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found |= {child} | descendants(child)
+    return found
+
+
+def start_demo(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A demo in the background, once it has committed a step."""
+    command = [sys.executable, "-m", "cli.main", "demo", "--out", str(out), "--format", "json", *arguments]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    log = out / "trainer.log"
+    deadline = time.monotonic() + 60.0
+    while not (log.exists() and " step " in log.read_text()):
+        assert demo.poll() is None, demo.communicate()
+        assert time.monotonic() < deadline, "no step within 60 s"
+        time.sleep(0.05)  # polls a real process
+    return demo
+
+
+@pytest.fixture(scope="module")
+def demo_summary(tmp_path_factory) -> dict:
+    result = headrace("demo", "--out", str(tmp_path_factory.mktemp("demo")), "--format", "json", *QUICK)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_the_demo_prints_one_json_object_and_draws_a_picture(demo_summary: dict) -> None:
+    assert demo_summary["steps"] == 3
+    assert demo_summary["samples"] == 24
+    assert demo_summary["quarantined"] == []
+    assert demo_summary["samples_per_s"] > 0
+    assert 0 <= demo_summary["data_wait_fraction"] < 1
+    assert demo_summary["last_loss"] < demo_summary["first_loss"]
+    assert len(demo_summary["ledger_sha256"]) == 64
+    assert Path(demo_summary["picture"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_s_ledger_survives_a_killed_preprocessor_and_another_strategy(demo_summary: dict, tmp_path: Path) -> None:
+    demo = start_demo(tmp_path, *QUICK, "--strategy", "random")
+    [victim, *_] = [
+        pid for pid in descendants(demo.pid) if b"preprocessor" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    ]
+    os.kill(victim, signal.SIGKILL)
+    out, err = demo.communicate(timeout=100)
+    assert demo.returncode == 0, err
+    assert json.loads(out)["ledger_sha256"] == demo_summary["ledger_sha256"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_every_process(tmp_path: Path, number: int) -> None:
+    demo = start_demo(tmp_path)
+    family = descendants(demo.pid)
+    assert len(family) == 5  # reorder service and its store, two preprocessors, trainer
+    demo.send_signal(number)
+    demo.communicate(timeout=10)
+    assert demo.returncode == 130
+    assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_killed_demo_leaves_nobody_behind(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path)
+    family = descendants(demo.pid)
+    demo.kill()
+    demo.communicate(timeout=10)
+    deadline = time.monotonic() + 10.0
+    while left := [pid for pid in family if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)  # polls real processes
+
+
+def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
+    data = tmp_path / "mine"
+    data.mkdir()
+    for name in ("good", "one_bad_of_three"):
+        (data / f"{name}.tar").write_bytes((HOSTILE / "tars" / f"{name}.tar").read_bytes())
+    result = headrace("demo", str(data), "--out", str(tmp_path / "out"), "--format", "json", "--preprocessors", "1")
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["samples"] == 5
+    assert [(item["sample"], item["reason"]) for item in summary["quarantined"]] == [
+        ("mine/one_bad_of_three.tar/r", "corrupt_media")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["demo", "/no/such/folder"], "/no/such/folder"),
+        (["demo", "--strategy", "magic"], "no strategy 'magic'"),
+        (["demo", "--replicas", "0"], "topology.replicas"),
+        (["demo", "--preprocessors", "0"], "--preprocessors must be at least 1"),
+        (["inspect", "/no/such/folder"], "/no/such/folder"),
+        (["job", "list", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
+        (["job", "list", "--endpoint", "nonsense"], "not HOST:PORT"),
+        (["train", "--job", "x", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
+        (["reorder", "--store", "carrier-pigeon:home"], "carrier-pigeon:home"),
+        (["reorder", "--store", "redis://127.0.0.1:1/0"], "no Redis server answers"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_the_user_can_fix_is_one_sentence_and_exit_code_2(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    if arguments[0] in ("demo", "inspect"):
+        arguments = [*arguments, "--out", str(tmp_path / "out")]
+    result = headrace(*arguments)
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not result.stdout
+
+
+def test_an_empty_folder_and_a_busy_port_are_told_too(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    result = headrace("demo", str(empty), "--out", str(tmp_path / "out"))
+    assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1)
+    assert str(empty) in result.stderr
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for arguments in (
+            ["reorder", "--listen", f"127.0.0.1:{port}", "--store", f"embedded:{tmp_path / 'store'}"],
+            ["preprocessor", "--listen", f"127.0.0.1:{port}"],
+        ):
+            result = headrace(*arguments)
+            assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1)
+            assert "taken" in result.stderr
+
+
+def test_jobs_are_submitted_listed_shown_and_cancelled(cluster, spec, tmp_path: Path) -> None:
+    cluster.start_reorder()
+    endpoint = ["--endpoint", cluster.endpoint, "--format", "json"]
+    path = tmp_path / "job.yaml"
+    document = json.loads(spec("mine").to_json())
+    path.write_text(yaml.safe_dump(document))
+    for _ in range(2):  # submitting the same spec again changes nothing
+        result = headrace("job", "submit", str(path), *endpoint)
+        assert (result.returncode, json.loads(result.stdout)) == (0, {"jobs": [{"job": "mine", "state": "indexing"}]})
+
+    path.write_text(yaml.safe_dump({**document, "seed": 7}))
+    result = headrace("job", "submit", str(path), *endpoint)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "another spec" in result.stderr
+
+    path.write_text(yaml.safe_dump({**document, "global_bach": 7}))
+    assert "global_bach" in headrace("job", "submit", str(path), *endpoint).stderr
+
+    assert json.loads(headrace("job", "cancel", "mine", *endpoint).stdout)["jobs"][0]["state"] == "cancelled"
+    [row] = json.loads(headrace("job", "list", *endpoint).stdout)["jobs"]
+    assert (row["job"], row["state"], row["committed_steps"]) == ("mine", "cancelled", 0)
+    assert json.loads(headrace("job", "show", "mine", *endpoint).stdout)["state"] == "cancelled"
+    assert "no job 'yours'" in headrace("job", "show", "yours", *endpoint).stderr

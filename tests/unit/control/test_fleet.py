@@ -1,0 +1,284 @@
+"""The fleet: work goes to whoever is free, and comes back from whoever leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from reorder_service.fleet import Fleet, Member, Work
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A fleet whose members write down what they are sent."""
+
+    fleet: Fleet = field(default_factory=Fleet)
+    sent: dict[str, list[str]] = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
+    placed: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+
+    def join(self, name: str, slots: int = 1) -> Member:
+        orders = self.sent.setdefault(name, [])
+        member = Member(name=name, endpoint=f"{name}:1", slots=slots, send=orders.append, introduce=lambda job: f"open {job}")
+        self.fleet.join(member)
+        return member
+
+    def work(
+        self, name: str, priority: int = 0, *, job: str = "job", keep: bool = False, urgent: Callable[[], bool] = lambda: False
+    ) -> Work:
+        return Work(
+            job=job,
+            priority=(priority,),
+            order=lambda _lease: name,
+            on_done=lambda _result: self.done.append(name),
+            on_placed=lambda lease, endpoint: self.placed.setdefault(name, []).append((lease, endpoint)),
+            keep=keep,
+            urgent=urgent,
+        )
+
+    def submit(self, name: str, priority: int = 0, **options: object) -> Work:
+        work = self.work(name, priority, **options)  # type: ignore[arg-type]
+        self.fleet.submit(work)
+        return work
+
+
+def finish(bench: Bench, member: Member, work: Work) -> None:
+    assert work.lease is not None
+    bench.fleet.finish(member, work.lease, "result")
+
+
+def test_a_job_is_introduced_before_its_first_work_and_once() -> None:
+    bench = Bench()
+    bench.join("p", slots=3)
+    bench.submit("a")
+    bench.submit("b")
+    bench.submit("c", job="other")
+    assert bench.sent["p"] == ["open job", "a", "b", "open other", "c"]
+    bench.fleet.forget_introductions("job")
+    bench.fleet.finish(bench.fleet.members["p"], bench.placed["a"][0][0], None)
+    bench.submit("d")
+    assert bench.sent["p"][5:] == ["open job", "d"]
+
+
+def test_work_waits_for_a_free_slot_and_the_lower_priority_goes_first() -> None:
+    bench = Bench()
+    for name, priority in [("late", 2), ("soon", 1), ("now", 0)]:
+        bench.submit(name, priority)
+    member = bench.join("p")
+    assert bench.sent["p"] == ["open job", "now"]
+    finish(bench, member, next(iter(member.leases.values())))
+    assert bench.sent["p"][-1] == "soon"
+
+
+def test_the_member_with_most_free_slots_gets_the_work() -> None:
+    bench = Bench()
+    bench.join("small", slots=1)
+    bench.join("large", slots=3)
+    for n in range(4):
+        bench.submit(f"w{n}")
+    assert len(bench.sent["large"]) == 1 + 3
+    assert len(bench.sent["small"]) == 1 + 1
+
+
+def test_urgent_work_is_placed_without_a_free_slot() -> None:
+    bench = Bench()
+    bench.join("p")
+    bench.submit("a")
+    bench.submit("b", urgent=lambda: True)
+    assert bench.sent["p"] == ["open job", "a", "b"]
+
+
+def test_waiting_work_of_one_job_does_not_hold_up_urgent_work_of_another() -> None:
+    """Slots that an idle job holds for ever must not stop a job whose trainers wait."""
+    bench = Bench()
+    bench.join("p")
+    for n in range(3):
+        bench.submit(f"idle{n}", 0, job="idle")
+    bench.submit("needed", 9, job="busy", urgent=lambda: True)
+    assert bench.sent["p"] == ["open idle", "idle0", "open busy", "needed"]
+
+
+def test_work_that_becomes_urgent_is_placed_at_the_next_release() -> None:
+    bench = Bench()
+    waited_for: set[str] = set()
+    bench.join("p")
+    first = bench.submit("first", 0, keep=True)
+    bench.submit("second", 1)
+    bench.submit("third", 2, urgent=lambda: "third" in waited_for)
+    waited_for.add("third")
+    bench.fleet.release([bench.work("nothing")])
+    assert bench.sent["p"] == ["open job", "first", "third"]
+    bench.fleet.release([first])
+    assert "second" not in bench.sent["p"], "the third still takes more than the member's one slot"
+
+
+def test_a_lease_that_was_given_up_is_ignored() -> None:
+    bench = Bench()
+    p = bench.join("p")
+    work = bench.submit("a")
+    stale = work.lease
+    bench.fleet.leave(p, "test")
+    q = bench.join("q")
+    assert stale is not None
+    bench.fleet.finish(p, stale, None)
+    bench.fleet.finish(q, stale, None)
+    assert not bench.done
+    finish(bench, q, work)
+    assert bench.done == ["a"]
+
+
+def test_a_member_that_comes_back_under_its_name_replaces_its_former_self() -> None:
+    bench = Bench()
+    former = bench.join("p")
+    work = bench.submit("a")
+    again = bench.join("p")
+    assert bench.sent["p"] == ["open job", "a", "open job", "a"]
+    bench.fleet.leave(former, "its stream ends late")
+    assert bench.fleet.members == {"p": again}
+    finish(bench, again, work)
+    assert bench.done == ["a"]
+
+
+def test_kept_parts_are_done_again_when_their_member_leaves_and_other_results_are_not() -> None:
+    bench = Bench()
+    p = bench.join("p", slots=2)
+    part, probe = bench.submit("part", keep=True), bench.submit("probe")
+    finish(bench, p, part)
+    finish(bench, p, probe)
+    bench.fleet.leave(p, "test")
+    bench.join("q", slots=2)
+    assert bench.sent["q"] == ["open job", "part"]
+    assert [endpoint for _, endpoint in bench.placed["part"]] == ["p:1", "q:1"]
+
+
+def test_a_released_part_is_not_done_again() -> None:
+    bench = Bench()
+    p = bench.join("p", slots=2)
+    kept, leased = bench.submit("kept", keep=True), bench.submit("leased", keep=True)
+    finish(bench, p, kept)
+    bench.fleet.release([kept, leased])
+    bench.fleet.leave(p, "test")
+    bench.join("q", slots=9)
+    assert not bench.sent["q"]
+
+
+def test_lost_work_goes_to_another_member_and_to_the_same_one_only_if_it_is_alone() -> None:
+    bench = Bench()
+    bench.join("p", slots=9)
+    part = bench.submit("part", keep=True)
+    finish(bench, bench.fleet.members["p"], part)
+    assert part.lease is not None
+    bench.fleet.lost(part.lease)
+    bench.join("q")
+    assert [endpoint for _, endpoint in bench.placed["part"]] == ["p:1", "p:1"]
+    bench.fleet.lost(part.lease)
+    assert bench.placed["part"][-1][1] == "q:1"
+    bench.fleet.lost("no such lease")
+    assert len(bench.placed["part"]) == 3
+
+
+def test_leases_are_new_each_time_and_in_each_life_of_the_service() -> None:
+    leases = []
+    for _ in range(2):
+        bench = Bench()
+        p = bench.join("p")
+        work = bench.submit("a")
+        bench.fleet.lost(str(work.lease))
+        finish(bench, p, work)
+        leases += [lease for lease, _ in bench.placed["a"]]
+    assert len(set(leases)) == 4
+
+
+def test_closing_a_job_drops_its_work_and_tells_who_knows_it() -> None:
+    bench = Bench()
+    p = bench.join("p", slots=1)
+    bench.submit("a")
+    bench.submit("b")
+    bench.submit("c", 1, job="other")
+    bench.fleet.close_job("job", "close job")
+    assert bench.sent["p"] == ["open job", "a", "close job", "open other", "c"]
+    bench.fleet.broadcast("job", "news")
+    bench.fleet.broadcast("other", "news")
+    assert bench.sent["p"][5:] == ["news"]
+    assert p.jobs == {"other"}
+
+
+class FleetMachine(RuleBasedStateMachine):
+    """Random joins, leaves, results and losses: no work is lost, none is done twice at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bench = Bench()
+        self.works: dict[str, Work] = {}
+        self.released: set[str] = set()
+        self.keeps: set[str] = set()
+
+    @rule(name=st.sampled_from("pqrs"), slots=st.integers(1, 3))
+    def join(self, name: str, slots: int) -> None:
+        self.bench.join(name, slots)
+
+    @rule(priority=st.integers(0, 3), keep=st.booleans(), urgent=st.booleans())
+    def submit(self, priority: int, keep: bool, urgent: bool) -> None:
+        name = f"w{len(self.works)}"
+        self.works[name] = self.bench.submit(name, priority, keep=keep, urgent=lambda: urgent)
+        if keep:
+            self.keeps.add(name)
+
+    @precondition(lambda self: self.bench.fleet.members)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        member = data.draw(st.sampled_from(list(self.bench.fleet.members.values())))
+        self.bench.fleet.leave(member, "test")
+
+    @precondition(lambda self: any(m.leases for m in self.bench.fleet.members.values()))
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        leases = [(member, lease) for member in self.bench.fleet.members.values() for lease in member.leases]
+        member, lease = data.draw(st.sampled_from(leases))
+        self.bench.fleet.finish(member, lease, None)
+
+    @precondition(lambda self: any(m.leases or m.kept for m in self.bench.fleet.members.values()))
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        leases = [lease for member in self.bench.fleet.members.values() for lease in (*member.leases, *member.kept)]
+        self.bench.fleet.lost(data.draw(st.sampled_from(leases)))
+
+    @precondition(lambda self: self.works)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(list(self.works)))
+        self.bench.fleet.release([self.works[name]])
+        self.released.add(name)
+
+    @invariant()
+    def every_work_is_in_exactly_one_place(self) -> None:
+        fleet = self.bench.fleet
+        held = [work for member in fleet.members.values() for work in (*member.leases.values(), *member.kept.values())]
+        waiting = [entry[2] for entry in fleet._waiting]
+        everywhere = [id(work) for work in (*held, *waiting)]
+        assert len(everywhere) == len(set(everywhere))
+        done = set(self.bench.done)
+        expected = {
+            id(w) for name, w in self.works.items() if name not in self.released and (name in self.keeps or name not in done)
+        }
+        assert set(everywhere) == expected
+
+    @invariant()
+    def what_does_not_stay_is_done_once(self) -> None:
+        once = [name for name in self.bench.done if name not in self.keeps]
+        assert len(once) == len(set(once))
+
+    @invariant()
+    def nobody_waits_while_everyone_is_free(self) -> None:
+        fleet = self.bench.fleet
+        if fleet._waiting and fleet.members:
+            assert any(member.free <= 0 for member in fleet.members.values())
+            assert not any(entry[2].urgent() for entry in fleet._waiting)
+
+
+TestFleetMachine = FleetMachine.TestCase
+TestFleetMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
