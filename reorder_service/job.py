@@ -289,7 +289,7 @@ class JobRun:
 
     def _decode(self, step: Step, part: Part) -> None:
         priority = (_STEP, step.index, _DECODE, part.microbatch, part.replica)
-        rank = (step.index << 24) + (part.microbatch << 12) + part.replica
+        rank = (step.index << 40) + (part.microbatch << 20) + part.replica
 
         def place(lease: str, endpoint: str) -> None:
             part.lease, part.endpoint = lease, endpoint

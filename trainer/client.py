@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
-RECOMMIT_TIMEOUT_S = 600.0  # how long a commit waits for a lost service: its restart, and the planning of the window again
+RECONNECT_TIMEOUT_S = 60.0  # how long a trainer waits for a reorder service that went away
+COMMIT_TIMEOUT_S = 600.0  # how long a commit waits for a lost service: its restart, and the planning of the window again
 RETRY_S = 0.2  # pause before a service is asked again
 FETCH_TIMEOUT_S = 120.0  # a part is waited for while it is decoded; a dead preprocessor is noticed by its connection
 

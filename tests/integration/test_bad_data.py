@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import trainer
-from headrace.errors import JobFailedError
+from headrace.errors import ConflictError, JobFailedError
 
 pytestmark = pytest.mark.integration
 
@@ -76,5 +76,5 @@ def test_a_data_set_without_samples_fails_the_job_with_a_sentence(cluster, spec,
     cluster.add_preprocessors(1)
     job = cluster.submit(spec("nothing", sources=[{"path": path}]))
     assert sentence in cluster.wait_for_state(job, "failed").message
-    with pytest.raises(JobFailedError, match=sentence):
+    with pytest.raises((JobFailedError, ConflictError), match=sentence):
         cluster.consume(job)

@@ -1,0 +1,172 @@
+"""What each rank of a job is told, and what a step leaves behind when all have committed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from headrace.errors import ConflictError, UserError
+from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.quarantine import Reason, Rejected
+from headrace.sample import Probe, SampleRef
+from reorder_service.sessions import Ended, Session, Sessions
+from reorder_service.step import Part, RankCommit, Step
+
+SHAPE = {"encoder": 1, "llm": 1}
+
+
+def make_step(index: int = 0, num_samples: int = 8, *, replicas: int = 2, part_samples: int = 16) -> Step:
+    """Two microbatches a replica; samples are dealt out in turn."""
+    ids = list(range(num_samples))
+    slots = [tuple(ids[start :: 2 * replicas]) for start in range(2 * replicas)]
+    microbatches = [Microbatch(units={"encoder": slot, "llm": slot}) for slot in slots]
+    step = Step(index=index, refs=[SampleRef(sample_id=i, shard=0, row=i) for i in ids])
+    step.probes = {i: Probe(name=f"n{i}", num_tokens=1, num_targets=1) for i in ids}
+    plan = StepPlan(
+        strategy="random",
+        seed=0,
+        topology=Topology(replicas=replicas, microbatches=2, stages=SHAPE),
+        replicas=tuple(tuple(microbatches[2 * r : 2 * r + 2]) for r in range(replicas)),
+    )
+    step.cut(plan, job="job", part_samples=part_samples)
+    return step
+
+
+def part(ticket: str, replica: int = 0) -> Part:
+    return Part(ticket=ticket, replica=replica, microbatch=0, samples=())
+
+
+async def heard(events: AsyncIterator[object], count: int) -> list[object]:
+    return [await anext(events) for _ in range(count)]
+
+
+@pytest.mark.parametrize("part_samples", [1, 2, 3, 16])
+def test_parts_cover_the_plan_in_order_and_are_no_larger_than_asked(part_samples: int) -> None:
+    step = make_step(num_samples=11, part_samples=part_samples)
+    assert step.plan is not None
+    assert all(1 <= len(p.samples) <= part_samples for p in step.parts.values())
+    for r, replica in enumerate(step.plan.replicas):
+        for k, microbatch in enumerate(replica):
+            ids = [s.sample_id for p in step.parts.values() if (p.replica, p.microbatch) == (r, k) for s in p.samples]
+            assert tuple(ids) == microbatch.sample_ids
+
+
+def test_tickets_are_the_same_whenever_a_step_is_planned_again() -> None:
+    assert list(make_step().parts) == list(make_step().parts)
+    assert not set(make_step(0).parts) & set(make_step(1).parts)
+
+
+def test_ranks_share_the_replicas() -> None:
+    sessions = Sessions("job", replicas=5)
+    ranks = [sessions.open(rank, 3) for rank in range(3)]
+    served = [[r for r in range(5) if session.serves(part("t", r))] for session in ranks]
+    assert served == [[0, 3], [1, 4], [2]]
+
+
+@pytest.mark.parametrize(("rank", "num_ranks"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_outside_of_its_number_is_refused(rank: int, num_ranks: int) -> None:
+    with pytest.raises(UserError, match="is not in 0"):
+        Sessions("job", replicas=4).open(rank, num_ranks)
+
+
+def test_more_ranks_than_replicas_are_refused_with_the_remedy() -> None:
+    with pytest.raises(UserError, match=r"topology\.replicas=3"):
+        Sessions("job", replicas=2).open(0, 3)
+
+
+def test_opening_a_rank_again_supersedes_its_former_session_only() -> None:
+    sessions = Sessions("job", replicas=2)
+    former, other = sessions.open(0, 2), sessions.open(1, 2)
+    latter = sessions.open(0, 2)
+    assert (former.superseded, other.superseded, latter.superseded) == (True, False, False)
+    assert sessions.by_rank == {0: latter, 1: other}
+    assert former.id != latter.id
+
+
+def test_another_number_of_ranks_supersedes_those_that_are_gone() -> None:
+    sessions = Sessions("job", replicas=4)
+    gone = [sessions.open(rank, 4) for rank in range(4)]
+    sessions.open(1, 2)
+    assert all(session.superseded for session in gone)
+    assert (list(sessions.by_rank), sessions.num_ranks) == ([1], 2)
+
+
+def test_another_number_of_ranks_is_refused_while_one_is_connected() -> None:
+    sessions = Sessions("job", replicas=4)
+    sessions.open(1, 2).streaming = True
+    with pytest.raises(ConflictError, match="rank 1 of 2 is connected"):
+        sessions.open(0, 3)
+    assert sessions.num_ranks == 2
+
+
+async def test_steps_come_before_the_places_of_their_parts() -> None:
+    session = Sessions("job", replicas=1).open(0, 1)
+    first, second = make_step(0), make_step(1)
+    events = session.events()
+    session.tell_step(first)
+    session.tell_place(part("a"))
+    session.tell_place(part("b"))
+    assert await heard(events, 1) == [first]
+    assert [getattr(e, "ticket", None) for e in await heard(events, 1)] == ["a"]
+    session.tell_step(second)
+    session.tell_place(part("c"))
+    rest = await heard(events, 3)
+    assert rest[0] is second
+    assert [getattr(e, "ticket", None) for e in rest[1:]] == ["b", "c"]
+
+
+async def test_a_part_that_moves_twice_is_told_once_where_it_is_now() -> None:
+    session = Sessions("job", replicas=1).open(0, 1)
+    moving = part("a")
+    for lease in ("l1", "l2"):
+        moving.lease = lease
+        session.tell_place(moving)
+    session.tell_end("")
+    events = [event async for event in session.events()]
+    assert events == [moving, Ended(message="")]
+
+
+async def test_places_of_other_ranks_are_not_told() -> None:
+    session = Sessions("job", replicas=2).open(1, 2)
+    session.tell_place(part("theirs", 0))
+    session.tell_place(part("ours", 1))
+    session.tell_end("why")
+    events = [event async for event in session.events()]
+    assert [type(event) for event in events] == [Part, Ended]
+    assert isinstance(events[0], Part)
+    assert events[0].ticket == "ours"
+
+
+async def test_a_superseded_session_hears_nothing_more() -> None:
+    session: Session = Sessions("job", replicas=1).open(0, 1)
+    session.tell_step(make_step())
+    session.supersede()
+    assert [event async for event in session.events()] == []
+
+
+def commit(loss: float = math.nan, rejected: tuple[Rejected, ...] = (), step_s: float = 1.0, wait_s: float = 0.0) -> RankCommit:
+    return RankCommit(rejected=rejected, loss=loss, step_s=step_s, data_wait_s=wait_s)
+
+
+def test_a_step_records_what_was_consumed_and_the_slowest_rank() -> None:
+    step = make_step(num_samples=4)
+    probed_bad = Rejected(name="bad", reason=Reason.SCHEMA_ERROR, detail="", sample_id=9)
+    late = Rejected(name="n2", reason=Reason.CORRUPT_MEDIA, detail="", sample_id=2)
+    step.rejected.append(probed_bad)
+    step.commits = {0: commit(step_s=2.0, wait_s=0.1, rejected=(late,)), 1: commit(loss=3.0, wait_s=0.5, rejected=(late,))}
+    record, rejected = step.record()
+    assert record.samples == ("n0", "n1", "n3")
+    assert (record.loss, record.step_s, record.data_wait_s) == (3.0, 2.0, 0.5)
+    assert rejected == [probed_bad, late]
+
+
+def test_a_step_without_a_sample_and_without_a_loss_is_recorded_too() -> None:
+    step = make_step(num_samples=0)
+    step.commits = {0: commit()}
+    record, rejected = step.record()
+    assert (record.samples, rejected) == ((), [])
+    assert math.isnan(record.loss)
+    assert step.sample_ids.dtype == np.int64

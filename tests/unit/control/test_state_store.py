@@ -1,0 +1,244 @@
+"""The state store: one behaviour, whichever server stands behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import ConflictError, UnavailableError, UserError
+from headrace.quarantine import Reason, Rejected
+from reorder_service import state
+from reorder_service.state import ShardRecord, StateStore, StepRecord, VocabularyRecord
+
+VOCABULARY = VocabularyRecord(size=100, image_token=1, audio_token=2)
+SHARDS = [ShardRecord(source=0, url="/d/a.tar", name="d/a"), ShardRecord(source=1, url="s3://b/ü.tar", name="b/ü")]
+
+
+def step_record(*samples: str, loss: float = 1.0) -> StepRecord:
+    return StepRecord(samples=samples, loss=loss, step_s=0.5, data_wait_s=0.25)
+
+
+def rejected(name: str, sample_id: int | None = 3) -> Rejected:
+    return Rejected(name=name, reason=Reason.TOO_LARGE, detail="9 > 8", sample_id=sample_id)
+
+
+async def make_job(store: StateStore, job: str = "job", num_steps: int = 0) -> None:
+    await store.create_job(job, "{}")
+    for step in range(num_steps):
+        await store.commit_step(job, step, step_record(f"s{step}a", f"s{step}b"), [])
+
+
+async def ledger(store: StateStore, job: str = "job") -> list[tuple[int, tuple[str, ...]]]:
+    return [(entry.step, entry.samples) async for entry in store.ledger(job)]
+
+
+async def test_a_new_job_is_empty_and_is_created_once(store: StateStore) -> None:
+    assert await store.jobs() == []
+    assert await store.create_job("b", '{"x": 1}')
+    assert await store.create_job("a", "{}")
+    assert not await store.create_job("b", '{"x": 2}')
+    assert await store.jobs() == ["b", "a"]
+    record = await store.load_job("b")
+    assert (record.spec_json, record.state, record.message) == ('{"x": 1}', "INDEXING", "")
+    assert (record.cursor, record.samples, record.vocabulary, record.shards, record.indexed) == (0, 0, None, (), {})
+    with pytest.raises(KeyError):
+        await store.load_job("c")
+
+
+async def test_manifest_index_and_state_come_back(store: StateStore) -> None:
+    await make_job(store)
+    await store.save_manifest("job", [SHARDS[0]] * 5, VOCABULARY)
+    await store.save_manifest("job", SHARDS, VOCABULARY)
+    await store.save_index("job", 1, 7, [rejected("b/ü/k", None)])
+    await store.set_state("job", "FAILED", "no data")
+    record = await store.load_job("job")
+    assert (record.shards, record.vocabulary, record.indexed) == (tuple(SHARDS), VOCABULARY, {1: 7})
+    assert (record.state, record.message) == ("FAILED", "no data")
+    assert await store.quarantine("job") == [rejected("b/ü/k", None)]
+
+
+async def test_commits_are_in_order_or_refused(store: StateStore) -> None:
+    await make_job(store, num_steps=1)
+    with pytest.raises(ConflictError, match="step 2 "):
+        await store.commit_step("job", 2, step_record("x"), [rejected("y")])
+    with pytest.raises(ConflictError, match="step 0 "):
+        await store.commit_step("job", 0, step_record("x"), [rejected("y")])
+    record = await store.load_job("job")
+    assert (record.cursor, record.samples) == (1, 2)
+    assert await ledger(store) == [(0, ("s0a", "s0b"))]
+    assert await store.num_quarantined("job") == 0
+
+
+async def test_repeating_the_latest_commit_is_harmless(store: StateStore) -> None:
+    """Its answer may have been lost between the server and us."""
+    await make_job(store, num_steps=1)
+    for _ in range(3):
+        await store.commit_step("job", 1, step_record("x", loss=float("nan")), [rejected("y")])
+    assert (await store.load_job("job")).cursor == 2
+    assert len(await ledger(store)) == 2
+    assert await store.num_quarantined("job") == 1
+
+
+async def test_of_concurrent_writers_one_commits(store: StateStore) -> None:
+    await make_job(store)
+    commits = [store.commit_step("job", 0, step_record(f"w{n}"), []) for n in range(8)]
+    results = await asyncio.gather(*commits, return_exceptions=True)
+    assert [type(result) for result in results].count(ConflictError) == 7
+    record = await store.load_job("job")
+    assert (record.cursor, record.samples, len(await ledger(store))) == (1, 1, 1)
+
+
+async def test_the_ledger_pages_through_any_number_of_steps(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_PAGE", 3)
+    await make_job(store, num_steps=7)
+    assert [step for step, _ in await ledger(store)] == list(range(7))
+    assert [record.samples[0] async for record in store.steps("job", 5)] == ["s5a", "s6a"]
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+async def test_rewinding_undoes_later_commits_and_their_quarantine_and_revives_the_job(store: StateStore, step: int) -> None:
+    await make_job(store)
+    await store.save_index("job", 0, 9, [rejected("damaged shard", None)])
+    for n in range(3):
+        await store.commit_step("job", n, step_record(f"s{n}"), [rejected(f"bad{n}")])
+    await store.set_state("job", "DONE")
+    await store.rewind("job", step)
+    record = await store.load_job("job")
+    assert (record.cursor, record.samples, record.state) == (step, step, "RUNNING")
+    assert await ledger(store) == [(n, (f"s{n}",)) for n in range(step)]
+    names = [item.name for item in await store.quarantine("job")]
+    assert names == [*(f"bad{n}" for n in range(step)), "damaged shard"]
+    await store.commit_step("job", step, step_record("again"), [])
+    assert (await ledger(store))[-1] == (step, ("again",))
+
+
+async def test_a_sample_that_every_epoch_refuses_stays_in_quarantine_when_the_second_epoch_is_undone(store: StateStore) -> None:
+    await make_job(store)
+    await store.commit_step("job", 0, step_record("a"), [rejected("bad", 1)])
+    await store.commit_step("job", 1, step_record("a"), [rejected("bad", 5)])
+    await store.rewind("job", 1)
+    assert await store.quarantine("job") == [rejected("bad", 1)]
+
+
+async def test_everything_survives_closing_and_opening_again(store_url: str) -> None:
+    store = await StateStore.open(store_url)
+    await make_job(store, num_steps=2)
+    await store.close()
+    again = await StateStore.open(store_url)
+    assert (await again.load_job("job")).cursor == 2
+    assert len(await ledger(again)) == 2
+    await again.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgres://x/y", "neither redis://"),
+        ("nonsense", "neither redis://"),
+        ("redis://127.0.0.1:1/0", "no Redis server answers at redis://127.0.0.1:1/0"),
+        ("embedded:/proc/no/such", "cannot use /proc/no/such"),
+    ],
+)
+async def test_a_store_that_cannot_be_had_is_one_sentence(url: str, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        await StateStore.open(url)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_server_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_TIMEOUT_S", 0.1)
+    store = await StateStore.open(f"embedded:{tmp_path / 'store'}")
+    server = server_of(tmp_path / "store")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with pytest.raises(UnavailableError, match="does not answer"):
+            await store.jobs()
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert await store.jobs() == []
+    await store.close()
+
+
+def server_of(folder: Path) -> int:
+    """The process id of the server that works in `folder`."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cwd").resolve() == folder.resolve() and b"redis" in (entry / "cmdline").read_bytes():
+                    return int(entry.name)
+            except OSError:
+                continue
+    raise AssertionError(f"no server works in {folder}")
+
+
+async def test_the_embedded_folder_belongs_to_one_service_and_its_server_ends_with_the_store(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 40) / "store"
+    store = await StateStore.open(f"embedded:{folder}")
+    server = server_of(folder)
+    with pytest.raises(ConflictError, match="in use by another"):
+        await StateStore.open(f"embedded:{folder}")
+    await store.create_job("job", "{}")
+    await store.close()
+    assert not is_running(server)
+    again = await StateStore.open(f"embedded:{folder}")
+    assert await again.jobs() == ["job"]
+    await again.close()
+
+
+def is_running(process: int) -> bool:
+    """A zombie that nobody has reaped yet does not run."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+OWNER = """
+import asyncio, sys
+from reorder_service.state import StateStore
+
+async def main():
+    store = await StateStore.open(sys.argv[1])
+    await store.create_job("job", "{}")
+    print("ready", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def start_owner(folder: Path) -> subprocess.Popen[bytes]:
+    """Another process that holds the store."""
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, f"embedded:{folder}"], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"ready\n"
+    return owner
+
+
+async def test_the_embedded_server_does_not_outlive_a_killed_service_and_its_data_does(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with start_owner(folder) as owner:
+        server = server_of(folder)
+        try:
+            with pytest.raises(ConflictError, match="in use by another"):
+                await StateStore.open(f"embedded:{folder}")
+        finally:
+            owner.kill()
+    store = await StateStore.open(f"embedded:{folder}")  # waits for the folder, which the dying server still holds
+    assert not is_running(server)
+    assert await store.jobs() == ["job"]
+    await store.close()
+
+
+async def test_equal_records_come_back_equal(store: StateStore) -> None:
+    await make_job(store)
+    record = replace(step_record("ä/ö/1", "b"), loss=2.5)
+    await store.commit_step("job", 0, record, [])
+    assert [found async for found in store.steps("job")] == [record]
