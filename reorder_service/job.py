@@ -83,10 +83,10 @@ class JobRun:
 
     async def stop(self) -> None:
         """Stop working on the job; its state stays as it is."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        while self._task is not None and not self._task.done():
+            self._task.cancel()  # again and again: the store's client may swallow one, as wait_for does before Python 3.12
+            await asyncio.wait({self._task}, timeout=0.1)
+        self._task = None
         self._fleet.close_job(self.name, messages.job_closed(self.name))
 
     async def cancel(self) -> None:

@@ -22,6 +22,8 @@ from typing import Any
 
 import redis.asyncio as redis
 from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
 from redis.exceptions import BusyLoadingError, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -31,7 +33,8 @@ from headrace.ledger import LedgerEntry
 from headrace.quarantine import Reason, Rejected
 from reorder_service.embedded import EmbeddedRedis
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
+_RETRIES = 3
 _LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
 _PAGE = 256  # ledger entries read at a time
 
@@ -117,10 +120,10 @@ class StateStore:
         if url.startswith("embedded:"):
             embedded = EmbeddedRedis(Path(url.removeprefix("embedded:")))
             embedded.start()
-            client = redis.Redis(unix_socket_path=str(embedded.socket), decode_responses=True, socket_timeout=_TIMEOUT_S)
+            client = redis.Redis(unix_socket_path=str(embedded.socket), **_client_options())
         else:
             try:
-                client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=_TIMEOUT_S)
+                client = redis.Redis.from_url(url, **_client_options())
             except ValueError as err:
                 raise UserError(f"store {url!r} is neither redis://HOST:PORT/DB nor embedded:FOLDER") from err
         store = cls(client, embedded)
@@ -197,7 +200,8 @@ class StateStore:
     async def rewind(self, job: str, step: int) -> None:
         """Undo the commits of `step` and of all later steps; the job is RUNNING again, all in one transaction."""
         undone = await self._do(self._redis.lrange(_key(job, "ledger"), step, -1))
-        samples = sum(len(json.loads(entry)["samples"]) for entry in undone)
+        samples = int(await self._do(self._redis.hget(_key(job, "job"), "samples")))
+        samples -= sum(len(json.loads(entry)["samples"]) for entry in undone)
         quarantine = await self._do(self._redis.hgetall(_key(job, "quarantine")))
         steps = {name: json.loads(value)["step"] for name, value in quarantine.items()}
         names = [name for name, at in steps.items() if at is not None and at >= step]
@@ -208,8 +212,8 @@ class StateStore:
                 pipe.ltrim(_key(job, "ledger"), 0, step - 1)
             if names:
                 pipe.hdel(_key(job, "quarantine"), *names)
-            pipe.hset(_key(job, "job"), mapping={"cursor": str(step), "state": "RUNNING", "message": ""})
-            pipe.hincrby(_key(job, "job"), "samples", -samples)
+            fields: dict[Any, Any] = {"cursor": str(step), "samples": str(samples), "state": "RUNNING", "message": ""}
+            pipe.hset(_key(job, "job"), mapping=fields)
             await self._execute(pipe)
 
     async def steps(self, job: str, start: int = 0) -> AsyncIterator[StepRecord]:
@@ -252,6 +256,17 @@ class StateStore:
 
     async def _execute(self, pipe: Pipeline) -> None:
         await self._do(pipe.execute())
+
+
+def _client_options() -> dict[str, Any]:
+    """Commands are repeated where their answer is lost: every one of ours may be."""
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.02), _RETRIES)
+    return {
+        "decode_responses": True,
+        "socket_timeout": _TIMEOUT_S,
+        "socket_connect_timeout": _TIMEOUT_S,
+        "retry": retry,
+    }
 
 
 async def _until_loaded(client: redis.Redis) -> None:

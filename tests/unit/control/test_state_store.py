@@ -152,6 +152,7 @@ async def test_a_store_that_cannot_be_had_is_one_sentence(url: str, words: str) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.timeout(20)
 async def test_a_server_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "_TIMEOUT_S", 0.1)
     store = await StateStore.open(f"embedded:{tmp_path / 'store'}")
