@@ -66,7 +66,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def check_endpoint(endpoint: str) -> str:
     """`endpoint` itself if it reads HOST:PORT. Raises EndpointError."""
     host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise EndpointError(f"endpoint {endpoint!r} is not HOST:PORT, for example 127.0.0.1:7070")
     return endpoint
 

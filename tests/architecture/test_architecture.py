@@ -1,0 +1,106 @@
+"""What holds the code together: layers, public names, generated files, sizes."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter.cli import lint_imports
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "headrace": ROOT / "proto" / "headrace",
+    "preprocessor": ROOT / "preprocessor",
+    "reorder_service": ROOT / "reorder_service",
+    "trainer": ROOT / "trainer",
+    "cli": ROOT / "cli",
+}
+GENERATED = PACKAGES["headrace"] / "v1"
+SOURCES = [path for folder in PACKAGES.values() for path in sorted(folder.rglob("*.py")) if GENERATED not in path.parents]
+MAX_LINES = 400
+
+PUBLIC = {
+    "trainer": {"Microbatch", "Step", "StepLoader", "connect"},
+    "reorder_service.planning": {"STRATEGIES", "plan", "sample_costs", "warm_up"},
+    "preprocessor.sources": {"Record", "Shard", "ShardInfo", "list_shards", "open_shard"},
+}
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports, at its head or in a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return {name.partition(".")[0] for name in found}
+
+
+def test_the_layers_hold() -> None:
+    """The contracts of pyproject.toml: cli over the services over headrace, planning pure, no tensor in the reorder service."""
+    assert lint_imports(config_filename=str(ROOT / "pyproject.toml"), cache_dir=None) == 0
+
+
+@pytest.mark.parametrize("module", sorted(PUBLIC))
+def test_the_public_names_are_these(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert set(loaded.__all__) == PUBLIC[module]
+    assert all(hasattr(loaded, name) for name in PUBLIC[module])
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_has_a_docstring_and_fits_on_a_few_screens(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_LINES
+    assert ast.get_docstring(ast.parse(text)), "says what it is for, and what it does not know"
+
+
+def test_planning_sees_arrays_and_dataclasses_only() -> None:
+    allowed = {"__future__", "collections", "dataclasses", "enum", "functools", "math", "typing", "os", "numpy", "numba"}
+    allowed |= {"headrace", "reorder_service"}
+    pure = [*sorted((PACKAGES["reorder_service"] / "planning").glob("*.py")), PACKAGES["headrace"] / "schedule.py"]
+    assert {path.name: imported(path) - allowed for path in pure if imported(path) - allowed} == {}
+
+
+def test_no_pickle_anywhere() -> None:
+    """Design section 3, invariant 5: Arrow and protobuf only."""
+    forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+    assert [str(path) for path in SOURCES if imported(path) & forbidden] == []
+
+
+def test_generated_stubs_are_fresh(tmp_path: Path) -> None:
+    """`make stubs` changes nothing. The version line of the generator is left out: it changes with every release."""
+    protos = sorted(GENERATED.glob("*.proto"))
+    arguments = [f"--{kind}={tmp_path}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
+    names = [str(path.relative_to(ROOT / "proto")) for path in protos]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *arguments, *names], cwd=ROOT / "proto", check=True)
+    fresh = {path.name: path for path in (tmp_path / "headrace" / "v1").iterdir()}
+    assert set(fresh) == {path.name for path in GENERATED.glob("*_pb2*")}
+    stale = [name for name, path in fresh.items() if lines(path) != lines(GENERATED / name)]
+    assert stale == [], "run `make stubs`"
+
+
+def lines(path: Path) -> list[str]:
+    volatile = ("# Protobuf Python Version", "GRPC_GENERATED_VERSION = ", "_runtime_version", "    ")
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith(volatile)]
+
+
+@pytest.mark.parametrize("package", ["headrace", "cli.main", "cli.demo", "cli.train", "cli.reorder", "cli.preprocessor"])
+def test_light_modules_import_nothing_heavy(package: str) -> None:
+    """`headrace --help` is quick, and a machine needs only the extras of what it runs."""
+    heavy = "{'torch', 'numba', 'matplotlib', 'torchaudio', 'PIL', 'redis'}"
+    code = f"import sys, {package}; sys.exit(', '.join({heavy} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_reorder_service_starts_without_the_other_extras() -> None:
+    others = "{'torch', 'PIL', 'soundfile', 'tokenizers'}"
+    code = f"import sys, reorder_service.server; sys.exit(', '.join({others} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

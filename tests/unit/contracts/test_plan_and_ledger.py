@@ -1,0 +1,116 @@
+"""StepPlan's invariants and public form; the ledger's hash; values on the wire."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace import codec
+from headrace.ledger import LedgerEntry, ledger_sha256
+from headrace.plan import GENERATOR, LLM, Microbatch, Predicted, StepPlan, Topology
+from headrace.quarantine import Reason, Rejected
+from headrace.sample import Probe, SampleRef
+from headrace.v1 import common_pb2
+
+DOCUMENT: dict[str, Any] = {
+    "strategy": "entrain",
+    "seed": 0,
+    "generation": 1,
+    "topology": {"replicas": 2, "microbatches": 2, "stages": {"encoder": 1, "llm": 3}},
+    "replicas": [
+        {"replica": 0, "microbatches": [{"encoder": [5, 9], "llm": [5]}, {"encoder": [7], "llm": [7, 9]}]},
+        {"replica": 1, "microbatches": [{"encoder": [1], "llm": [1]}, {"encoder": [], "llm": []}]},
+    ],
+    "predicted": {"iteration_s": 1.93, "bubble": 0.11, "lower_bound_s": 1.8},
+}
+
+
+def make_plan(*replicas: list[dict[str, list[int]]]) -> StepPlan:
+    microbatches = tuple(
+        tuple(Microbatch(units={unit: tuple(ids) for unit, ids in units.items()}) for units in replica) for replica in replicas
+    )
+    topology = Topology(replicas=len(replicas), microbatches=len(replicas[0]), stages={"encoder": 1, LLM: 1})
+    return StepPlan(strategy="test", seed=0, topology=topology, replicas=microbatches)
+
+
+def test_the_public_form_is_stable() -> None:
+    plan = StepPlan.from_json(DOCUMENT)
+    plan.check()
+    assert plan.to_json() == DOCUMENT
+    assert json.loads(plan.dumps()) == DOCUMENT
+    assert plan.predicted == Predicted(iteration_s=1.93, bubble=0.11, lower_bound_s=1.8)
+    assert plan.sample_ids() == [1, 5, 7, 9]
+    without = {key: value for key, value in DOCUMENT.items() if key != "predicted"}
+    assert StepPlan.from_json(without).to_json() == without
+
+
+def test_deferral_is_sound() -> None:
+    make_plan([{"encoder": [1, 2], LLM: [1]}, {"encoder": [], LLM: [2]}]).check()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [
+        ([[{"encoder": [1], LLM: [1]}, {"encoder": [], LLM: [1]}]], "twice"),
+        ([[{"encoder": [1], LLM: [1]}], [{"encoder": [1], LLM: [1]}]], "twice"),
+        ([[{"encoder": [], LLM: [1]}, {"encoder": [1], LLM: []}]], "out of order"),
+        ([[{"encoder": [1, 2], LLM: [1]}]], "lacks it"),
+        ([[{"encoder": [2], LLM: [1]}], [{"encoder": [1], LLM: [2]}]], "lacks it"),
+        ([[{"encoder": [1], LLM: [], GENERATOR: [1]}, {"encoder": [], LLM: [1], GENERATOR: []}]], "out of order"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_refused(replicas: list[list[dict[str, list[int]]]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_plan(*replicas).check()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"replicas": 0}, {"microbatches": 0}, {"stages": {}}, {"stages": {LLM: 0}}, {"stages": {"e": 1}}]
+)
+def test_a_topology_has_at_least_one_of_everything(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        Topology(**{"replicas": 1, "microbatches": 1, "stages": {LLM: 1}, **wrong})
+
+
+def entry(step: int, *samples: str, loss: float = math.nan) -> LedgerEntry:
+    return LedgerEntry(step=step, samples=samples, loss=loss)
+
+
+def test_the_ledger_hash_is_of_steps_and_sorted_names_alone() -> None:
+    """Golden: two jobs are compared by it, also over releases."""
+    golden = "3162b176c55dac19b528881bae22068118e27b177c802f45524cd467599d307f"
+    assert ledger_sha256([entry(0, "d/a/1", "d/b/ü"), entry(1)]) == golden
+    assert ledger_sha256([entry(0, "d/b/ü", "d/a/1", loss=3.0), entry(1)]) == golden
+    assert ledger_sha256([entry(1), entry(0, "d/a/1", "d/b/ü")]) != golden
+    assert ledger_sha256([entry(0, "d/a/1"), entry(1, "d/b/ü")]) != golden
+
+
+names = st.text(st.characters(codec="utf-8"), max_size=20)
+int32 = st.integers(0, 2**31 - 1)
+refs = st.builds(SampleRef, sample_id=st.integers(0, 2**63 - 1), shard=int32, row=st.integers(0, 2**63 - 1))
+counts = st.lists(int32, max_size=4).map(tuple)
+probes = st.builds(Probe, name=names, num_tokens=int32, num_targets=int32, image_patches=counts, mel_frames=counts)
+rejections = st.builds(
+    Rejected, name=names, reason=st.sampled_from(Reason), detail=names, sample_id=st.none() | st.integers(0, 2**63 - 1)
+)
+
+
+@given(refs, probes, rejections)
+def test_values_come_back_from_the_wire(ref: SampleRef, probe: Probe, rejected: Rejected) -> None:
+    def wire(message: Any) -> Any:
+        return type(message).FromString(message.SerializeToString())
+
+    assert codec.ref_value(wire(codec.ref_message(ref))) == ref
+    message = wire(codec.probe_message(ref.sample_id, probe))
+    assert (message.sample_id, codec.probe_value(message)) == (ref.sample_id, probe)
+    assert codec.rejection_value(wire(codec.rejection_message(rejected))) == rejected
+
+
+def test_an_unknown_reason_is_not_taken() -> None:
+    with pytest.raises(ValueError, match="because"):
+        codec.rejection_value(common_pb2.Rejection(name="a", reason="because"))

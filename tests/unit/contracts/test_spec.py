@@ -1,0 +1,147 @@
+"""The job spec: what it takes, what it gives by default, and how it says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.errors import SpecError
+from headrace.mapping import MAPPING_PRESETS
+from headrace.spec import STRATEGIES, JobSpec, load_spec_json, load_spec_yaml, parse_spec
+
+MINIMAL: dict[str, Any] = {"name": "job", "sources": [{"path": "/data/set"}]}
+
+
+def test_a_name_and_a_source_are_enough() -> None:
+    spec = parse_spec(MINIMAL)
+    assert (spec.global_batch, spec.strategy, spec.model, spec.seed, spec.window) == (32, "disttrain", "tiny", 0, 4)
+    assert (spec.epochs, spec.steps) == (None, None)
+    assert (spec.image.patch, spec.image.merge, spec.audio.mel_bins, spec.audio.sample_rate) == (14, 2, 128, 16_000)
+    topology = spec.topology.topology()
+    assert (topology.replicas, topology.microbatches, topology.num_stages) == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/data/set", "set"), ("/data/set/", "set"), ("s3://bucket/a/b.parquet", "b.parquet"), ("/", "data"), ("d/*.tar", "*.tar")],
+)
+def test_a_source_is_named_after_its_path(path: str, name: str) -> None:
+    assert parse_spec({**MINIMAL, "sources": [{"path": path}]}).sources[0].name == name
+
+
+def test_a_mapping_is_a_preset_or_fields() -> None:
+    sources = [{"path": "a", "mapping": "llava"}, {"path": "b", "mapping": {"text": "caption"}}, {"path": "c"}]
+    spec = parse_spec({**MINIMAL, "sources": sources})
+    assert spec.sources[0].mapping == MAPPING_PRESETS["llava"]
+    assert spec.sources[1].mapping.text == "caption"
+    assert spec.sources[2].mapping == MAPPING_PRESETS["auto"]
+
+
+FULL: dict[str, Any] = {
+    "name": "full-1.0",
+    "sources": [
+        {"path": "/a", "name": "ä", "weight": 0.3, "mapping": {"text": "t", "user_roles": ["human"]}},
+        {"path": "s3://b/c", "weight": 2, "mapping": "cauldron"},
+    ],
+    "global_batch": 7,
+    "epochs": 3,
+    "steps": 11,
+    "seed": 2**63 - 1,
+    "shuffle_shards": 1,
+    "strategy": "random",
+    "topology": {"replicas": 2, "microbatches": 3, "stages": {"encoder": 2, "llm": 5}},
+    "image": {"max_pixels": 50_176, "background": [0, 1, 2]},
+    "audio": {"max_seconds": 30.5},
+    "text": {"max_tokens": 100},
+    "model": "tiny",
+}
+
+
+@pytest.mark.parametrize("document", [MINIMAL, FULL])
+def test_json_and_yaml_give_the_same_spec_back(document: dict[str, Any], tmp_path: Path) -> None:
+    spec = parse_spec(document)
+    assert load_spec_json(spec.to_json()) == spec
+    assert load_spec_json(load_spec_json(spec.to_json()).to_json()).to_json() == spec.to_json()
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(document, allow_unicode=True), encoding="utf-8")
+    assert load_spec_yaml(path) == spec
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"name": ""}, "name", "pattern"),
+    ({"name": "a/b"}, "name", "pattern"),
+    ({"name": "a\n"}, "name", "pattern"),
+    ({"sources": []}, "sources", "at least 1"),
+    ({"sources": [{"path": "a"}, {"path": "b/a"}]}, "job spec", "different names"),
+    ({"sources": [{"path": "a", "weight": 1}, {"path": "b"}]}, "job spec", "every source has a weight"),
+    ({"sources": [{"path": "a", "weight": 0}]}, "sources.0.weight", "greater than 0"),
+    ({"sources": [{"path": "a", "weight": float("inf")}]}, "sources.0.weight", "finite"),
+    ({"sources": [{"path": "a", "weight": float("nan")}]}, "sources.0.weight", "finite"),
+    ({"sources": [{"path": "a", "name": "x/y"}]}, "sources.0", "'/'"),
+    ({"sources": [{"path": "a", "mapping": "nope"}]}, "sources.0.mapping", "no mapping 'nope'"),
+    ({"sources": [{"paht": "a"}]}, "sources.0.path", "required"),
+    ({"global_batch": 0}, "global_batch", "greater than or equal to 1"),
+    ({"global_batch": "many"}, "global_batch", "integer"),
+    ({"seed": -1}, "seed", "greater than or equal to 0"),
+    ({"steps": 0}, "steps", "greater than or equal to 1"),
+    ({"strategy": "magic"}, "strategy", "no strategy 'magic'; there are random, disttrain"),
+    ({"model": "huge"}, "model", "no model 'huge'"),
+    ({"topology": {"replicas": 0}}, "topology.replicas", "greater than or equal to 1"),
+    ({"topology": {"stages": {"llm": 1}}}, "topology.stages", "encoder"),
+    ({"image": {"max_pixels": 10}}, "image", "max_pixels (10)"),
+    ({"audio": {"hop_s": float("inf")}}, "audio.hop_s", "finite"),
+    ({"text": {"template": "alpaca"}}, "text.template", "chatml"),
+    ({"globalbatch": 4}, "globalbatch", "not permitted"),
+]
+
+
+@pytest.mark.parametrize(("change", "field", "words"), WRONG)
+def test_an_error_is_one_sentence_that_names_the_field(change: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec({**MINIMAL, **change})
+    message = str(caught.value)
+    assert message.startswith(f"{field}: ")
+    assert words in message
+    assert "\n" not in message
+
+
+def test_further_errors_are_counted() -> None:
+    with pytest.raises(SpecError, match=r"\(and 1 more\)"):
+        parse_spec({**MINIMAL, "seed": -1, "steps": 0})
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 7])
+def test_what_is_no_mapping_is_no_spec(document: object) -> None:
+    with pytest.raises(SpecError, match="mapping of fields"):
+        parse_spec(document)
+
+
+def test_a_file_that_is_missing_or_no_yaml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"absent\.yaml"):
+        load_spec_yaml(tmp_path / "absent.yaml")
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1\nb: 2")
+    with pytest.raises(SpecError, match="not valid YAML") as caught:
+        load_spec_yaml(broken)
+    assert "\n" not in str(caught.value)
+    broken.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="cannot read"):
+        load_spec_yaml(broken)
+    with pytest.raises(SpecError):
+        load_spec_json("{")
+
+
+def test_specs_cannot_be_changed() -> None:
+    spec = parse_spec(MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        spec.seed = 1  # type: ignore[misc]
+    assert isinstance(spec, JobSpec)
+
+
+def test_every_strategy_that_is_named_exists() -> None:
+    from reorder_service.planning.strategies import STRATEGIES as IMPLEMENTED
+
+    assert set(STRATEGIES) == set(IMPLEMENTED)

@@ -1,0 +1,214 @@
+"""The step loader: order, bounds, and what it survives."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainer
+from headrace.errors import ConflictError, JobFailedError, SupersededError
+from trainer import Step, StepLoader
+
+_path = Path(__file__).with_name("loader_world.py")
+_module_spec = importlib.util.spec_from_file_location("loader_world", _path)
+assert _module_spec is not None
+assert _module_spec.loader is not None
+_loader_world = importlib.util.module_from_spec(_module_spec)
+sys.modules["loader_world"] = _loader_world
+_module_spec.loader.exec_module(_loader_world)
+World: Any = _loader_world.World
+
+
+@pytest.fixture
+def world() -> Iterator[Any]:
+    world = World()
+    yield world
+    world.stop()
+
+
+def connect(world: Any, **options: Any) -> StepLoader:
+    return trainer.connect(world.endpoint, job="job", **options)
+
+
+def read(step: Step) -> list[int]:
+    return [i for microbatch in step for i in microbatch.data.sample_ids.tolist()]
+
+
+def test_steps_come_in_order_though_their_plans_do_not(world: Any) -> None:
+    for index in (1, 0, 2):
+        world.step(index)
+    world.end()
+    with connect(world) as loader:
+        seen = []
+        for step in loader:
+            seen.append((step.index, read(step)))
+            loader.commit(step)
+    assert seen == [(0, [0, 1]), (1, [100, 101]), (2, [200, 201])]
+    assert world.commits == [0, 1, 2]
+
+
+def test_a_microbatch_of_several_parts_is_packed_in_their_order(world: Any) -> None:
+    world.tell(world.plan(0, ["0/3", "0/1"], [], ["0/2"]), *map(world.place, ["0/1", "0/2", "0/3"]))
+    with connect(world) as loader:
+        step = next(iter(loader))
+        assert [microbatch.data.sample_ids.tolist() for microbatch in step] == [[3, 1], [], [2]]
+        assert step.num_samples == 9
+
+
+@pytest.mark.parametrize("bound", [1, 3])
+def test_no_more_parts_than_asked_for_lie_ready(world: Any, bound: int) -> None:
+    world.step(0, 12)
+    world.step(1, 12)
+    with connect(world, prefetch_parts=bound, threads=8) as loader:
+        for read_so_far, _ in enumerate(next(iter(loader)), 1):
+            expected = min(24, read_so_far + bound)
+            world.wait(lambda expected=expected: len(world.fetched) >= expected)
+            assert len(world.fetched) == expected
+
+
+def test_parts_that_lie_ready_are_bounded_in_bytes(world: Any) -> None:
+    world.step(0, 12)
+    with connect(world, prefetch_parts=99, prefetch_bytes=0) as loader:
+        for read_so_far, _ in enumerate(next(iter(loader)), 1):
+            assert len(world.fetched) == read_so_far
+
+
+def test_a_part_that_is_not_where_it_should_be_is_reported_and_fetched_where_it_is_then(world: Any) -> None:
+    world.refused = {"0/1"}
+    world.step(0)
+    with connect(world) as loader:
+        microbatches = iter(next(iter(loader)))
+        next(microbatches)
+        world.wait(lambda: world.lost)
+        assert world.lost == [("0/1", "lease-1")]
+        world.refused = set()
+        world.tell(world.place("0/1", "lease-2"))
+        assert next(microbatches).data.sample_ids.tolist() == [1]
+
+
+def test_a_part_whose_loss_cannot_be_reported_is_tried_again_at_the_same_place(world: Any) -> None:
+    world.refused, world.deaf = {"0/0"}, True
+    world.step(0)
+    with connect(world) as loader:
+        reading = threading.Thread(target=lambda: read(next(iter(loader))))
+        reading.start()
+        world.wait(lambda: len(world.lost) >= 2)
+        world.refused = set()
+        reading.join(timeout=10)
+        assert not reading.is_alive()
+
+
+def test_a_restart_of_the_service_is_survived_by_listener_and_commit_with_one_new_session(world: Any) -> None:
+    world.step(0)
+    with connect(world) as loader:
+        steps = iter(loader)
+        step = next(steps)
+        read(step)
+        world.forget_sessions()
+        loader.commit(step)
+        assert set(world.commits) == {0}
+        world.step(1)
+        assert read(next(steps)) == [100, 101]
+    assert world.opens == 2
+
+
+def test_commits_that_wait_for_other_ranks_are_said_again_after_a_restart(world: Any) -> None:
+    world.complete = False
+    for index in range(3):
+        world.step(index)
+    with connect(world, rank=0, num_ranks=2) as loader:
+        steps = iter(loader)
+        for _ in range(2):
+            step = next(steps)
+            read(step)
+            loader.commit(step)
+        world.wait(lambda: world.commits == [0, 1])
+        world.next_step = 1  # the other rank had committed step 0 before the service was lost
+        world.forget_sessions()
+        world.wait(lambda: world.commits == [0, 1, 1])
+        assert read(next(steps)) == [200, 201]
+
+
+def test_a_rank_that_another_process_took_over_stops(world: Any) -> None:
+    world.step(0)
+    with connect(world) as loader:
+        steps = iter(loader)
+        step = next(steps)
+        read(step)
+        with connect(world), pytest.raises(SupersededError):
+            loader.commit(step)
+        with pytest.raises(SupersededError):
+            next(steps)
+
+
+def test_a_job_that_fails_stops_the_loop_with_its_sentence(world: Any) -> None:
+    world.end("no data set at /d")
+    with connect(world) as loader, pytest.raises(JobFailedError, match="no data set at /d"):
+        next(iter(loader))
+
+
+def test_a_loop_that_was_left_goes_on_behind_the_step_it_had(world: Any) -> None:
+    for index in range(3):
+        world.step(index)
+    world.end()
+    with connect(world) as loader:
+        seen = []
+        for _ in range(2):
+            for step in loader:
+                read(step)
+                loader.commit(step)
+                seen.append(step.index)
+                if step.index == 1:
+                    break
+    assert seen == [0, 1, 2]
+
+
+def test_a_step_is_committed_after_it_was_read_and_may_be_twice(world: Any) -> None:
+    world.step(0)
+    with connect(world) as loader:
+        step = next(iter(loader))
+        microbatches = iter(step)
+        next(microbatches)
+        with pytest.raises(ConflictError, match="step 0"):
+            loader.commit(step)
+        next(microbatches)
+        loader.commit(step)
+        loader.commit(step)
+        assert loader.state_dict()["step"] == 1
+
+
+def test_steps_that_are_never_committed_are_told_of(world: Any) -> None:
+    for index in range(4):
+        world.step(index)
+    with connect(world) as loader:
+        steps = iter(loader)
+        for _ in range(4):
+            read(next(steps))
+        with pytest.raises(ConflictError, match=r"call loader\.commit"):
+            next(steps)
+
+
+def test_closing_does_not_wait_for_a_service_that_is_gone(world: Any) -> None:
+    world.step(0)
+    loader = connect(world).open()
+    world.stop()
+    began_s = time.monotonic()
+    loader.close()
+    assert time.monotonic() - began_s < 5
+    assert loader._thread is not None
+    loader._thread.join(timeout=5)
+    assert not loader._thread.is_alive()
+
+
+def test_a_state_of_another_job_is_refused(world: Any) -> None:
+    loader = connect(world)
+    with pytest.raises(ConflictError, match="'other'"):
+        loader.load_state_dict({"version": 1, "job": "other", "step": 0})
+    loader.close()
