@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from headrace.codec import probe_message, ref_value, rejection_message
-from headrace.errors import UserError
+from headrace.errors import HeadraceError
 from headrace.rpc import aio_channel
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
@@ -108,6 +108,7 @@ class Engine:
                 kind = order.WhichOneof("order")
                 if kind == "welcome":
                     log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
+                    self._forget_jobs_but(order.welcome.jobs)
                     start(self._heartbeat(order.welcome.heartbeat_s))
                 else:
                     self._obey(kind, getattr(order, kind), start)
@@ -123,35 +124,51 @@ class Engine:
                     job = self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json))
                 job.shards = tuple(ShardInfo(source=s.source, url=s.url, name=s.name) for s in order.shards)
             case "job_closed":
-                self._store.release(order.job)
-                if job := self._jobs.pop(order.job, None):
-                    job.close()
+                self._forget(order.job)
             case "step_committed":
                 self._store.release(order.job, order.step)
             case "list_shards":
-                start(self._list(order))
+                start(self._carry_out(self._list, order))
             case "index_shard":
-                start(self._index(order))
+                start(self._carry_out(self._index, order))
             case "probe_samples":
-                start(self._probe(order))
+                start(self._carry_out(self._probe, order))
             case "decode_part":
                 self._take_part(order)
 
+    def _forget_jobs_but(self, running: Collection[str]) -> None:
+        for job in self._jobs.keys() - set(running):
+            self._forget(job)
+
+    def _forget(self, name: str) -> None:
+        self._store.release(name)
+        if job := self._jobs.pop(name, None):
+            job.close()
+
+    async def _carry_out(self, work: Callable[[Any], Awaitable[None]], order: Any) -> None:
+        """Do `work`; an order that cannot be carried out is reported, and this process goes on."""
+        try:
+            await work(order)
+        except HeadraceError as err:
+            self._report_failed(order.lease, str(err))
+        except Exception as err:
+            log.exception("unexpected error %s", pairs(job=order.job))
+            self._report_failed(order.lease, f"unexpected {type(err).__name__} in preprocessor {self._name}: {err}")
+
+    def _report_failed(self, lease: str, error: str) -> None:
+        self._report(FleetReport(order_failed=fleet_pb2.OrderFailed(lease=lease, error=error)))
+
     async def _list(self, order: fleet_pb2.ListShards) -> None:
         job = self._jobs[order.job]
-        reply = fleet_pb2.ShardsListed(lease=order.lease)
-        try:
-            shards = await self._in_thread(list_shards, job.spec)
-            pipeline = await self._in_thread(lambda: job.pipeline)
-        except UserError as err:
-            reply.error = str(err)
-        else:
-            reply.shards.extend(common_pb2.Shard(source=s.source, url=s.url, name=s.name) for s in shards)
-            reply.vocabulary.CopyFrom(
-                common_pb2.Vocabulary(
-                    size=pipeline.vocab_size, image_token=pipeline.image_token_id, audio_token=pipeline.audio_token_id
-                )
-            )
+        shards = await self._in_thread(list_shards, job.spec)
+        pipeline = await self._in_thread(lambda: job.pipeline)
+        reply = fleet_pb2.ShardsListed(
+            lease=order.lease,
+            shards=[common_pb2.Shard(source=s.source, url=s.url, name=s.name) for s in shards],
+            vocabulary=common_pb2.Vocabulary(
+                size=pipeline.vocab_size, image_token=pipeline.image_token_id, audio_token=pipeline.audio_token_id
+            ),
+        )
         self._report(FleetReport(shards_listed=reply))
 
     async def _index(self, order: fleet_pb2.IndexShard) -> None:
@@ -191,7 +208,14 @@ class Engine:
             job = self._jobs.get(entry.job)
             if job is None:
                 continue
-            payload = await self._in_thread(job.decode, entry.refs)
+            lease = self._leases.get(entry.ticket)
+            try:
+                payload = await self._in_thread(job.decode, entry.refs)
+            except Exception as err:
+                log.exception("unexpected error %s", pairs(ticket=entry.ticket))
+                if lease is not None:
+                    self._report_failed(lease, f"unexpected {type(err).__name__} in preprocessor {self._name}: {err}")
+                continue
             self._samples_decoded += payload.num_samples
             self._bytes_decoded += payload.data.size
             self._store.fill(entry, payload)

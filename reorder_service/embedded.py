@@ -82,7 +82,7 @@ class EmbeddedRedis:
             "unixsocket": str(self.socket),
             "dir": str(self.folder.resolve()),
             "appendonly": "yes",
-            "appendfsync": "everysec",
+            "appendfsync": "always",
             "save": "",
             "logfile": str(self.folder.resolve() / "redis.log"),
             "daemonize": "no",

@@ -34,6 +34,8 @@ class Work:
     order: Callable[[str], Order]
     """The order to send, given the lease."""
     on_done: Callable[[Any], None]
+    on_failed: Callable[[str], None]
+    """Called with a sentence where the order cannot be carried out."""
     on_placed: Callable[[str, str], None] = lambda _lease, _endpoint: None
     """Called with lease and endpoint each time that a member takes the work."""
     keep: bool = False
@@ -115,6 +117,15 @@ class Fleet:
             member.kept[lease] = work
         work.on_done(result)
         self._fill_slots()
+
+    def fail(self, member: Member, lease: str, error: str) -> None:
+        """`member` reports that `lease` cannot be carried out, by anybody."""
+        work = member.leases.pop(lease, None)
+        if work is None:
+            return
+        log.warning("order failed %s", pairs(preprocessor=member.name, job=work.job, error=error))
+        work.on_failed(error)
+        self._dispatch()
 
     def lost(self, lease: str) -> None:
         """A trainer could not get what `lease` stands for: place it again, elsewhere if possible."""

@@ -20,12 +20,12 @@ from headrace.telemetry import pairs
 from headrace.v1 import fleet_pb2
 from reorder_service import messages
 from reorder_service.fleet import Fleet, Work
-from reorder_service.order import GlobalOrder, SourceShards
+from reorder_service.manifest import Manifest
 from reorder_service.planning import plan as make_plan
 from reorder_service.planning import sample_costs
 from reorder_service.progress import Progress
 from reorder_service.sessions import Session, Sessions
-from reorder_service.state import JobRecord, ShardRecord, StateStore, VocabularyRecord
+from reorder_service.state import JobRecord, StateStore
 from reorder_service.step import Part, RankCommit, Step
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,7 @@ PROBE_SAMPLES = 16  # samples of one probe lease: long enough to hide the round 
 STORE_RETRY_S = 1.0  # pause before a job goes on after its store did not answer
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
 
-# Kinds of work in the order in which a starved fleet does them. Decoding an early step outranks probing a late one.
-_SETUP, _STEP = -1, 0
+# Kinds of a step's work in the order in which a starved fleet does them. Decoding an early step outranks probing a late one.
 _PROBE, _DECODE = 0, 1
 
 FINAL = ("DONE", "FAILED", "CANCELLED")
@@ -51,10 +50,8 @@ class JobRun:
         self.message = record.message
         self.committed = record.cursor
         self.committed_samples = record.samples
-        self.vocabulary: VocabularyRecord | None = record.vocabulary
-        self.shards: list[ShardRecord] = list(record.shards)
-        self.indexed: dict[int, int] = dict(record.indexed)
-        self.num_steps = 0
+        self.manifest = Manifest(record, self.spec, store)
+        self.num_steps = record.cursor if record.state == "DONE" else 0
         self.generation = 1
         self.progress = Progress()
         self.steps: dict[int, Step] = {}
@@ -62,6 +59,7 @@ class JobRun:
         self.sessions = Sessions(self.name, self.spec.topology.replicas)
         self._store = store
         self._fleet = fleet
+        self._order_error = ""
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._planned = asyncio.Condition()  # notified whenever a step is planned or committed, and at the end
@@ -115,6 +113,7 @@ class JobRun:
                 record = await self._store.load_job(self.name)
                 log.info("rewound %s", pairs(job=self.name, from_step=self.committed, to_step=step))
                 self.state, self.committed, self.committed_samples = record.state, record.cursor, record.samples
+                await self.load_progress()
                 self.sessions.supersede_all()
             finally:
                 self.start()
@@ -137,15 +136,35 @@ class JobRun:
                 log.exception("job failed on an internal error %s", pairs(job=self.name))
                 failure = "internal error; see the reorder service's log"
 
-    async def _work(self) -> None:
-        """From wherever the job stands to its end. May be begun again after an error."""
+    async def load_progress(self) -> None:
+        """Sum up what was committed before."""
         self.progress = Progress()
         async for record in self._store.steps(self.name):
             self.progress.add(record)
-        if self.vocabulary is None:
-            await self._list_shards()
-        await self._index_shards()
+
+    async def _work(self) -> None:
+        """From wherever the job stands to its end. May be begun again after an error."""
+        if self.manifest.vocabulary is None:
+            await self.manifest.list_shards(self._ask)
+            self._fleet.forget_introductions(self.name)
+        await self.manifest.index_shards(self._ask)
+        self._order = self.manifest.order()
+        self.num_samples = self._job_samples()
+        self.num_steps = -(-self.num_samples // self.spec.global_batch)
+        self.state = "RUNNING"
+        await self._store.set_state(self.name, self.state)
+        log.info("indexed %s", pairs(job=self.name, shards=len(self.manifest.shards), steps=self.num_steps))
+        self._ready.set()
         await self._feed()
+
+    def _job_samples(self) -> int:
+        """Samples of all epochs, or of all steps where that is less."""
+        limits = []
+        if self.spec.steps is not None:
+            limits.append(self.spec.steps * self.spec.global_batch)
+        if self.spec.epochs is not None or self.spec.steps is None:
+            limits.append(self._order.num_samples(self.spec.epochs or 1))
+        return min(limits)
 
     async def _end(self, state: str, message: str = "") -> None:
         await self._store.set_state(self.name, state, message)
@@ -161,66 +180,6 @@ class JobRun:
         async with self._planned:
             self._planned.notify_all()
 
-    # -- set-up -------------------------------------------------------------------------------------------------------
-
-    async def _list_shards(self) -> None:
-        reply = await self._ask((_SETUP,), lambda lease: messages.list_shards(lease, self.name))
-        if reply.error:
-            raise JobFailedError(reply.error)
-        self.shards = [ShardRecord(source=s.source, url=s.url, name=s.name) for s in reply.shards]
-        vocabulary = VocabularyRecord(
-            size=reply.vocabulary.size, image_token=reply.vocabulary.image_token, audio_token=reply.vocabulary.audio_token
-        )
-        await self._store.save_manifest(self.name, self.shards, vocabulary)
-        self.vocabulary = vocabulary
-        self._fleet.forget_introductions(self.name)
-
-    async def _index_shards(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for shard in range(len(self.shards)):
-                if shard not in self.indexed:
-                    group.create_task(self._index_shard(shard))
-        try:
-            self._order = GlobalOrder(
-                [
-                    SourceShards(
-                        name=source.name,
-                        shards=tuple(mine := [i for i, shard in enumerate(self.shards) if shard.source == s]),
-                        num_rows=tuple(self.indexed[i] for i in mine),
-                        weight=source.weight,
-                    )
-                    for s, source in enumerate(self.spec.sources)
-                ],
-                seed=self.spec.seed,
-                shuffle_shards=self.spec.shuffle_shards,
-            )
-        except ValueError as err:
-            raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err
-        self.num_samples = self._job_samples()
-        self.num_steps = -(-self.num_samples // self.spec.global_batch)
-        self.state = "RUNNING"
-        await self._store.set_state(self.name, self.state)
-        log.info(
-            "indexed %s",
-            pairs(job=self.name, shards=len(self.shards), samples=sum(self.indexed.values()), steps=self.num_steps),
-        )
-        self._ready.set()
-
-    async def _index_shard(self, shard: int) -> None:
-        reply = await self._ask((_SETUP, shard), lambda lease: messages.index_shard(lease, self.name, shard))
-        rejected = [rejection_value(item) for item in reply.rejections]
-        await self._store.save_index(self.name, shard, reply.num_samples, rejected)
-        self.indexed[shard] = reply.num_samples
-
-    def _job_samples(self) -> int:
-        """Samples of all epochs, or of all steps where that is less."""
-        limits = []
-        if self.spec.steps is not None:
-            limits.append(self.spec.steps * self.spec.global_batch)
-        if self.spec.epochs is not None or self.spec.steps is None:
-            limits.append(self._order.num_samples(self.spec.epochs or 1))
-        return min(limits)
-
     # -- the window ---------------------------------------------------------------------------------------------------
 
     async def _feed(self) -> None:
@@ -228,6 +187,8 @@ class JobRun:
         opened = self.committed
         async with asyncio.TaskGroup() as group:
             while self.committed < self.num_steps:
+                if self._order_error:
+                    raise JobFailedError(self._order_error)
                 while opened < min(self.num_steps, self.committed + self.spec.window):
                     group.create_task(self._prepare(opened))
                     opened += 1
@@ -266,7 +227,7 @@ class JobRun:
         await self._notify()
 
     async def _probe(self, step: Step, number: int, refs: list[SampleRef]) -> None:
-        priority = (_STEP, step.index, _PROBE, number)
+        priority = (step.index, _PROBE, number)
         reply = await self._ask(priority, lambda lease: messages.probe_samples(lease, self.name, refs))
         for item in reply.probes:
             step.probes[item.sample_id] = probe_value(item)
@@ -288,7 +249,7 @@ class JobRun:
         return make_plan(self.spec.strategy, step.sample_ids, step.costs, topology, seed, self.generation)
 
     def _decode(self, step: Step, part: Part) -> None:
-        priority = (_STEP, step.index, _DECODE, part.microbatch, part.replica)
+        priority = (step.index, _DECODE, part.microbatch, part.replica)
         rank = (step.index << 40) + (part.microbatch << 20) + part.replica
 
         def place(lease: str, endpoint: str) -> None:
@@ -301,11 +262,16 @@ class JobRun:
             priority=priority,
             order=lambda lease: messages.decode_part(lease, self.name, part, step.index, rank),
             on_done=lambda _: None,
+            on_failed=self._decode_failed,
             on_placed=place,
             keep=True,
             urgent=lambda: step.index == self.committed,
         )
         self._fleet.submit(part.work)
+
+    def _decode_failed(self, error: str) -> None:
+        self._order_error = error
+        self._changed.set()
 
     async def _ask(self, priority: tuple[int, ...], order: Callable[[str], fleet_pb2.FleetOrder]) -> Any:
         """Have any preprocessor do something; its report."""
@@ -315,7 +281,12 @@ class JobRun:
             if not future.done():
                 future.set_result(result)
 
-        self._fleet.submit(Work(job=self.name, priority=priority, order=order, on_done=done, urgent=lambda: True))
+        def failed(error: str) -> None:
+            if not future.done():
+                future.set_exception(JobFailedError(error))
+
+        work = Work(job=self.name, priority=priority, order=order, on_done=done, on_failed=failed, urgent=lambda: True)
+        self._fleet.submit(work)
         return await future
 
     # -- trainers -----------------------------------------------------------------------------------------------------

@@ -90,8 +90,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             num_steps=run.num_steps,
             committed_samples=run.committed_samples,
             quarantined_samples=await store.num_quarantined(run.name),
-            num_shards=len(run.shards),
-            indexed_shards=len(run.indexed),
+            num_shards=len(run.manifest.shards),
+            indexed_shards=len(run.manifest.indexed),
             first_loss=run.progress.first_loss,
             last_loss=run.progress.last_loss,
             data_wait_s=run.progress.data_wait_s,
@@ -138,7 +138,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         if request.HasField("resume_step"):
             await asyncio.shield(run.rewind(request.resume_step))
         session = run.open_session(request.rank, request.num_ranks)
-        vocabulary = run.vocabulary
+        vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
         return sessions_pb2.OpenReply(
@@ -225,7 +225,8 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         self, reports: AsyncIterator[fleet_pb2.FleetReport], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[fleet_pb2.FleetOrder]:
         outbox: asyncio.Queue[fleet_pb2.FleetOrder | None] = asyncio.Queue()
-        outbox.put_nowait(fleet_pb2.FleetOrder(welcome=fleet_pb2.Welcome(heartbeat_s=HEARTBEAT_S)))
+        welcome = fleet_pb2.Welcome(heartbeat_s=HEARTBEAT_S, jobs=self._service.running_jobs())
+        outbox.put_nowait(fleet_pb2.FleetOrder(welcome=welcome))
         reader = asyncio.create_task(self._read(aiter(reports), outbox))
         try:
             while (order := await outbox.get()) is not None:
@@ -272,7 +273,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
     def _introduce(self, job: str) -> fleet_pb2.FleetOrder:
         run = self._service.find(job)
-        return messages.job_opened(job, run.spec.to_json(), run.shards)
+        return messages.job_opened(job, run.spec.to_json(), run.manifest.shards)
 
     def _hear(self, member: Member, report: fleet_pb2.FleetReport) -> None:
         kind = report.WhichOneof("report")
@@ -280,6 +281,8 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
             beat = report.heartbeat
             member.samples_decoded, member.bytes_decoded = beat.samples_decoded, beat.bytes_decoded
             member.store_bytes, member.store_budget_bytes = beat.store_bytes, beat.store_budget_bytes
+        elif kind == "order_failed":
+            self._service.fleet.fail(member, report.order_failed.lease, report.order_failed.error)
         elif kind is not None:
             result = getattr(report, kind)
             self._service.fleet.finish(member, result.lease, result)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from headrace.errors import ConflictError, NotFoundError, SupersededError
+from headrace.errors import ConflictError, NotFoundError, SpecError, SupersededError
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
 from reorder_service.fleet import Fleet
-from reorder_service.job import JobRun
+from reorder_service.job import FINAL, JobRun
 from reorder_service.sessions import Session
 from reorder_service.state import StateStore
 
@@ -28,7 +28,10 @@ class ReorderService:
     async def start(self) -> None:
         """Take up what an earlier process left."""
         for name in await self.store.jobs():
-            await self._take_up(name)
+            try:
+                await self._take_up(name)
+            except SpecError as err:  # written by another version: the other jobs go on
+                log.error("job left alone %s", pairs(job=name, error=err))
 
     async def stop(self) -> None:
         """Stop working; everything goes on from the store at the next start."""
@@ -49,6 +52,10 @@ class ReorderService:
         if run.spec != spec:
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
         return run
+
+    def running_jobs(self) -> list[str]:
+        """Names of the jobs that have not ended."""
+        return [run.name for run in self.jobs.values() if run.state not in FINAL]
 
     def find(self, job: str) -> JobRun:
         """Raises NotFoundError."""
@@ -72,6 +79,7 @@ class ReorderService:
 
     async def _take_up(self, job: str) -> JobRun:
         run = JobRun(await self.store.load_job(job), self.store, self.fleet)
+        await run.load_progress()
         self.jobs[job] = run
         run.start()
         return run

@@ -64,17 +64,19 @@ def test_a_shard_that_vanishes_after_indexing_quarantines_its_samples(cluster, s
 
 
 @pytest.mark.parametrize(
-    ("path", "sentence"),
+    ("fields", "sentence"),
     [
-        ("/no/such/data", "/no/such/data"),
-        (str(HOSTILE / "text"), "no shard"),
-        (str(HOSTILE / "tars" / "empty.tar"), "no usable sample"),
+        ({"sources": [{"path": "/no/such/data"}]}, "/no/such/data"),
+        ({"sources": [{"path": str(HOSTILE / "text")}]}, "no shard"),
+        ({"sources": [{"path": str(HOSTILE / "tars" / "empty.tar")}]}, "no usable sample"),
+        ({"text": {"tokenizer": "/no/such/tokenizer.json"}}, "/no/such/tokenizer.json"),
     ],
+    ids=["missing", "no shards", "no samples", "no tokenizer"],
 )
-def test_a_data_set_without_samples_fails_the_job_with_a_sentence(cluster, spec, path: str, sentence: str) -> None:
+def test_a_job_that_cannot_begin_fails_with_a_sentence(cluster, spec, fields: dict, sentence: str) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(1)
-    job = cluster.submit(spec("nothing", sources=[{"path": path}]))
+    job = cluster.submit(spec("nothing", **fields))
     assert sentence in cluster.wait_for_state(job, "failed").message
     with pytest.raises((JobFailedError, ConflictError), match=sentence):
         cluster.consume(job)

@@ -8,13 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FleetReport(_message.Message):
-    __slots__ = ("hello", "heartbeat", "shards_listed", "shard_indexed", "samples_probed", "part_decoded", "goodbye")
+    __slots__ = ("hello", "heartbeat", "shards_listed", "shard_indexed", "samples_probed", "part_decoded", "order_failed", "goodbye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SHARDS_LISTED_FIELD_NUMBER: _ClassVar[int]
     SHARD_INDEXED_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PROBED_FIELD_NUMBER: _ClassVar[int]
     PART_DECODED_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FAILED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
@@ -22,8 +23,9 @@ class FleetReport(_message.Message):
     shard_indexed: ShardIndexed
     samples_probed: SamplesProbed
     part_decoded: PartDecoded
+    order_failed: OrderFailed
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., shards_listed: _Optional[_Union[ShardsListed, _Mapping]] = ..., shard_indexed: _Optional[_Union[ShardIndexed, _Mapping]] = ..., samples_probed: _Optional[_Union[SamplesProbed, _Mapping]] = ..., part_decoded: _Optional[_Union[PartDecoded, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., shards_listed: _Optional[_Union[ShardsListed, _Mapping]] = ..., shard_indexed: _Optional[_Union[ShardIndexed, _Mapping]] = ..., samples_probed: _Optional[_Union[SamplesProbed, _Mapping]] = ..., part_decoded: _Optional[_Union[PartDecoded, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("preprocessor", "endpoint", "slots")
@@ -54,16 +56,14 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class ShardsListed(_message.Message):
-    __slots__ = ("lease", "shards", "vocabulary", "error")
+    __slots__ = ("lease", "shards", "vocabulary")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
     lease: str
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
     vocabulary: _common_pb2.Vocabulary
-    error: str
-    def __init__(self, lease: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+    def __init__(self, lease: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ...) -> None: ...
 
 class ShardIndexed(_message.Message):
     __slots__ = ("lease", "num_samples", "rejections")
@@ -84,6 +84,14 @@ class SamplesProbed(_message.Message):
     probes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Probe]
     rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
     def __init__(self, lease: _Optional[str] = ..., probes: _Optional[_Iterable[_Union[_common_pb2.Probe, _Mapping]]] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ...) -> None: ...
+
+class OrderFailed(_message.Message):
+    __slots__ = ("lease", "error")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    error: str
+    def __init__(self, lease: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class PartDecoded(_message.Message):
     __slots__ = ("lease", "num_bytes")
@@ -114,10 +122,12 @@ class FleetOrder(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., job_opened: _Optional[_Union[JobOpened, _Mapping]] = ..., list_shards: _Optional[_Union[ListShards, _Mapping]] = ..., index_shard: _Optional[_Union[IndexShard, _Mapping]] = ..., probe_samples: _Optional[_Union[ProbeSamples, _Mapping]] = ..., decode_part: _Optional[_Union[DecodePart, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., job_closed: _Optional[_Union[JobClosed, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_s",)
+    __slots__ = ("heartbeat_s", "jobs")
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
     heartbeat_s: float
-    def __init__(self, heartbeat_s: _Optional[float] = ...) -> None: ...
+    jobs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, heartbeat_s: _Optional[float] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobOpened(_message.Message):
     __slots__ = ("job", "spec_json", "shards")

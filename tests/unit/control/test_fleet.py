@@ -19,6 +19,7 @@ class Bench:
     fleet: Fleet = field(default_factory=Fleet)
     sent: dict[str, list[str]] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
     placed: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
     def join(self, name: str, slots: int = 1) -> Member:
@@ -35,6 +36,7 @@ class Bench:
             priority=(priority,),
             order=lambda _lease: name,
             on_done=lambda _result: self.done.append(name),
+            on_failed=lambda error: self.failed.append((name, error)),
             on_placed=lambda lease, endpoint: self.placed.setdefault(name, []).append((lease, endpoint)),
             keep=keep,
             urgent=urgent,
@@ -282,3 +284,16 @@ class FleetMachine(RuleBasedStateMachine):
 
 TestFleetMachine = FleetMachine.TestCase
 TestFleetMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_work_that_cannot_be_done_is_told_once_and_frees_its_slot() -> None:
+    bench = Bench()
+    member = bench.join("p", slots=1)
+    first = bench.submit("first")
+    second = bench.submit("second", 1)
+    lease = first.lease
+    assert lease is not None
+    bench.fleet.fail(member, lease, "no such data set")
+    bench.fleet.fail(member, lease, "no such data set")
+    assert bench.failed == [("first", "no such data set")]
+    assert second.lease is not None

@@ -279,7 +279,7 @@ async def test_a_data_set_that_cannot_be_read_fails_the_job_with_its_sentence(st
     silent = Preprocessor(service=service, answers=False)
     member = silent.join()
     await until(lambda: bool(member.leases))
-    service.fleet.finish(member, next(iter(member.leases)), fleet_pb2.ShardsListed(error="no data set at /d"))
+    service.fleet.fail(member, next(iter(member.leases)), "no data set at /d")
     await run.wait_ready()
     assert (run.state, run.message) == ("FAILED", "no data set at /d")
 

@@ -1,0 +1,68 @@
+"""A job's manifest: its shards and how many rows each has, listed and counted once by preprocessors, then kept in the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headrace.codec import rejection_value
+from headrace.errors import JobFailedError
+from headrace.spec import JobSpec
+from headrace.v1.fleet_pb2 import FleetOrder
+from reorder_service import messages
+from reorder_service.order import GlobalOrder, SourceShards
+from reorder_service.state import JobRecord, ShardRecord, StateStore, VocabularyRecord
+
+Ask = Callable[[tuple[int, ...], Callable[[str], FleetOrder]], Awaitable[Any]]
+"""Has any preprocessor carry out an order, given the priority and the order's maker; its report."""
+
+_PRIORITY = -1  # before any step's work
+
+
+class Manifest:
+    """Complete once `list_shards` and `index_shards` are through; what the store has already is not asked for again."""
+
+    def __init__(self, record: JobRecord, spec: JobSpec, store: StateStore) -> None:
+        self.shards: list[ShardRecord] = list(record.shards)
+        self.vocabulary: VocabularyRecord | None = record.vocabulary
+        self.indexed: dict[int, int] = dict(record.indexed)
+        """Shard -> rows."""
+        self._job = record.job
+        self._spec = spec
+        self._store = store
+
+    async def list_shards(self, ask: Ask) -> None:
+        """Find the shards. Raises JobFailedError where a data set cannot be read."""
+        reply = await ask((_PRIORITY,), lambda lease: messages.list_shards(lease, self._job))
+        shards = [ShardRecord(source=s.source, url=s.url, name=s.name) for s in reply.shards]
+        vocabulary = VocabularyRecord(
+            size=reply.vocabulary.size, image_token=reply.vocabulary.image_token, audio_token=reply.vocabulary.audio_token
+        )
+        await self._store.save_manifest(self._job, shards, vocabulary)
+        self.shards, self.vocabulary = shards, vocabulary
+
+    async def index_shards(self, ask: Ask) -> None:
+        """Count the rows of every shard."""
+        async with asyncio.TaskGroup() as group:
+            for shard in range(len(self.shards)):
+                if shard not in self.indexed:
+                    group.create_task(self._index_shard(ask, shard))
+
+    async def _index_shard(self, ask: Ask, shard: int) -> None:
+        reply = await ask((_PRIORITY, shard), lambda lease: messages.index_shard(lease, self._job, shard))
+        rejected = [rejection_value(item) for item in reply.rejections]
+        await self._store.save_index(self._job, shard, reply.num_samples, rejected)
+        self.indexed[shard] = reply.num_samples
+
+    def order(self) -> GlobalOrder:
+        """Raises JobFailedError where a source has no usable sample."""
+        sources = []
+        for s, source in enumerate(self._spec.sources):
+            shards = tuple(i for i, shard in enumerate(self.shards) if shard.source == s)
+            num_rows = tuple(self.indexed[i] for i in shards)
+            sources.append(SourceShards(name=source.name, shards=shards, num_rows=num_rows, weight=source.weight))
+        try:
+            return GlobalOrder(sources, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards)
+        except ValueError as err:
+            raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err
