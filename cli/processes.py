@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,28 +14,29 @@ from headrace.child import ending_with_us
 from headrace.errors import HeadraceError
 
 START_TIMEOUT_S = 60.0  # a cold first start compiles kernels and imports torch
+POLL_S = 0.02
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
 
 
 class Process:
-    """A `headrace` command as a child. Its log goes to a file; its first line of output, if waited for, says its endpoint."""
+    """A `headrace` command as a child. All that it prints goes to `log`."""
 
-    def __init__(self, name: str, arguments: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
         self.name = name
         self.log = log
         self._arguments = arguments
-        self._env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.start()
 
     def start(self) -> None:
         """Start (again). The child dies with this process, even if that is killed."""
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._popen = subprocess.Popen(
                 ending_with_us([sys.executable, "-m", "cli.main", *self._arguments], signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=log,
                 stderr=log,
-                env=self._env,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them in order
             )
 
@@ -49,25 +49,23 @@ class Process:
         return self._popen.poll()
 
     def endpoint(self) -> str:
-        """Wait for the line that says where it listens. Raises HeadraceError where it ends before."""
-        assert self._popen.stdout is not None
+        """Wait for the line that says where it listens. Raises HeadraceError where there is none."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            ready, _, _ = select.select([self._popen.stdout], [], [], 0.1)
-            if ready:
-                line = self._popen.stdout.readline().decode()
+        while time.monotonic() < deadline and self.exit_code() is None:
+            for line in self._lines()[:-1]:  # the last one may be half written
                 if " listening on " in line:
-                    return line.rsplit(" ", 1)[1].strip()
-                break
+                    return line.rsplit(" ", 1)[1]
+            time.sleep(POLL_S)
         raise HeadraceError(f"the {self.name} did not start: {self.last_words()}")
 
-    def output(self) -> str:
-        """All that it prints, once it has ended."""
-        return self._popen.communicate()[0].decode()
+    def _lines(self) -> list[str]:
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace").split("\n")
 
     def last_words(self) -> str:
         """The last line of its log, and where the rest is."""
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        lines = [line for line in self._lines() if line.strip()]
         return f"{lines[-1] if lines else 'no word of it'} (log: {self.log})"
 
     def terminate(self) -> None:
@@ -82,8 +80,6 @@ class Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        if self._popen.stdout is not None:
-            self._popen.stdout.close()
 
 
 class ProcessGroup:

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis.asyncio as redis
 from redis.asyncio.client import Pipeline
@@ -131,7 +132,7 @@ class StateStore:
             await _until_loaded(client)
         except RedisError as err:
             await store.close()
-            raise UserError(f"no Redis server answers at {url}: {err}") from err
+            raise UserError(f"no Redis server answers at {_without_password(url)}: {err}") from err
         return store
 
     async def close(self) -> None:
@@ -289,3 +290,8 @@ def _key(job: str, what: str) -> str:
 def _rejected_json(item: Rejected, *, step: int | None) -> str:
     fields = {"reason": str(item.reason), "detail": item.detail, "sample_id": item.sample_id, "step": step}
     return json.dumps(fields, ensure_ascii=False)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return url.replace(f":{parts.password}@", ":***@") if parts.password else url

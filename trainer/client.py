@@ -196,24 +196,18 @@ class PartClient:
             channel = self._channels.get(endpoint)
             if channel is None:
                 channel = self._channels[endpoint] = rpc.channel(endpoint)
-        stub = payload_pb2_grpc.PayloadStub(channel)
-        with rpc.translated(endpoint):
-            replies = stub.Fetch(payload_pb2.FetchRequest(ticket=ticket), timeout=FETCH_TIMEOUT_S)
-            header = next(replies).header
-            buffer = bytearray(header.num_bytes)
-            end = 0
-            for reply in replies:
-                start, end = end, end + len(reply.chunk)
-                buffer[start:end] = reply.chunk
-        if end != header.num_bytes:
-            raise UnavailableError(f"{endpoint} sent {end} of {header.num_bytes} bytes of part {ticket}")
-        with pa.ipc.open_stream(pa.py_buffer(buffer)) as reader:
-            batch = reader.read_next_batch()
-        return Part(
-            batch=batch,
-            rejected=tuple(rejection_value(item) for item in header.rejections),
-            num_bytes=header.num_bytes,
-        )
+        try:
+            return _fetch(channel, endpoint, ticket)
+        except UnavailableError:
+            self._drop(endpoint, channel)
+            raise
+
+    def _drop(self, endpoint: str, channel: grpc.Channel) -> None:
+        """Preprocessors come and go, each with a port of its own: keep no connection to those that went."""
+        with self._lock:
+            if self._channels.get(endpoint) is channel:
+                del self._channels[endpoint]
+                channel.close()
 
     def close(self) -> None:
         """Close all connections."""
@@ -221,3 +215,24 @@ class PartClient:
             for channel in self._channels.values():
                 channel.close()
             self._channels.clear()
+
+
+def _fetch(channel: grpc.Channel, endpoint: str, ticket: str) -> Part:
+    stub = payload_pb2_grpc.PayloadStub(channel)
+    with rpc.translated(endpoint):
+        replies = stub.Fetch(payload_pb2.FetchRequest(ticket=ticket), timeout=FETCH_TIMEOUT_S)
+        header = next(replies).header
+        buffer = bytearray(header.num_bytes)
+        end = 0
+        for reply in replies:
+            start, end = end, end + len(reply.chunk)
+            buffer[start:end] = reply.chunk
+    if end != header.num_bytes:
+        raise UnavailableError(f"{endpoint} sent {end} of {header.num_bytes} bytes of part {ticket}")
+    with pa.ipc.open_stream(pa.py_buffer(buffer)) as reader:
+        batch = reader.read_next_batch()
+    return Part(
+        batch=batch,
+        rejected=tuple(rejection_value(item) for item in header.rejections),
+        num_bytes=header.num_bytes,
+    )
