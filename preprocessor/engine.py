@@ -11,15 +11,15 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from headrace.codec import probe_message, ref_value, rejection_message
+from headrace.codec import probe_message, ref_value, rejection_message, shard_message, shard_value, vocabulary_message
 from headrace.errors import HeadraceError
 from headrace.rpc import aio_channel
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
-from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
+from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from headrace.v1.fleet_pb2 import FleetReport
 from preprocessor.jobs import Job
-from preprocessor.sources import ShardInfo, list_shards
+from preprocessor.sources import list_shards
 from preprocessor.store import Entry, PayloadStore
 
 log = logging.getLogger(__name__)
@@ -121,8 +121,9 @@ class Engine:
             case "job_opened":
                 job = self._jobs.get(order.job)
                 if job is None or job.spec.to_json() != order.spec_json:
+                    self._forget(order.job)
                     job = self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json))
-                job.shards = tuple(ShardInfo(source=s.source, url=s.url, name=s.name) for s in order.shards)
+                job.shards = tuple(shard_value(shard) for shard in order.shards)
             case "job_closed":
                 self._forget(order.job)
             case "step_committed":
@@ -146,16 +147,18 @@ class Engine:
             job.close()
 
     async def _carry_out(self, work: Callable[[Any], Awaitable[None]], order: Any) -> None:
-        """Do `work`; an order that cannot be carried out is reported, and this process goes on."""
+        """Do `work`; an order that cannot be carried out here is reported, and this process goes on."""
         try:
             await work(order)
-        except HeadraceError as err:
-            self._report_failed(order.lease, str(err))
         except Exception as err:
-            log.exception("unexpected error %s", pairs(job=order.job))
-            self._report_failed(order.lease, f"unexpected {type(err).__name__} in preprocessor {self._name}: {err}")
+            self._report_failed(order.lease, err)
 
-    def _report_failed(self, lease: str, error: str) -> None:
+    def _report_failed(self, lease: str, err: Exception) -> None:
+        if isinstance(err, HeadraceError):
+            error = str(err)
+        else:
+            log.error("order failed %s", pairs(lease=lease), exc_info=err)
+            error = f"preprocessor {self._name}: {type(err).__name__}: {err}"
         self._report(FleetReport(order_failed=fleet_pb2.OrderFailed(lease=lease, error=error)))
 
     async def _list(self, order: fleet_pb2.ListShards) -> None:
@@ -164,10 +167,8 @@ class Engine:
         pipeline = await self._in_thread(lambda: job.pipeline)
         reply = fleet_pb2.ShardsListed(
             lease=order.lease,
-            shards=[common_pb2.Shard(source=s.source, url=s.url, name=s.name) for s in shards],
-            vocabulary=common_pb2.Vocabulary(
-                size=pipeline.vocab_size, image_token=pipeline.image_token_id, audio_token=pipeline.audio_token_id
-            ),
+            shards=[shard_message(shard) for shard in shards],
+            vocabulary=vocabulary_message(pipeline.vocabulary),
         )
         self._report(FleetReport(shards_listed=reply))
 
@@ -198,33 +199,28 @@ class Engine:
         )
         entry = self._store.add(entry)
         if entry.payload is not None:
-            self._report_decoded(order.lease, entry)
+            self._report_decoded(order.lease)
             return
         self._leases[entry.ticket] = order.lease
 
     async def _decode_loop(self) -> None:
         while True:
             entry = await self._store.take()
-            job = self._jobs.get(entry.job)
-            if job is None:
-                continue
-            lease = self._leases.get(entry.ticket)
             try:
-                payload = await self._in_thread(job.decode, entry.refs)
+                payload = await self._in_thread(self._jobs[entry.job].decode, entry.refs)
             except Exception as err:
-                log.exception("unexpected error %s", pairs(ticket=entry.ticket))
-                if lease is not None:
-                    self._report_failed(lease, f"unexpected {type(err).__name__} in preprocessor {self._name}: {err}")
+                self._store.abandon(entry)
+                if lease := self._leases.pop(entry.ticket, None):
+                    self._report_failed(lease, err)
                 continue
             self._samples_decoded += payload.num_samples
             self._bytes_decoded += payload.data.size
             self._store.fill(entry, payload)
             if lease := self._leases.pop(entry.ticket, None):
-                self._report_decoded(lease, entry)
+                self._report_decoded(lease)
 
-    def _report_decoded(self, lease: str, entry: Entry) -> None:
-        num_bytes = entry.payload.data.size if entry.payload is not None else 0
-        self._report(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=lease, num_bytes=num_bytes)))
+    def _report_decoded(self, lease: str) -> None:
+        self._report(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=lease)))
 
     async def _heartbeat(self, interval_s: float) -> None:
         while True:
@@ -233,7 +229,6 @@ class Engine:
                 bytes_decoded=self._bytes_decoded,
                 store_bytes=self._store.held_bytes,
                 store_budget_bytes=self._store.budget_bytes,
-                queued=self._store.num_undecoded,
             )
             self._report(FleetReport(heartbeat=beat))
             await asyncio.sleep(interval_s)

@@ -12,16 +12,17 @@ from typing import TypeVar
 import pyarrow as pa
 
 from headrace.errors import DatasetError
+from headrace.manifest import ShardInfo
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from preprocessor.pipeline import Pipeline, Row
-from preprocessor.sources import Record, Shard, ShardInfo, open_shard
+from preprocessor.sources import Record, Shard, open_shard
 from preprocessor.store import Payload
 
 log = logging.getLogger(__name__)
 
-OPEN_SHARDS = 32  # indexed shards kept open per job; an index is about 100 bytes a sample
+OPEN_SHARDS = 32  # indexed shards that a job keeps open at least; an index is about 100 bytes a sample
 
 _T = TypeVar("_T")
 
@@ -33,9 +34,11 @@ class Job:
         self.name = name
         self.spec = spec
         self.shards: tuple[ShardInfo, ...] = ()
+        # Samples are shuffled over `shuffle_shards` shards of each source, and a window may lie across two such blocks.
+        self._open_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
         self._lock = threading.Lock()
         self._pipeline: Pipeline | None = None
-        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._open: OrderedDict[int, _Slot] = OrderedDict()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -46,12 +49,15 @@ class Job:
             return self._pipeline
 
     def index(self, shard: int) -> tuple[int, list[Rejected]]:
-        """Rows of a shard, and the damage in it. One that cannot be opened has no rows and one rejection."""
+        """Rows of a shard, and the damage in it. Raises DatasetError, OSError or MemoryError where it cannot be read here."""
         info = self.shards[shard]
         try:
             opened = self._shard(shard)
-        except (OSError, DatasetError) as err:
-            return 0, [Rejected(name=info.name, reason=Reason.ARCHIVE_CORRUPT, detail=f"cannot be read: {err}")]
+        except (DatasetError, OSError, MemoryError):
+            raise
+        except Exception as err:
+            log.exception("unexpected error in shard=%s", info.url)
+            return 0, [Rejected(name=info.name, reason=Reason.ARCHIVE_CORRUPT, detail=f"unexpected {type(err).__name__}: {err}")]
         damage = [
             Rejected(name=f"{info.name}/{item.name}" if item.name else info.name, reason=item.reason, detail=item.detail)
             for item in opened.rejected
@@ -94,42 +100,49 @@ class Job:
         """SOURCE/SHARD/KEY."""
         return f"{self.shards[ref.shard].name}/{self._shard(ref.shard).key(ref.row)}"
 
-    def _known_name(self, ref: SampleRef) -> str:
-        """The sample's name, with its row for a key where the shard has become unreadable."""
-        try:
-            return self.sample_name(ref)
-        except (OSError, DatasetError):
-            return f"{self.shards[ref.shard].name}/{ref.row}"
-
     def close(self) -> None:
         """Close the shards."""
         with self._lock:
-            for shard in self._open.values():
-                shard.close()
+            for slot in self._open.values():
+                if slot.shard is not None:
+                    slot.shard.close()
             self._open.clear()
 
     def _attempt(self, ref: SampleRef, work: Callable[[Record, SourceSpec], _T]) -> _T | Rejected:
-        """`work` on one record. Whatever goes wrong with one sample is that sample's rejection, never the job's end."""
+        """`work` on one record. Damage is the sample's rejection, and so is an error of ours, which is logged.
+
+        What is not the sample's fault is raised, so that another preprocessor may try: DatasetError, OSError, MemoryError.
+        """
         try:
             shard = self._shard(ref.shard)
             return work(shard.read(ref.row), self.spec.sources[self.shards[ref.shard].source])
         except BadSampleError as err:
             reason, detail = err.reason, err.detail
-        except (OSError, DatasetError) as err:
-            reason, detail = Reason.MISSING_MEDIA, f"cannot be read: {err}"
+        except (DatasetError, OSError, MemoryError):
+            raise
         except Exception as err:
             log.exception("unexpected error in sample shard=%s row=%d", self.shards[ref.shard].url, ref.row)
             reason, detail = Reason.CORRUPT_MEDIA, f"unexpected {type(err).__name__}: {err}"
-        return Rejected(name=self._known_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id)
+        return Rejected(name=self.sample_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id)
 
     def _shard(self, index: int) -> Shard:
+        """The open shard. Different shards are opened side by side."""
         with self._lock:
-            shard = self._open.get(index)
-            if shard is None:
-                info = self.shards[index]
-                shard = self._open[index] = open_shard(info.url, self.spec.sources[info.source])
+            slot = self._open.setdefault(index, _Slot())
             self._open.move_to_end(index)
-            # The oldest is closed by its last reader's reference, not here: another thread may be reading from it.
-            while len(self._open) > OPEN_SHARDS:
+            # The oldest is closed with its last reader's reference, not here: another thread may be reading from it.
+            while len(self._open) > self._open_shards:
                 self._open.popitem(last=False)
-            return shard
+        with slot.lock:
+            if slot.shard is None:
+                info = self.shards[index]
+                slot.shard = open_shard(info.url, self.spec.sources[info.source])
+            return slot.shard
+
+
+class _Slot:
+    """A shard that is open, or being opened by whoever holds the lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.shard: Shard | None = None

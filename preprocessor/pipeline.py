@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headrace.manifest import Vocabulary
 from headrace.sample import SCHEMA, Probe
 from headrace.spec import JobSpec, SourceSpec
 from preprocessor import audio, image
@@ -63,11 +64,9 @@ class Pipeline:
     def __init__(self, spec: JobSpec) -> None:
         """Raises SpecError: the tokenizer cannot be read or lacks a control token."""
         encoder = load_encoder(spec.text.tokenizer)
-        self.vocab_size: int = encoder.vocab_size
-        """Token ids are below this."""
-        self.image_token_id: int = encoder.control[IMAGE_PAD]
-        self.audio_token_id: int = encoder.control[AUDIO_PAD]
-        """What stands in `input_ids` where a projected image or audio token goes."""
+        self.vocabulary = Vocabulary(
+            size=encoder.vocab_size, image_token=encoder.control[IMAGE_PAD], audio_token=encoder.control[AUDIO_PAD]
+        )
         self._image = spec.image
         self._audio = spec.audio
         self._template = ChatTemplate(encoder, spec.text.max_tokens)

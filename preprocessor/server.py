@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
+import uuid
 from collections.abc import AsyncIterator
 
 import grpc
@@ -56,7 +56,7 @@ async def serve(*, listen: str, reorder: str, advertise: str, threads: int, budg
         listen, {"headrace.v1.Payload": lambda s: payload_pb2_grpc.add_PayloadServicer_to_server(PayloadServicer(store), s)}
     )
     endpoint = advertise or reachable_address(server.endpoint, reorder)
-    name = f"{socket.gethostname()}-{os.getpid()}"
+    name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # process ids are alike in containers
     engine = Engine(name=name, endpoint=endpoint, reorder=reorder, threads=threads, store=store)
     await server.start()
     print(f"headrace preprocessor listening on {server.endpoint}", flush=True)

@@ -53,7 +53,7 @@ class PayloadStore:
         self.held_bytes = 0
         self._entries: dict[str, Entry] = {}
         self._work = asyncio.Event()
-        self._largest_bytes = 1 << 20  # room set aside for each part being decoded; grows to the largest one seen
+        self._largest_bytes = 1 << 20  # room set aside for each part being decoded; follows the largest ones of late
 
     def add(self, entry: Entry) -> Entry:
         """Take a part; one that is here already is kept, with its payload."""
@@ -64,10 +64,6 @@ class PayloadStore:
 
     def get(self, ticket: str) -> Entry | None:
         return self._entries.get(ticket)
-
-    @property
-    def num_undecoded(self) -> int:
-        return sum(entry.payload is None for entry in self._entries.values())
 
     async def take(self) -> Entry:
         """The part to decode now, marked as being decoded, as soon as there is one and room for it."""
@@ -100,9 +96,17 @@ class PayloadStore:
             return
         entry.payload = payload
         self.held_bytes += payload.data.size
-        self._largest_bytes = max(self._largest_bytes, payload.data.size)
+        self._largest_bytes = max(int(self._largest_bytes * 0.9), payload.data.size)
         entry.changed.set()
         self._trim()
+        self._work.set()
+
+    def abandon(self, entry: Entry) -> None:
+        """The part could not be decoded: drop it, and tell who waits for it."""
+        if not entry.gone:
+            del self._entries[entry.ticket]
+            entry.gone = True
+        entry.changed.set()
         self._work.set()
 
     @contextlib.asynccontextmanager

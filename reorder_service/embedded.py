@@ -18,6 +18,7 @@ from typing import IO
 from headrace.child import ending_with_us
 from headrace.errors import ConflictError, UnavailableError, UserError
 
+_SOCKET_PATH_MAX = 100  # the system's limit is 107 characters
 _START_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 0.5  # a killed service's server needs a moment to end
 
@@ -74,9 +75,11 @@ class EmbeddedRedis:
 
     def _start_server(self) -> None:
         assert self._lock is not None
-        # Socket paths are limited to about 100 characters: the user's folder may be longer.
-        self._run = Path(tempfile.mkdtemp(prefix="headrace-"))
-        self.socket = self._run / "redis.sock"
+        self.socket = self.folder.resolve() / "redis.sock"
+        if len(str(self.socket)) > _SOCKET_PATH_MAX:
+            self._run = Path(tempfile.mkdtemp(prefix="headrace-"))
+            self.socket = self._run / "redis.sock"
+        self.socket.unlink(missing_ok=True)  # left by a server that was killed; the folder is ours alone
         settings = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -102,6 +105,10 @@ class EmbeddedRedis:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise UnavailableError(f"the embedded store did not start; see {self.folder / 'redis.log'}")
             time.sleep(0.01)
+
+    def is_running(self) -> bool:
+        """Whether the server lives."""
+        return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
         """Stop the server, which flushes its file first, and give the folder free."""

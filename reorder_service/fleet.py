@@ -35,21 +35,23 @@ class Work:
     """The order to send, given the lease."""
     on_done: Callable[[Any], None]
     on_failed: Callable[[str], None]
-    """Called with a sentence where the order cannot be carried out."""
+    """Called with a sentence where no member could carry out the order. It is not tried again."""
     on_placed: Callable[[str, str], None] = lambda _lease, _endpoint: None
     """Called with lease and endpoint each time that a member takes the work."""
     keep: bool = False
     urgent: Callable[[], bool] = lambda: False
     """Whether somebody waits for it now: then it is placed even where no slot is free."""
     lease: str | None = None
-    done: bool = False
-    avoid: str | None = None
-    """The member that failed to deliver it: taken again only if there is no other."""
+    avoid: set[str] = field(default_factory=set)
+    """Members that failed to deliver it: taken again only where there is no other."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
-    """One preprocessor's stream. `send` never blocks; what it queues is bounded by the work that the member holds."""
+    """One preprocessor's stream. `send` never blocks; what it queues is bounded by the slots and the urgent work.
+
+    `slots` are for decoding and, once more as many, for all else: a store full of one job's parts holds up no other job.
+    """
 
     name: str
     endpoint: str
@@ -65,9 +67,9 @@ class Member:
     store_bytes: int = 0
     store_budget_bytes: int = 0
 
-    @property
-    def free(self) -> int:
-        return self.slots - len(self.leases)
+    def free(self, *, keep: bool) -> int:
+        """Slots left for work of this kind."""
+        return self.slots - sum(work.keep == keep for work in self.leases.values())
 
 
 class Fleet:
@@ -75,7 +77,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
-        self._waiting: list[tuple[tuple[int, ...], int, Work]] = []
+        self._waiting: dict[bool, list[tuple[tuple[int, ...], int, Work]]] = {False: [], True: []}  # by `keep`
         self._count = itertools.count()
         self._leases = itertools.count(1)
         self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
@@ -104,7 +106,7 @@ class Fleet:
     def submit(self, work: Work) -> None:
         """Place `work` as soon as a member has a free slot."""
         if not (self.members and work.urgent() and self._place(work)):
-            heapq.heappush(self._waiting, (work.priority, next(self._count), work))
+            self._wait_again(work)
             self._fill_slots()
 
     def finish(self, member: Member, lease: str, result: Any) -> None:
@@ -112,19 +114,24 @@ class Fleet:
         work = member.leases.pop(lease, None)
         if work is None:
             return
-        work.done = True
         if work.keep:
             member.kept[lease] = work
         work.on_done(result)
         self._fill_slots()
 
     def fail(self, member: Member, lease: str, error: str) -> None:
-        """`member` reports that `lease` cannot be carried out, by anybody."""
+        """`member` cannot carry out `lease` (it may lack a mount, say): every other one is asked before the work has failed."""
         work = member.leases.pop(lease, None)
         if work is None:
             return
         log.warning("order failed %s", pairs(preprocessor=member.name, job=work.job, error=error))
-        work.on_failed(error)
+        work.avoid.add(member.name)
+        if work.avoid >= self.members.keys():
+            work.avoid.clear()
+            work.lease = None
+            work.on_failed(error)
+        else:
+            self._wait_again(work)
         self._dispatch()
 
     def lost(self, lease: str) -> None:
@@ -132,7 +139,7 @@ class Fleet:
         for member in self.members.values():
             work = member.leases.pop(lease, None) or member.kept.pop(lease, None)
             if work is not None:
-                work.avoid = member.name
+                work.avoid.add(member.name)
                 self._wait_again(work)
                 self._dispatch()
                 return
@@ -146,14 +153,12 @@ class Fleet:
             for lease in leases & member.kept.keys():
                 del member.kept[lease]
         gone = set(map(id, works))
-        self._waiting = [entry for entry in self._waiting if id(entry[2]) not in gone]
-        heapq.heapify(self._waiting)
+        self._keep_waiting(lambda work: id(work) not in gone)
         self._dispatch()
 
     def close_job(self, job: str, order: Order) -> None:
         """Drop all work of a job and tell the members that know it."""
-        self._waiting = [entry for entry in self._waiting if entry[2].job != job]
-        heapq.heapify(self._waiting)
+        self._keep_waiting(lambda work: work.job != job)
         for member in self.members.values():
             member.leases = {lease: work for lease, work in member.leases.items() if work.job != job}
             member.kept = {lease: work for lease, work in member.kept.items() if work.job != job}
@@ -174,18 +179,25 @@ class Fleet:
             member.jobs.discard(job)
 
     def _wait_again(self, work: Work) -> None:
-        work.lease, work.done = None, False
-        heapq.heappush(self._waiting, (work.priority, next(self._count), work))
+        work.lease = None
+        heapq.heappush(self._waiting[work.keep], (work.priority, next(self._count), work))
+
+    def _keep_waiting(self, wanted: Callable[[Work], bool]) -> None:
+        for waiting in self._waiting.values():
+            waiting[:] = [entry for entry in waiting if wanted(entry[2])]
+            heapq.heapify(waiting)
 
     def _dispatch(self) -> None:
         """Fill the free slots; then place what has become urgent, which no other waiting work may hold up."""
         self._fill_slots()
-        if self._waiting and self.members:
-            self._waiting = [entry for entry in sorted(self._waiting) if not (entry[2].urgent() and self._place(entry[2]))]
+        if self.members:
+            for waiting in self._waiting.values():
+                waiting[:] = [entry for entry in sorted(waiting) if not (entry[2].urgent() and self._place(entry[2]))]
 
     def _fill_slots(self) -> None:
-        while self._waiting and self.members and self._place(self._waiting[0][2]):
-            heapq.heappop(self._waiting)
+        for waiting in self._waiting.values():
+            while waiting and self.members and self._place(waiting[0][2]):
+                heapq.heappop(waiting)
 
     def _place(self, work: Work) -> bool:
         """Give `work` to the best member, if there is one for it."""
@@ -203,6 +215,6 @@ class Fleet:
 
     def _choose(self, work: Work) -> Member | None:
         """The member with most free slots; one without any only for urgent work."""
-        candidates = [m for m in self.members.values() if m.name != work.avoid] or list(self.members.values())
-        best = max(candidates, key=lambda m: (m.free, m.name))
-        return best if best.free > 0 or work.urgent() else None
+        candidates = [m for m in self.members.values() if m.name not in work.avoid] or list(self.members.values())
+        best = max(candidates, key=lambda m: (m.free(keep=work.keep), m.name))
+        return best if best.free(keep=work.keep) > 0 or work.urgent() else None

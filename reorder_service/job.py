@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +15,10 @@ from headrace.plan import Microbatch, StepPlan
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, load_spec_json
 from headrace.telemetry import pairs
-from headrace.v1 import fleet_pb2
 from reorder_service import messages
-from reorder_service.fleet import Fleet, Work
+from reorder_service.fleet import Fleet
 from reorder_service.manifest import Manifest
+from reorder_service.orders import PROBE, Orders
 from reorder_service.planning import plan as make_plan
 from reorder_service.planning import sample_costs
 from reorder_service.progress import Progress
@@ -34,9 +32,6 @@ PROBE_SAMPLES = 16  # samples of one probe lease: long enough to hide the round 
 STORE_RETRY_S = 1.0  # pause before a job goes on after its store did not answer
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
 
-# Kinds of a step's work in the order in which a starved fleet does them. Decoding an early step outranks probing a late one.
-_PROBE, _DECODE = 0, 1
-
 FINAL = ("DONE", "FAILED", "CANCELLED")
 
 
@@ -45,6 +40,7 @@ class JobRun:
 
     def __init__(self, record: JobRecord, store: StateStore, fleet: Fleet) -> None:
         self.name = record.job
+        self.uid = record.uid
         self.spec: JobSpec = load_spec_json(record.spec_json)
         self.state = record.state
         self.message = record.message
@@ -59,6 +55,7 @@ class JobRun:
         self.sessions = Sessions(self.name, self.spec.topology.replicas)
         self._store = store
         self._fleet = fleet
+        self._orders = Orders(self.name, fleet)
         self._order_error = ""
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -89,9 +86,25 @@ class JobRun:
 
     async def cancel(self) -> None:
         """End the job for good."""
-        if self.state not in FINAL:
-            await self.stop()
-            await self._end("CANCELLED", f"job {self.name!r} was cancelled")
+        async with self._committing:
+            if self.state not in FINAL:
+                await self.stop()
+                try:
+                    await self._end("CANCELLED", f"job {self.name!r} was cancelled")
+                finally:
+                    self.start()  # goes on where the store did not take the end
+
+    async def resubmit(self) -> None:
+        """Go on with a job that failed, from its last commit: what made it fail may be mended."""
+        async with self._committing:
+            if self.state == "FAILED":
+                await self._store.set_state(self.name, "INDEXING")
+                self.state, self.message, self._order_error = "INDEXING", "", ""
+                self.steps.clear()
+                self.sessions.supersede_all()
+                self._ready.clear()
+                log.info("resubmitted %s", pairs(job=self.name, step=self.committed))
+                self.start()
 
     async def rewind(self, step: int) -> None:
         """Go back to `step`: later commits are undone. Raises ConflictError where `step` is still to come.
@@ -145,10 +158,10 @@ class JobRun:
     async def _work(self) -> None:
         """From wherever the job stands to its end. May be begun again after an error."""
         if self.manifest.vocabulary is None:
-            await self.manifest.list_shards(self._ask)
+            await self.manifest.list_shards(self._orders.ask_once)  # a wrong path is told at once
             self._fleet.forget_introductions(self.name)
-        await self.manifest.index_shards(self._ask)
-        self._order = self.manifest.order()
+        await self.manifest.index_shards(self._orders.ask)
+        self._order = await asyncio.to_thread(self.manifest.order)
         self.num_samples = self._job_samples()
         self.num_steps = -(-self.num_samples // self.spec.global_batch)
         self.state = "RUNNING"
@@ -197,18 +210,21 @@ class JobRun:
         await self._end("DONE")
 
     async def _prepare(self, index: int) -> None:
-        """Probe, plan and hand out one global batch."""
+        """Probe, plan and hand out one global batch, unless that was done before an error of the store."""
+        if (known := self.steps.get(index)) is not None and known.plan is not None:
+            return
         size = self.spec.global_batch
-        refs = self._order.refs(index * size, min((index + 1) * size, self.num_samples))
+        refs = await asyncio.to_thread(self._order.refs, index * size, min((index + 1) * size, self.num_samples))
         step = Step(index=index, refs=refs)
         self.steps[index] = step
-        chunks = [refs[i : i + PROBE_SAMPLES] for i in range(0, len(refs), PROBE_SAMPLES)]
+        as_stored = sorted(refs, key=lambda ref: (ref.shard, ref.row))  # neighbours are read together
+        chunks = [as_stored[i : i + PROBE_SAMPLES] for i in range(0, len(refs), PROBE_SAMPLES)]
         async with asyncio.TaskGroup() as group:
             for number, chunk in enumerate(chunks):
                 group.create_task(self._probe(step, number, chunk))
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
         plan = await asyncio.to_thread(self._plan, step)
-        step.cut(plan, job=self.name, part_samples=self.spec.part_samples)
+        step.cut(plan, prefix=f"{self.name}/{self.uid}", part_samples=self.spec.part_samples)
         log.info(
             "planned %s",
             pairs(
@@ -223,12 +239,19 @@ class JobRun:
         for session in self.sessions.by_rank.values():
             session.tell_step(step)
         for part in step.parts.values():
-            self._decode(step, part)
+            self._orders.decode(
+                step.index,
+                part,
+                on_placed=self._placed,
+                on_failed=self._order_failed,
+                urgent=lambda: step.index == self.committed,
+                wanted=lambda: self.steps.get(step.index) is step and self.state not in FINAL,
+            )
         await self._notify()
 
     async def _probe(self, step: Step, number: int, refs: list[SampleRef]) -> None:
-        priority = (step.index, _PROBE, number)
-        reply = await self._ask(priority, lambda lease: messages.probe_samples(lease, self.name, refs))
+        priority = (step.index, PROBE, number)
+        reply = await self._orders.ask(priority, lambda lease: messages.probe_samples(lease, self.name, refs))
         for item in reply.probes:
             step.probes[item.sample_id] = probe_value(item)
         step.rejected += [rejection_value(item) for item in reply.rejections]
@@ -244,50 +267,18 @@ class JobRun:
             )
         probes: list[Probe] = [step.probes[int(i)] for i in step.sample_ids]
         shape = MODEL_SHAPES[self.spec.model]
-        step.costs = sample_costs(probes, shape, image=self.spec.image, audio=self.spec.audio)
+        vocab = self.manifest.vocabulary.size if self.manifest.vocabulary else 0
+        step.costs = sample_costs(probes, shape, image=self.spec.image, audio=self.spec.audio, vocab=vocab)
         seed = self.spec.seed + step.index
         return make_plan(self.spec.strategy, step.sample_ids, step.costs, topology, seed, self.generation)
 
-    def _decode(self, step: Step, part: Part) -> None:
-        priority = (step.index, _DECODE, part.microbatch, part.replica)
-        rank = (step.index << 40) + (part.microbatch << 20) + part.replica
+    def _placed(self, part: Part) -> None:
+        for session in self.sessions.by_rank.values():
+            session.tell_place(part)
 
-        def place(lease: str, endpoint: str) -> None:
-            part.lease, part.endpoint = lease, endpoint
-            for session in self.sessions.by_rank.values():
-                session.tell_place(part)
-
-        part.work = Work(
-            job=self.name,
-            priority=priority,
-            order=lambda lease: messages.decode_part(lease, self.name, part, step.index, rank),
-            on_done=lambda _: None,
-            on_failed=self._decode_failed,
-            on_placed=place,
-            keep=True,
-            urgent=lambda: step.index == self.committed,
-        )
-        self._fleet.submit(part.work)
-
-    def _decode_failed(self, error: str) -> None:
+    def _order_failed(self, error: str) -> None:
         self._order_error = error
         self._changed.set()
-
-    async def _ask(self, priority: tuple[int, ...], order: Callable[[str], fleet_pb2.FleetOrder]) -> Any:
-        """Have any preprocessor do something; its report."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def done(result: Any) -> None:
-            if not future.done():
-                future.set_result(result)
-
-        def failed(error: str) -> None:
-            if not future.done():
-                future.set_exception(JobFailedError(error))
-
-        work = Work(job=self.name, priority=priority, order=order, on_done=done, on_failed=failed, urgent=lambda: True)
-        self._fleet.submit(work)
-        return await future
 
     # -- trainers -----------------------------------------------------------------------------------------------------
 

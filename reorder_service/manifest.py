@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headrace.codec import rejection_value
+from headrace.codec import rejection_value, shard_value, vocabulary_value
 from headrace.errors import JobFailedError
+from headrace.manifest import ShardInfo, Vocabulary
 from headrace.spec import JobSpec
 from headrace.v1.fleet_pb2 import FleetOrder
 from reorder_service import messages
 from reorder_service.order import GlobalOrder, SourceShards
-from reorder_service.state import JobRecord, ShardRecord, StateStore, VocabularyRecord
+from reorder_service.state import JobRecord, StateStore
 
 Ask = Callable[[tuple[int, ...], Callable[[str], FleetOrder]], Awaitable[Any]]
 """Has any preprocessor carry out an order, given the priority and the order's maker; its report."""
@@ -24,8 +25,8 @@ class Manifest:
     """Complete once `list_shards` and `index_shards` are through; what the store has already is not asked for again."""
 
     def __init__(self, record: JobRecord, spec: JobSpec, store: StateStore) -> None:
-        self.shards: list[ShardRecord] = list(record.shards)
-        self.vocabulary: VocabularyRecord | None = record.vocabulary
+        self.shards: list[ShardInfo] = list(record.shards)
+        self.vocabulary: Vocabulary | None = record.vocabulary
         self.indexed: dict[int, int] = dict(record.indexed)
         """Shard -> rows."""
         self._job = record.job
@@ -35,10 +36,8 @@ class Manifest:
     async def list_shards(self, ask: Ask) -> None:
         """Find the shards. Raises JobFailedError where a data set cannot be read."""
         reply = await ask((_PRIORITY,), lambda lease: messages.list_shards(lease, self._job))
-        shards = [ShardRecord(source=s.source, url=s.url, name=s.name) for s in reply.shards]
-        vocabulary = VocabularyRecord(
-            size=reply.vocabulary.size, image_token=reply.vocabulary.image_token, audio_token=reply.vocabulary.audio_token
-        )
+        shards = [shard_value(message) for message in reply.shards]
+        vocabulary = vocabulary_value(reply.vocabulary)
         await self._store.save_manifest(self._job, shards, vocabulary)
         self.shards, self.vocabulary = shards, vocabulary
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from headrace.codec import ref_message
+from headrace.codec import ref_message, shard_message
+from headrace.manifest import ShardInfo
 from headrace.sample import SampleRef
-from headrace.v1 import common_pb2, fleet_pb2
+from headrace.v1 import fleet_pb2
 from headrace.v1.fleet_pb2 import FleetOrder
-from reorder_service.state import ShardRecord
 from reorder_service.step import Part
 
 
-def job_opened(job: str, spec_json: str, shards: Iterable[ShardRecord]) -> FleetOrder:
-    manifest = [common_pb2.Shard(source=s.source, url=s.url, name=s.name) for s in shards]
-    return FleetOrder(job_opened=fleet_pb2.JobOpened(job=job, spec_json=spec_json, shards=manifest))
+def job_opened(job: str, spec_json: str, shards: Iterable[ShardInfo]) -> FleetOrder:
+    opened = fleet_pb2.JobOpened(job=job, spec_json=spec_json, shards=[shard_message(shard) for shard in shards])
+    return FleetOrder(job_opened=opened)
 
 
 def job_closed(job: str) -> FleetOrder:

@@ -13,7 +13,7 @@ from headrace import codec
 from headrace.errors import ConflictError, NotFoundError
 from headrace.rpc import Server, answers, answers_stream
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc, jobs_pb2, jobs_pb2_grpc, sessions_pb2, sessions_pb2_grpc
-from headrace.v1.common_pb2 import Rejection, Vocabulary
+from headrace.v1.common_pb2 import Rejection
 from reorder_service import messages, planning
 from reorder_service.fleet import Member
 from reorder_service.job import JobRun
@@ -25,6 +25,7 @@ from reorder_service.step import Part, RankCommit, Step
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+STORE_CHECK_S = 0.5  # how often to see whether the embedded store still runs
 SILENCE_S = 3.0  # a preprocessor that says nothing for so long is gone: six heartbeats, so that a busy machine is not mistaken
 
 
@@ -137,16 +138,16 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         await run.wait_ready()
         if request.HasField("resume_step"):
             await asyncio.shield(run.rewind(request.resume_step))
-        session = run.open_session(request.rank, request.num_ranks)
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
+        session = run.open_session(request.rank, request.num_ranks)
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
             next_step=run.committed,
             spec_json=run.spec.to_json(),
-            vocabulary=Vocabulary(size=vocabulary.size, image_token=vocabulary.image_token, audio_token=vocabulary.audio_token),
+            vocabulary=codec.vocabulary_message(vocabulary),
         )
 
     @answers_stream
@@ -288,8 +289,8 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
             self._service.fleet.finish(member, result.lease, result)
 
 
-async def serve(listen: str, store_url: str, *, announce: bool = True) -> None:
-    """Run until cancelled. Raises UserError where the port or the store cannot be had."""
+async def serve(listen: str, store_url: str) -> None:
+    """Run until cancelled. Raises UserError where the port or the store cannot be had, UnavailableError where it is lost."""
     store = await StateStore.open(store_url)
     service = ReorderService(store)
     try:
@@ -304,10 +305,11 @@ async def serve(listen: str, store_url: str, *, announce: bool = True) -> None:
         await asyncio.to_thread(planning.warm_up)
         await service.start()
         await server.start()
-        if announce:
-            print(f"headrace reorder service listening on {server.endpoint}", flush=True)
+        print(f"headrace reorder service listening on {server.endpoint}", flush=True)
         try:
-            await asyncio.get_running_loop().create_future()
+            while True:
+                await asyncio.sleep(STORE_CHECK_S)
+                store.check()
         finally:
             await server.stop(0.2)
     finally:

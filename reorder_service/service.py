@@ -41,7 +41,10 @@ class ReorderService:
         await self.store.close()
 
     async def submit(self, spec_json: str) -> JobRun:
-        """Start a job. The same spec again gives the same job. Raises SpecError or ConflictError."""
+        """Start a job. The same spec again gives the same job, and goes on with it if it had failed.
+
+        Raises SpecError or ConflictError.
+        """
         spec = load_spec_json(spec_json)
         canonical = spec.to_json()
         async with self._submitting:
@@ -51,6 +54,7 @@ class ReorderService:
             run = self.jobs.get(spec.name) or await self._take_up(spec.name)
         if run.spec != spec:
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
+        await run.resubmit()
         return run
 
     def running_jobs(self) -> list[str]:

@@ -3,7 +3,7 @@
 One interface on redis-py. `redis://HOST:PORT/DB` is a server of the user's; `embedded:FOLDER` a private one
 (reorder_service.embedded). Keys of a job, all under `headrace:{job}:`:
 
-    job          hash    spec, state, message, vocabulary (JSON), cursor (next step), samples (committed so far)
+    job          hash    spec, uid, state, message, vocabulary (JSON), cursor (next step), samples (committed so far)
     shards       list    the manifest: JSON (source, url, name), in manifest order
     indexed      hash    shard -> number of rows
     quarantine   hash    name -> JSON (reason, detail, sample_id, step)
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,58 +27,37 @@ from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import BusyLoadingError, RedisError
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from headrace.errors import ConflictError, UnavailableError, UserError
 from headrace.ledger import LedgerEntry
+from headrace.manifest import ShardInfo, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from reorder_service.embedded import EmbeddedRedis
 
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
 _LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
-_PAGE = 256  # ledger entries read at a time
+_PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
 
-# KEYS: job, list of jobs. ARGV: spec, name.
+# KEYS: job, list of jobs. ARGV: spec, name, uid.
 _CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'spec', ARGV[1], 'state', 'INDEXING', 'message', '', 'cursor', 0, 'samples', 0)
+redis.call('HSET', KEYS[1], 'spec', ARGV[1], 'uid', ARGV[3], 'state', 'INDEXING', 'message', '', 'cursor', 0, 'samples', 0)
 redis.call('RPUSH', KEYS[2], ARGV[2])
 return 1
 """
 
 # KEYS: job, ledger, quarantine. ARGV: expected cursor, ledger entry, number of samples, then name and value of each rejection.
-# A commit happens whole or not at all, and only by the writer that knows the present cursor. Repeating the latest one, whose
-# answer may have been lost, is harmless. A sample that is refused in every epoch keeps the step of its first refusal.
+# A commit happens whole or not at all, and only by the writer that knows the present cursor. A sample that is refused in
+# every epoch keeps the step of its first refusal.
 _COMMIT = """
-local cursor = redis.call('HGET', KEYS[1], 'cursor')
-if tonumber(cursor) == tonumber(ARGV[1]) + 1 and redis.call('LINDEX', KEYS[2], -1) == ARGV[2] then return 1 end
-if cursor ~= ARGV[1] then return 0 end
+if redis.call('HGET', KEYS[1], 'cursor') ~= ARGV[1] then return 0 end
 redis.call('RPUSH', KEYS[2], ARGV[2])
 redis.call('HINCRBY', KEYS[1], 'cursor', 1)
 redis.call('HINCRBY', KEYS[1], 'samples', ARGV[3])
 for i = 4, #ARGV, 2 do redis.call('HSETNX', KEYS[3], ARGV[i], ARGV[i + 1]) end
 return 1
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRecord:
-    """One shard of a job's manifest. `name` prefixes the names of its samples."""
-
-    source: int
-    url: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VocabularyRecord:
-    """Size of the tokenizer and its placeholder tokens."""
-
-    size: int
-    image_token: int
-    audio_token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +75,15 @@ class JobRecord:
     """A job as the store knows it. `state` is a name of the JobState enum without its prefix."""
 
     job: str
+    uid: str
+    """Tells this job from any other that ever had its name."""
     spec_json: str
     state: str
     message: str
     cursor: int
     samples: int
-    vocabulary: VocabularyRecord | None
-    shards: tuple[ShardRecord, ...]
+    vocabulary: Vocabulary | None
+    shards: tuple[ShardInfo, ...]
     indexed: dict[int, int]
 
 
@@ -135,6 +117,11 @@ class StateStore:
             raise UserError(f"no Redis server answers at {_without_password(url)}: {err}") from err
         return store
 
+    def check(self) -> None:
+        """Raises UnavailableError where the embedded server has ended."""
+        if self._embedded is not None and not self._embedded.is_running():
+            raise UnavailableError("the embedded store's server has ended; start the reorder service again: nothing is lost")
+
     async def close(self) -> None:
         await self._redis.aclose()
         if self._embedded is not None:
@@ -142,7 +129,8 @@ class StateStore:
 
     async def create_job(self, job: str, spec_json: str) -> bool:
         """False where the job is there already."""
-        return bool(await self._do(self._create(keys=[_key(job, "job"), "headrace:jobs"], args=[spec_json, job])))
+        keys, args = [_key(job, "job"), "headrace:jobs"], [spec_json, job, uuid.uuid4().hex[:8]]
+        return bool(await self._do(self._create(keys=keys, args=args)))
 
     async def jobs(self) -> list[str]:
         """Names of all jobs, oldest first."""
@@ -157,20 +145,21 @@ class StateStore:
         indexed = await self._do(self._redis.hgetall(_key(job, "indexed")))
         return JobRecord(
             job=job,
+            uid=fields["uid"],
             spec_json=fields["spec"],
             state=fields["state"],
             message=fields["message"],
             cursor=int(fields["cursor"]),
             samples=int(fields["samples"]),
-            vocabulary=VocabularyRecord(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
-            shards=tuple(ShardRecord(**json.loads(shard)) for shard in shards),
+            vocabulary=Vocabulary(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
+            shards=tuple(ShardInfo(**json.loads(shard)) for shard in shards),
             indexed={int(shard): int(rows) for shard, rows in indexed.items()},
         )
 
     async def set_state(self, job: str, state: str, message: str = "") -> None:
         await self._do(self._redis.hset(_key(job, "job"), mapping={"state": state, "message": message}))
 
-    async def save_manifest(self, job: str, shards: Sequence[ShardRecord], vocabulary: VocabularyRecord) -> None:
+    async def save_manifest(self, job: str, shards: Sequence[ShardInfo], vocabulary: Vocabulary) -> None:
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(_key(job, "shards"))
             for shard in shards:
@@ -187,7 +176,10 @@ class StateStore:
             await self._execute(pipe)
 
     async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
-        """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next one."""
+        """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next one.
+
+        Repeating a commit whose answer was lost is harmless: the ledger has the same samples for the step.
+        """
         pairs = [word for item in rejected for word in (item.name, _rejected_json(item, step=step))]
         done = await self._do(
             self._commit(
@@ -195,17 +187,19 @@ class StateStore:
                 args=[str(step), json.dumps(asdict(record), ensure_ascii=False), str(len(record.samples)), *pairs],
             )
         )
-        if not done:
+        if not done and await self._committed_samples(job, step) != record.samples:
             raise ConflictError(f"step {step} of job {job!r} is not the next one to commit")
+
+    async def _committed_samples(self, job: str, step: int) -> tuple[str, ...] | None:
+        entry = await self._do(self._redis.lindex(_key(job, "ledger"), step))
+        return tuple(json.loads(entry)["samples"]) if entry else None
 
     async def rewind(self, job: str, step: int) -> None:
         """Undo the commits of `step` and of all later steps; the job is RUNNING again, all in one transaction."""
-        undone = await self._do(self._redis.lrange(_key(job, "ledger"), step, -1))
         samples = int(await self._do(self._redis.hget(_key(job, "job"), "samples")))
-        samples -= sum(len(json.loads(entry)["samples"]) for entry in undone)
-        quarantine = await self._do(self._redis.hgetall(_key(job, "quarantine")))
-        steps = {name: json.loads(value)["step"] for name, value in quarantine.items()}
-        names = [name for name, at in steps.items() if at is not None and at >= step]
+        async for record in self.steps(job, step):
+            samples -= len(record.samples)
+        names = [name async for name, fields in self._quarantined(job) if fields["step"] is not None and fields["step"] >= step]
         async with self._redis.pipeline(transaction=True) as pipe:
             if step == 0:
                 pipe.delete(_key(job, "ledger"))
@@ -237,14 +231,23 @@ class StateStore:
 
     async def quarantine(self, job: str) -> list[Rejected]:
         """Quarantined samples, by name."""
-        entries = await self._do(self._redis.hgetall(_key(job, "quarantine")))
-        found = []
-        for name, value in sorted(entries.items()):
-            fields = json.loads(value)
-            found.append(
-                Rejected(name=name, reason=Reason(fields["reason"]), detail=fields["detail"], sample_id=fields["sample_id"])
-            )
-        return found
+        found = [
+            Rejected(name=name, reason=Reason(fields["reason"]), detail=fields["detail"], sample_id=fields["sample_id"])
+            async for name, fields in self._quarantined(job)
+        ]
+        return sorted(found, key=lambda item: item.name)
+
+    async def _quarantined(self, job: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Each entry once, in no order."""
+        cursor, seen = 0, set()
+        while True:
+            cursor, page = await self._do(self._redis.hscan(_key(job, "quarantine"), cursor, count=_PAGE))
+            for name, value in page.items():
+                if name not in seen:
+                    seen.add(name)
+                    yield name, json.loads(value)
+            if cursor == 0:
+                return
 
     async def num_quarantined(self, job: str) -> int:
         return int(await self._do(self._redis.hlen(_key(job, "quarantine"))))
@@ -252,8 +255,8 @@ class StateStore:
     async def _do(self, command: Any) -> Any:
         try:
             return await command
-        except (RedisConnectionError, RedisTimeoutError) as err:
-            raise UnavailableError(f"the state store does not answer: {err}") from err
+        except RedisError as err:  # also: full, read-only, loading
+            raise UnavailableError(f"the state store refuses or does not answer: {err}") from err
 
     async def _execute(self, pipe: Pipeline) -> None:
         await self._do(pipe.execute())

@@ -52,15 +52,19 @@ class Step:
     parts: dict[str, Part] = field(default_factory=dict)
     commits: dict[int, RankCommit] = field(default_factory=dict)
 
-    def cut(self, plan: StepPlan, *, job: str, part_samples: int) -> None:
-        """Take the plan and cut its microbatches into parts of at most `part_samples` samples."""
+    def cut(self, plan: StepPlan, *, prefix: str, part_samples: int) -> None:
+        """Take the plan and cut its microbatches into parts of at most `part_samples` samples; `prefix` begins their tickets.
+
+        Raises ValueError for a plan that is none (headrace.plan.StepPlan.check).
+        """
+        plan.check()
         self.plan = plan
         refs = {ref.sample_id: ref for ref in self.refs}
         for r, replica in enumerate(plan.replicas):
             for k, microbatch in enumerate(replica):
                 ids = microbatch.sample_ids
                 for n, start in enumerate(range(0, len(ids), part_samples)):
-                    ticket = f"{job}/{plan.generation}/{self.index}/{r}/{k}/{n}"
+                    ticket = f"{prefix}/{self.index}/{r}/{k}/{n}"
                     samples = tuple(refs[i] for i in ids[start : start + part_samples])
                     self.parts[ticket] = Part(ticket=ticket, replica=r, microbatch=k, samples=samples)
 

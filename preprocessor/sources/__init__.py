@@ -20,11 +20,11 @@ from headrace.spec import SourceSpec
 from preprocessor.record import Record
 from preprocessor.sources.base import Shard
 from preprocessor.sources.jsonl import JsonlShard
-from preprocessor.sources.listing import ShardInfo, list_shards
+from preprocessor.sources.listing import list_shards
 from preprocessor.sources.parquet import ParquetShard
 from preprocessor.sources.webdataset import WebDatasetShard
 
-__all__ = ["Record", "Shard", "ShardInfo", "list_shards", "open_shard"]
+__all__ = ["Record", "Shard", "list_shards", "open_shard"]
 
 
 def open_shard(url: str, source: SourceSpec) -> Shard:

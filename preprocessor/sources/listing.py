@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import os
 import posixpath
-from dataclasses import dataclass
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from headrace.errors import DatasetError
+from headrace.manifest import ShardInfo
 from headrace.spec import JobSpec, SourceSpec
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".jsonl")
 _MAGIC = frozenset("*?[")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardInfo:
-    """One file of a source."""
-
-    source: int
-    """Index into the job's sources."""
-    url: str
-    """Absolute local path or fsspec URL."""
-    name: str
-    """SOURCE/PATH, the path being relative to the source's folder."""
 
 
 def list_shards(spec: JobSpec) -> list[ShardInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.manifest import ShardInfo, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.v1 import common_pb2
@@ -44,3 +45,19 @@ def rejection_message(item: Rejected) -> common_pb2.Rejection:
 def rejection_value(message: common_pb2.Rejection) -> Rejected:
     sample_id = message.sample_id if message.sample_id >= 0 else None
     return Rejected(name=message.name, reason=Reason(message.reason), detail=message.detail, sample_id=sample_id)
+
+
+def shard_message(shard: ShardInfo) -> common_pb2.Shard:
+    return common_pb2.Shard(source=shard.source, url=shard.url, name=shard.name)
+
+
+def shard_value(message: common_pb2.Shard) -> ShardInfo:
+    return ShardInfo(source=message.source, url=message.url, name=message.name)
+
+
+def vocabulary_message(vocabulary: Vocabulary) -> common_pb2.Vocabulary:
+    return common_pb2.Vocabulary(size=vocabulary.size, image_token=vocabulary.image_token, audio_token=vocabulary.audio_token)
+
+
+def vocabulary_value(message: common_pb2.Vocabulary) -> Vocabulary:
+    return Vocabulary(size=message.size, image_token=message.image_token, audio_token=message.audio_token)

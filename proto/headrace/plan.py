@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +126,3 @@ class StepPlan:
             ),
             predicted=Predicted(**predicted) if predicted else None,
         )
-
-    def dumps(self) -> str:
-        return json.dumps(self.to_json())

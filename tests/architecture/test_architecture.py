@@ -26,7 +26,7 @@ MAX_LINES = 400
 PUBLIC = {
     "trainer": {"Microbatch", "Step", "StepLoader", "connect"},
     "reorder_service.planning": {"STRATEGIES", "plan", "sample_costs", "warm_up"},
-    "preprocessor.sources": {"Record", "Shard", "ShardInfo", "list_shards", "open_shard"},
+    "preprocessor.sources": {"Record", "Shard", "list_shards", "open_shard"},
 }
 
 

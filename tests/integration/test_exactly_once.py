@@ -196,3 +196,38 @@ def test_parts_arrive_from_the_preprocessors_in_the_plan_s_order(cluster, spec) 
                 for r, replica in enumerate(plan.replicas)
                 for k, microbatch in enumerate(replica)
             }
+
+
+def test_services_on_different_addresses_work_together(cluster, spec) -> None:
+    cluster.start_reorder(listen="127.0.0.2:0")
+    cluster.add_preprocessors(1, listen="127.0.0.3:0")
+    cluster.add_preprocessors(1, listen="127.0.0.4:0")
+    job = cluster.submit(spec("spread", steps=4))
+    assert cluster.consume(job) == list(range(4))
+    with cluster.client() as client:
+        hosts = {member.endpoint.rpartition(":")[0] for member in client.show(job).preprocessors}
+    assert hosts == {"127.0.0.3", "127.0.0.4"}
+
+
+def test_a_name_used_again_after_the_store_was_lost_gets_its_own_samples(cluster, spec) -> None:
+    """A preprocessor that outlives the store may still hold parts of a former job of that name."""
+    cluster.start_reorder()
+    cluster.add_preprocessors(1)
+    former = cluster.submit(spec("same-name", steps=4))
+    with trainer.connect(cluster.endpoint, job=former) as loader:
+        list(next(iter(loader)))
+    cluster.reorder.terminate()
+    cluster.reorder.wait(5.0)
+    cluster.start_reorder(listen=cluster.endpoint, store=f"embedded:{cluster.folder / 'another-store'}")
+    latter = cluster.submit(spec("same-name", steps=4, seed=9))
+    names = {}
+    with trainer.connect(cluster.endpoint, job=latter) as loader:
+        for step in loader:
+            tokens = sorted(microbatch.data.input_ids.tolist() for microbatch in step)
+            loader.commit(step)
+            names[step.index] = tokens
+    again = cluster.submit(spec("another-name", steps=4, seed=9))
+    with trainer.connect(cluster.endpoint, job=again) as loader:
+        for step in loader:
+            assert sorted(microbatch.data.input_ids.tolist() for microbatch in step) == names[step.index]
+            loader.commit(step)

@@ -38,18 +38,16 @@ class Hello(_message.Message):
     def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "queued")
+    __slots__ = ("samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes")
     SAMPLES_DECODED_FIELD_NUMBER: _ClassVar[int]
     BYTES_DECODED_FIELD_NUMBER: _ClassVar[int]
     STORE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_FIELD_NUMBER: _ClassVar[int]
     samples_decoded: int
     bytes_decoded: int
     store_bytes: int
     store_budget_bytes: int
-    queued: int
-    def __init__(self, samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., queued: _Optional[int] = ...) -> None: ...
+    def __init__(self, samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
@@ -94,12 +92,10 @@ class OrderFailed(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
 
 class PartDecoded(_message.Message):
-    __slots__ = ("lease", "num_bytes")
+    __slots__ = ("lease",)
     LEASE_FIELD_NUMBER: _ClassVar[int]
-    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     lease: str
-    num_bytes: int
-    def __init__(self, lease: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, lease: _Optional[str] = ...) -> None: ...
 
 class FleetOrder(_message.Message):
     __slots__ = ("welcome", "job_opened", "list_shards", "index_shard", "probe_samples", "decode_part", "step_committed", "job_closed")

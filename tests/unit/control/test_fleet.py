@@ -108,7 +108,7 @@ def test_work_that_becomes_urgent_is_placed_at_the_next_release() -> None:
     bench = Bench()
     waited_for: set[str] = set()
     bench.join("p")
-    first = bench.submit("first", 0, keep=True)
+    first = bench.submit("first", 0)
     bench.submit("second", 1)
     bench.submit("third", 2, urgent=lambda: "third" in waited_for)
     waited_for.add("third")
@@ -260,7 +260,7 @@ class FleetMachine(RuleBasedStateMachine):
     def every_work_is_in_exactly_one_place(self) -> None:
         fleet = self.bench.fleet
         held = [work for member in fleet.members.values() for work in (*member.leases.values(), *member.kept.values())]
-        waiting = [entry[2] for entry in fleet._waiting]
+        waiting = [entry[2] for entries in fleet._waiting.values() for entry in entries]
         everywhere = [id(work) for work in (*held, *waiting)]
         assert len(everywhere) == len(set(everywhere))
         done = set(self.bench.done)
@@ -277,23 +277,45 @@ class FleetMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_while_everyone_is_free(self) -> None:
         fleet = self.bench.fleet
-        if fleet._waiting and fleet.members:
-            assert any(member.free <= 0 for member in fleet.members.values())
-            assert not any(entry[2].urgent() for entry in fleet._waiting)
+        for keep, waiting in fleet._waiting.items():
+            if waiting and fleet.members:
+                assert any(member.free(keep=keep) <= 0 for member in fleet.members.values())
+                assert not any(entry[2].urgent() for entry in waiting)
 
 
 TestFleetMachine = FleetMachine.TestCase
 TestFleetMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_work_that_cannot_be_done_is_told_once_and_frees_its_slot() -> None:
+def test_what_one_member_cannot_do_another_is_asked_for() -> None:
+    """A preprocessor that lacks a mount must not empty the data set for all."""
     bench = Bench()
-    member = bench.join("p", slots=1)
-    first = bench.submit("first")
-    second = bench.submit("second", 1)
-    lease = first.lease
-    assert lease is not None
-    bench.fleet.fail(member, lease, "no such data set")
-    bench.fleet.fail(member, lease, "no such data set")
-    assert bench.failed == [("first", "no such data set")]
-    assert second.lease is not None
+    blind, sighted = bench.join("blind", slots=2), bench.join("sighted", slots=1)
+    work = bench.submit("work")
+    assert work.lease in blind.leases
+    bench.fleet.fail(blind, work.lease, "no such folder")
+    assert work.lease in sighted.leases
+    finish(bench, sighted, work)
+    assert (bench.failed, bench.done) == ([], ["work"])
+
+
+def test_work_that_nobody_can_do_is_told_once_and_frees_its_slot() -> None:
+    bench = Bench()
+    members = [bench.join(name) for name in "pq"]
+    work = bench.submit("work")
+    for _ in members:
+        member = next(m for m in members if work.lease in m.leases)
+        lease = work.lease
+        bench.fleet.fail(member, lease, "no such data set")
+        bench.fleet.fail(member, lease, "no such data set")
+    assert bench.failed == [("work", "no such data set")]
+    assert not any(member.leases for member in members)
+
+
+def test_parts_that_fill_every_slot_do_not_hold_up_probes() -> None:
+    bench = Bench()
+    bench.join("p")
+    bench.submit("part", 0, keep=True)
+    bench.submit("next part", 1, keep=True)
+    bench.submit("probe", 2)
+    assert bench.sent["p"] == ["open job", "part", "probe"]

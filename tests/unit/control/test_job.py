@@ -62,7 +62,7 @@ class Preprocessor:
                 return fleet_pb2.SamplesProbed(probes=probes)
             case _:
                 self.decoded.append(body.ticket)
-                return fleet_pb2.PartDecoded(num_bytes=1)
+                return fleet_pb2.PartDecoded()
 
 
 Start = Callable[[], Awaitable[ReorderService]]

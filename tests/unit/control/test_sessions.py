@@ -31,7 +31,7 @@ def make_step(index: int = 0, num_samples: int = 8, *, replicas: int = 2, part_s
         topology=Topology(replicas=replicas, microbatches=2, stages=SHAPE),
         replicas=tuple(tuple(microbatches[2 * r : 2 * r + 2]) for r in range(replicas)),
     )
-    step.cut(plan, job="job", part_samples=part_samples)
+    step.cut(plan, prefix="job", part_samples=part_samples)
     return step
 
 

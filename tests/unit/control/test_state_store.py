@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConflictError, UnavailableError, UserError
+from headrace.manifest import ShardInfo, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from reorder_service import state
-from reorder_service.state import ShardRecord, StateStore, StepRecord, VocabularyRecord
+from reorder_service.state import StateStore, StepRecord
 
-VOCABULARY = VocabularyRecord(size=100, image_token=1, audio_token=2)
-SHARDS = [ShardRecord(source=0, url="/d/a.tar", name="d/a"), ShardRecord(source=1, url="s3://b/ü.tar", name="b/ü")]
+VOCABULARY = Vocabulary(size=100, image_token=1, audio_token=2)
+SHARDS = [ShardInfo(source=0, url="/d/a.tar", name="d/a"), ShardInfo(source=1, url="s3://b/ü.tar", name="b/ü")]
 
 
 def step_record(*samples: str, loss: float = 1.0) -> StepRecord:

@@ -62,7 +62,7 @@ def test_every_sample_stands_once_in_every_unit_of_a_valid_plan(strategy: str, b
             assert rows == sorted(rows), "samples of a microbatch stand in arrival order"
 
     assert planned == plan(strategy, ids, costs, topology, seed=7, generation=3)
-    assert StepPlan.from_json(json.loads(planned.dumps())) == planned
+    assert StepPlan.from_json(json.loads(json.dumps(planned.to_json()))) == planned
 
 
 @pytest.mark.parametrize("strategy", EVERY)
@@ -143,6 +143,7 @@ def test_after_warm_up_planning_compiles_nothing() -> None:
 
 
 PROGRAM = """
+import json
 import numpy as np
 from headrace.plan import Topology
 from reorder_service.planning import STRATEGIES, plan, warm_up
@@ -151,7 +152,7 @@ rng = np.random.default_rng(5)
 costs = {unit: rng.lognormal(0, 1, 60) for unit in ("encoder", "llm")}
 topology = Topology(replicas=3, microbatches=6, stages={"encoder": 1, "llm": 3})
 for strategy in sorted(STRATEGIES):
-    print(plan(strategy, np.arange(60), costs, topology, seed=0).dumps())
+    print(json.dumps(plan(strategy, np.arange(60), costs, topology, seed=0).to_json()))
 """
 
 

@@ -8,8 +8,9 @@ import fsspec
 import pytest
 
 from headrace.errors import DatasetError
+from headrace.manifest import ShardInfo
 from headrace.spec import parse_spec
-from preprocessor.sources import ShardInfo, list_shards
+from preprocessor.sources import list_shards
 
 
 def listed(*paths: str) -> list[ShardInfo]:

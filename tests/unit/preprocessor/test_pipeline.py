@@ -67,7 +67,7 @@ def test_placeholders_are_as_many_as_the_encoders_give(shards: list[Path], pipel
     control = load_encoder("").control
     assert ids.count(control["<|image_pad|>"]) == (16 + 64) // 4
     assert ids.count(control["<|audio_pad|>"]) == 7  # 50 frames, 8 a token
-    assert max(ids) < pipeline.vocab_size
+    assert max(ids) < pipeline.vocabulary.size
 
 
 def test_batch_holds_the_rows(shards: list[Path], write_tar: Callable[..., Path], pipeline: Pipeline, source: SourceSpec) -> None:
