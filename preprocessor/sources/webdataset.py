@@ -27,7 +27,7 @@ from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Sh
 from preprocessor.sources.blob import Blob, LocalBlob, open_blob
 from preprocessor.sources.tar import Damage, Member, scan
 
-MAX_UNPACKED_BYTES = 64 * 2**30
+MAX_UNPACKED_BYTES = 8 * 2**30  # of one .tar.gz, into a temporary file
 _GZIP_MAGIC = b"\x1f\x8b"
 _COPY_BYTES = 2**20
 
