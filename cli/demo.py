@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import tempfile
@@ -62,10 +63,11 @@ def _spec(args: argparse.Namespace) -> JobSpec:
     from cli.example import example_data
     from headrace.spec import parse_spec
 
+    example = {"path": str(example_data()), "name": "data"} if args.path is None else None  # one name wherever it lies
     return parse_spec(
         {
             "name": JOB,
-            "sources": [{"path": args.path or str(example_data())}],
+            "sources": [example or {"path": args.path}],
             "global_batch": args.global_batch,
             "steps": args.steps,
             "seed": args.seed,
@@ -87,7 +89,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: An
     from cli.client import JobsClient
     from cli.processes import Process, ProcessGroup
     from cli.summary import summarise
-    from headrace.errors import HeadraceError
+    from headrace.errors import HeadraceError, UnavailableError
 
     cores = os.cpu_count() or 1
     threads = max(1, cores // num_preprocessors)
@@ -111,10 +113,12 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: An
                 if reorder.exit_code() is not None:
                     raise HeadraceError(f"the reorder service ended: {reorder.last_words()}")
                 for process in preprocessors:
-                    if process.exit_code() is not None:
-                        display.say(f"{process.name} ended with {process.exit_code()}; starting it again")
-                        process.start()
-                display.update(client.show(job))
+                    code = process.exit_code()
+                    if code is not None:
+                        process.restart()
+                        display.say(f"{process.name} ended with {code}; started it again")
+                with contextlib.suppress(UnavailableError):  # busy for a moment: its process lives
+                    display.update(client.show(job))
                 time.sleep(POLL_S)
             _check_trainer(trainer, client, job)
             summary = summarise(client, job)

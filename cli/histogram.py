@@ -1,15 +1,10 @@
-"""Histograms of a data set: what is measured of each sample, from headers and text alone, and the picture of it."""
+"""Histograms of what a survey found in a data set, and their picture."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from array import array
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,16 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from headrace.quarantine import Rejected
-from headrace.sample import Probe, SampleRef
-from headrace.spec import JobSpec, SourceSpec
-from preprocessor import audio, image
-from preprocessor.jobs import Job
-from preprocessor.mapping import Image, Text, to_sample
-from preprocessor.pipeline import Pipeline
-from preprocessor.record import Record
-
-Values = NDArray[np.int64] | NDArray[np.float64]
+from cli.survey import Values
 
 MAX_BINS = 40
 PERCENTILES = {"min": 0, "p10": 10, "p50": 50, "p90": 90, "p99": 99, "max": 100}
@@ -69,102 +55,6 @@ QUANTITIES = {
     "tokens": Quantity(title="All tokens", unit="tokens", axis="tokens of a sample", of="samples", colour=_ALL),
     "target_tokens": Quantity(title="Targets", unit="tokens", axis="tokens with loss of a sample", of="samples", colour=_ALL),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured(Probe):
-    """A probe, and what planning has no use for."""
-
-    has_text: bool
-    image_sides_px: tuple[int, ...]
-    """Longer side of each image as it is stored, before it is scaled to the patch grid."""
-
-
-class MeasuringPipeline(Pipeline):
-    """A pipeline whose probes are Measured. Each medium is still loaded once."""
-
-    def __init__(self, spec: JobSpec) -> None:
-        super().__init__(spec)
-        self._limits = spec.image
-
-    def probe(self, record: Record, source: SourceSpec) -> Measured:
-        """As Pipeline.probe does. Raises BadSampleError."""
-        record = dataclasses.replace(record, load=functools.cache(record.load))
-        probe = super().probe(record, source)
-        segments = list(to_sample(record, source.mapping).segments)
-        return Measured(
-            name=probe.name,
-            num_tokens=probe.num_tokens,
-            num_targets=probe.num_targets,
-            image_patches=probe.image_patches,
-            mel_frames=probe.mel_frames,
-            has_text=any(isinstance(segment, Text) and segment.text.strip() for segment in segments),
-            image_sides_px=tuple(
-                max(image.read_size(segment.data, self._limits)) for segment in segments if isinstance(segment, Image)
-            ),
-        )
-
-
-class MeasuringJob(Job):
-    """A job that only probes."""
-
-    def __init__(self, spec: JobSpec) -> None:
-        """Raises SpecError: the tokenizer cannot be read."""
-        super().__init__(spec.name, spec)
-        self._measuring = MeasuringPipeline(spec)
-
-    @property
-    def pipeline(self) -> MeasuringPipeline:
-        """Made at once, so that a tokenizer that does not fit is found before the data is read."""
-        return self._measuring
-
-    def measure(self, refs: Sequence[SampleRef]) -> tuple[list[Measured], list[Rejected]]:
-        """The good samples, and the others."""
-        good, refused = self.probe(refs)
-        return [cast(Measured, sample) for _, sample in good], refused
-
-
-class Tally:
-    """Sums and columns over samples: eight bytes for each value."""
-
-    def __init__(self, spec: JobSpec) -> None:
-        self._spec = spec
-        self._columns = {name: array("q") for name in QUANTITIES}  # audio in mel frames
-        self.samples = 0
-        self.recordings = 0
-        self.combinations: Counter[str] = Counter()
-        """Samples by what they have, like `text+image`."""
-
-    def add(self, sample: Measured) -> None:
-        """Count one good sample."""
-        image_tokens = sum(patches // self._spec.image.merge**2 for patches in sample.image_patches)
-        audio_tokens = sum(audio.num_tokens(frames, self._spec.audio) for frames in sample.mel_frames)
-        has = {"text": sample.has_text, "image": bool(sample.image_patches), "audio": bool(sample.mel_frames)}
-        self.samples += 1
-        self.recordings += len(sample.mel_frames)
-        self.combinations["+".join(name for name, there in has.items() if there)] += 1
-        self._columns["image_side_px"].extend(sample.image_sides_px)
-        if has["image"]:
-            self._columns["image_tokens"].append(image_tokens)
-        if has["audio"]:
-            self._columns["audio_s"].append(sum(sample.mel_frames))
-        self._columns["text_tokens"].append(sample.num_tokens - image_tokens - audio_tokens)
-        self._columns["tokens"].append(sample.num_tokens)
-        self._columns["target_tokens"].append(sample.num_targets)
-
-    def modalities(self) -> dict[str, int]:
-        """Samples that have text, images, audio."""
-        return {
-            name: sum(count for key, count in self.combinations.items() if name in key.split("+"))
-            for name in ("text", "image", "audio")
-        }
-
-    def columns(self) -> dict[str, Values]:
-        """The values of every quantity that some sample has, (n,) each, in the order of QUANTITIES."""
-        columns: dict[str, Values] = {name: np.array(values) for name, values in self._columns.items() if values}
-        if "audio_s" in columns:
-            columns["audio_s"] = np.array(self._columns["audio_s"], np.float64) * self._spec.audio.hop_s
-        return columns
 
 
 def percentiles(values: Values) -> dict[str, float]:

@@ -22,7 +22,7 @@ from headrace.errors import DatasetError, UserError
 from headrace.sample import SampleRef
 
 if TYPE_CHECKING:
-    from cli.histogram import Measured, MeasuringJob, Tally
+    from cli.survey import Measured, MeasuringJob, Tally
     from headrace.quarantine import Rejected
     from headrace.spec import JobSpec
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look into the data set and say what is in it."""
-    from cli.histogram import MeasuringJob, Tally
+    from cli.survey import MeasuringJob, Tally
     from preprocessor.sources import list_shards
 
     if args.limit is not None and args.limit < 1:

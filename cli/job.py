@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cli.endpoint import add_endpoint
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
@@ -19,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
     cancel.add_argument("job")
     for action in actions.choices.values():
-        action.add_argument(
-            "--endpoint", default="127.0.0.1:7070", metavar="HOST:PORT", help="the reorder service (default: %(default)s)"
-        )
+        add_endpoint(action)
         action.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
 
 

@@ -11,8 +11,6 @@ import sys
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-from headrace.errors import HeadraceError, JobFailedError, UserError
-
 # Command -> (module, one line). A module has `add_arguments(parser)` and `run(args) -> exit code`, and imports the
 # services only when it runs, so that `--help` is quick and a machine needs only the extras of what it runs.
 COMMANDS = {
@@ -31,6 +29,30 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the process's exit code."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _run(argv: list[str] | None) -> int:
+    from headrace.errors import HeadraceError, JobFailedError, UserError  # takes a moment, in which Ctrl-C is pressed too
+
+    args = _parse(argv)
+    try:
+        return int(importlib.import_module(args.module).run(args))
+    except (UserError, JobFailedError) as err:
+        print(f"headrace {args.command}: {err}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except HeadraceError as err:
+        print(f"headrace {args.command}: {err}", file=sys.stderr)
+        return EXIT_FAILURE
+    except ModuleNotFoundError as err:
+        print(f"headrace {args.command}: this installation lacks {err.name}; {_remedy(args.command)}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="headrace",
         description="Disaggregated data preprocessing and batch planning for multimodal LLM training.",
@@ -41,20 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
         importlib.import_module(module).add_arguments(sub)
         sub.set_defaults(module=module)
-    args = parser.parse_args(argv)
-    try:
-        return int(importlib.import_module(args.module).run(args))
-    except (UserError, JobFailedError) as err:
-        print(f"headrace {args.command}: {err}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except HeadraceError as err:
-        print(f"headrace {args.command}: {err}", file=sys.stderr)
-        return EXIT_FAILURE
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except ModuleNotFoundError as err:
-        print(f"headrace {args.command}: this installation lacks {err.name}; {_remedy(args.command)}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    return parser.parse_args(argv)
 
 
 def _remedy(command: str) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 
+from cli.endpoint import add_endpoint
+
 DEFAULT_BUDGET_MIB = 512
+REORDER_TIMEOUT_S = 30.0  # services may be started in any order within this time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument(
-        "--reorder", default="127.0.0.1:7070", metavar="HOST:PORT", help="the reorder service (default: %(default)s)"
-    )
+    add_endpoint(parser, "--reorder", f", which may also start up to {REORDER_TIMEOUT_S:.0f} s later")
     parser.add_argument(
         "--listen",
         default="127.0.0.1:0",
@@ -40,11 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     from cli.service import run_service
+    from headrace import rpc
     from headrace.errors import UserError
     from preprocessor.server import serve
 
     if args.threads < 1 or args.budget_mib < 1:
         raise UserError("--threads and --budget-mib must be at least 1")
+    for endpoint in filter(None, (args.reorder, args.listen, args.advertise)):
+        rpc.check_endpoint(endpoint)
+    rpc.await_reorder_service(args.reorder, REORDER_TIMEOUT_S)
     service = serve(
         listen=args.listen,
         reorder=args.reorder,

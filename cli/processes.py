@@ -16,6 +16,8 @@ from headrace.errors import HeadraceError
 START_TIMEOUT_S = 60.0  # a cold first start compiles kernels and imports torch
 POLL_S = 0.02
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
+SHORT_LIFE_S = 10.0  # who ends sooner could perhaps not start at all
+MAX_SHORT_LIVES = 3  # one after the other, each with another try
 
 
 class Process:
@@ -25,10 +27,12 @@ class Process:
         self.name = name
         self.log = log
         self._arguments = arguments
+        self._short_lives = 0
         self.start()
 
     def start(self) -> None:
         """Start (again). The child dies with this process, even if that is killed."""
+        self._started_s = time.monotonic()
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
@@ -39,6 +43,14 @@ class Process:
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them in order
             )
+
+    def restart(self) -> None:
+        """Start again what has ended. Raises HeadraceError where it has often ended soon after its start."""
+        short = time.monotonic() - self._started_s < SHORT_LIFE_S
+        self._short_lives = self._short_lives + 1 if short else 0
+        if self._short_lives > MAX_SHORT_LIVES:
+            raise HeadraceError(f"{self.name} ended {self._short_lives} times soon after its start: {self.last_words()}")
+        self.start()
 
     @property
     def pid(self) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-DEFAULT_PORT = 7070
+from cli.endpoint import DEFAULT_ENDPOINT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument(
         "--listen",
-        default=f"127.0.0.1:{DEFAULT_PORT}",
+        default=DEFAULT_ENDPOINT,
         metavar="HOST:PORT",
         help="port 0 takes a free one (default: %(default)s)",
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cli.endpoint import add_endpoint
 from headrace.model_shape import MODEL_SHAPES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    parser.add_argument(
-        "--endpoint", default="127.0.0.1:7070", metavar="HOST:PORT", help="the reorder service (default: %(default)s)"
-    )
+    add_endpoint(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--job", help="a job that was submitted before")
     what.add_argument("--submit", type=Path, metavar="SPEC.yaml", help="submit this job first")

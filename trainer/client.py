@@ -13,8 +13,9 @@ import grpc
 import pyarrow as pa
 
 from headrace import rpc
-from headrace.codec import rejection_message, rejection_value
+from headrace.codec import rejection_message, rejection_value, vocabulary_value
 from headrace.errors import HeadraceError, NotFoundError, SupersededError, UnavailableError
+from headrace.manifest import Vocabulary
 from headrace.quarantine import Rejected
 from headrace.spec import JobSpec, load_spec_json
 from headrace.v1 import payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
@@ -28,15 +29,6 @@ RECONNECT_TIMEOUT_S = 60.0  # how long a trainer waits for a reorder service tha
 COMMIT_TIMEOUT_S = 600.0  # how long a commit waits for a lost service: its restart, and the planning of the window again
 RETRY_S = 0.2  # pause before a service is asked again
 FETCH_TIMEOUT_S = 120.0  # a part is waited for while it is decoded; a dead preprocessor is noticed by its connection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
-    """Size of the job's tokenizer, and the tokens that stand where projected image and audio tokens go."""
-
-    size: int
-    image_token: int
-    audio_token: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +50,7 @@ class SessionClient:
         self._num_ranks = num_ranks
         self._channel = rpc.channel(endpoint)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
-        self._opening = threading.Lock()
+        self._lock = threading.Lock()  # of the session, while it is opened, and of the commits
         self._session = ""
         self._stream: Any = None
         self._closed = threading.Event()
@@ -67,12 +59,9 @@ class SessionClient:
     def open(self, resume_step: int | None = None) -> tuple[JobSpec, Vocabulary, int, int]:
         """(spec, vocabulary, next step, generation). Raises UserError where endpoint, job or rank do not fit."""
         rpc.await_reorder_service(self.endpoint)
-        with self._opening:
+        with self._lock:
             reply = self._open(resume_step, INDEXING_TIMEOUT_S)
-        vocabulary = Vocabulary(
-            size=reply.vocabulary.size, image_token=reply.vocabulary.image_token, audio_token=reply.vocabulary.audio_token
-        )
-        return load_spec_json(reply.spec_json), vocabulary, reply.next_step, reply.generation
+        return load_spec_json(reply.spec_json), vocabulary_value(reply.vocabulary), reply.next_step, reply.generation
 
     @property
     def session(self) -> str:
@@ -85,11 +74,10 @@ class SessionClient:
         Threads that lost the same session share one new one. Commits that other ranks had not completed are said again: a
         restarted service has forgotten them.
         """
-        with self._opening:
+        with self._lock:
             if self._session != lost:
                 return
-            next_step = self._open(None, timeout_s).next_step
-            self._unsettled = {step: request for step, request in self._unsettled.items() if step >= next_step}
+            self._settle(before=self._open(None, timeout_s).next_step)
             unsettled = list(self._unsettled.values())
         for request in unsettled:
             self._send_commit(request)
@@ -111,9 +99,11 @@ class SessionClient:
 
     def _call(self, method: Callable[..., _T], request: Any) -> _T:
         """A call in the present session. Raises SupersededError only where another process took over."""
-        session = request.session = self._session
+        session = self._session
+        message = type(request)(session=session)  # a copy: two threads may say the same request in different sessions
+        message.MergeFrom(request)
         try:
-            return rpc.call(method, request, self.endpoint)
+            return rpc.call(method, message, self.endpoint)
         except SupersededError as err:
             raise self._replaced(session) or err from err
         except ValueError as err:  # gRPC's word for a call on a closed channel
@@ -121,7 +111,7 @@ class SessionClient:
 
     def _replaced(self, session: str) -> UnavailableError | None:
         """The error that stands for a session which this client itself has replaced; None where it is the present one."""
-        with self._opening:
+        with self._lock:
             return UnavailableError("the session was opened again meanwhile") if self._session != session else None
 
     def events(self) -> Iterator[sessions_pb2.PlanEvent]:
@@ -149,11 +139,13 @@ class SessionClient:
             step_s=step_s,
             data_wait_s=data_wait_s,
         )
-        self._unsettled[step] = request
-        committed = self._send_commit(request)
-        if committed:
-            self._unsettled = {later: kept for later, kept in self._unsettled.items() if later > step}
-        return committed
+        with self._lock:
+            self._unsettled[step] = request
+        return self._send_commit(request)
+
+    def _settle(self, before: int) -> None:
+        """All ranks have committed the steps before that one. The caller holds the lock."""
+        self._unsettled = {step: request for step, request in self._unsettled.items() if step >= before}
 
     def _send_commit(self, request: sessions_pb2.CommitRequest) -> bool:
         """Until it is answered: the service may be away, or still planning the step again."""
@@ -161,14 +153,19 @@ class SessionClient:
         while True:
             session = self._session
             try:
-                return bool(self._call(self._stub.Commit, request).committed)
+                committed = bool(self._call(self._stub.Commit, request).committed)
             except (NotFoundError, UnavailableError) as err:
                 if time.monotonic() > deadline or self._closed.is_set():
                     raise
                 log.warning("commit of step=%d failed (%s); trying again", request.step, err)
                 if isinstance(err, NotFoundError):
                     self.reopen(session, RECONNECT_TIMEOUT_S)
-            self._closed.wait(RETRY_S)
+                self._closed.wait(RETRY_S)
+                continue
+            if committed:
+                with self._lock:
+                    self._settle(before=request.step + 1)
+            return committed
 
     def close(self) -> None:
         """End the session. The job goes on with the next one."""
@@ -207,7 +204,7 @@ class PartClient:
         with self._lock:
             if self._channels.get(endpoint) is channel:
                 del self._channels[endpoint]
-                channel.close()
+        channel.close()
 
     def close(self) -> None:
         """Close all connections."""
@@ -220,7 +217,10 @@ class PartClient:
 def _fetch(channel: grpc.Channel, endpoint: str, ticket: str) -> Part:
     stub = payload_pb2_grpc.PayloadStub(channel)
     with rpc.translated(endpoint):
-        replies = stub.Fetch(payload_pb2.FetchRequest(ticket=ticket), timeout=FETCH_TIMEOUT_S)
+        try:
+            replies = stub.Fetch(payload_pb2.FetchRequest(ticket=ticket), timeout=FETCH_TIMEOUT_S)
+        except ValueError as err:  # gRPC's word for a call on a closed channel: another thread found it broken
+            raise UnavailableError(f"the connection to {endpoint} was closed") from err
         header = next(replies).header
         buffer = bytearray(header.num_bytes)
         end = 0

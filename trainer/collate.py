@@ -50,8 +50,8 @@ class PackedMicrobatch:
     mel_cu_seqlens: Tensor
     """(A + 1,) int32 into the mel frames."""
     num_targets: int
-    """Labels that are not ignored: the share of this microbatch in the denominator of the step's loss. A sample whose
-    very first token carries loss counts one less here than in its probe, because nothing precedes that token."""
+    """Labels that are not ignored: the share of this microbatch in the denominator of the step's loss. The sum of its
+    samples' `Probe.num_targets`."""
 
     def to(self, device: torch.device | str) -> Self:
         """The microbatch with its payload on `device`. The copy does not block where the payload is pinned."""

@@ -1,7 +1,6 @@
-"""The step loader: plans and parts, fetched ahead, as packed microbatches.
+"""The step loader: a session, its steps as packed microbatches, and the state of both.
 
-One thread listens for plans and for where parts are; a small pool fetches parts in the order in which they are consumed.
-What lies ready is bounded in parts and in bytes.
+One thread listens for plans and for where parts are; `trainer.fetch` has the parts ready.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from headrace.errors import ConflictError, HeadraceError, JobFailedError, NotFoundError, UnavailableError
+from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError
 from headrace.quarantine import Rejected
 from headrace.v1 import sessions_pb2
-from trainer.client import RECONNECT_TIMEOUT_S, RETRY_S, Part, PartClient, SessionClient
+from trainer.client import RECONNECT_TIMEOUT_S, SessionClient
 from trainer.collate import PackedMicrobatch, collate
+from trainer.fetch import PartFetcher
 
 log = logging.getLogger(__name__)
 
@@ -56,41 +54,6 @@ class Step:
         return self._microbatches
 
 
-class _Places:
-    """Where parts are. `wait_for` blocks until a part has a place newer than the one that failed."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[str, str]] = {}
-        self._changed = threading.Condition()
-        self._error: BaseException | None = None
-
-    def tell(self, ticket: str, lease: str, endpoint: str) -> None:
-        with self._changed:
-            self._known[ticket] = (lease, endpoint)
-            self._changed.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._error = error
-            self._changed.notify_all()
-
-    def forget(self, tickets: list[str]) -> None:
-        with self._changed:
-            for ticket in tickets:
-                self._known.pop(ticket, None)
-
-    def wait_for(self, ticket: str, failed_lease: str) -> tuple[str, str]:
-        """(lease, endpoint)"""
-        with self._changed:
-            while True:
-                if self._error is not None:
-                    raise self._error
-                place = self._known.get(ticket)
-                if place is not None and place[0] != failed_lease:
-                    return place
-                self._changed.wait(timeout=1.0)
-
-
 class StepLoader:
     """Iterate over it for the job's steps; `commit` each one. See `trainer.connect`."""
 
@@ -98,17 +61,10 @@ class StepLoader:
         self, endpoint: str, *, job: str, rank: int, num_ranks: int, prefetch_parts: int, prefetch_bytes: int, threads: int
     ) -> None:
         self._client = SessionClient(endpoint, job, rank, num_ranks)
-        self._parts = PartClient()
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fetch")
-        self._prefetch_parts = prefetch_parts
-        self._prefetch_bytes = prefetch_bytes
+        self._parts = PartFetcher(self._client.report_lost, max_parts=prefetch_parts, max_bytes=prefetch_bytes, threads=threads)
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
-        self._places = _Places()
         self._changed = threading.Condition()
-        self._unfetched: deque[str] = deque()
         self._queued_step = 0
-        self._futures: dict[str, Future[Part]] = {}
-        self._ready_bytes = 0
         self._ended: str | None = None
         self._error: BaseException | None = None
         self._closed = False
@@ -131,18 +87,22 @@ class StepLoader:
     def close(self) -> None:
         """Stop fetching and end the session."""
         self._closed = True
-        self._places.fail(UnavailableError("the loader is closed"))
+        self._parts.close()
         self._client.close()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._parts.close()
 
     def __enter__(self) -> StepLoader:
         return self.open()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    @property
+    def next_step(self) -> int:
+        """Index of the step that comes next."""
+        self.open()
+        return self._next_step
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands for this rank: goes into the trainer's checkpoint beside the model."""
@@ -176,7 +136,7 @@ class StepLoader:
             self._committed = step.index + 1
             plan = self._plans.pop(step.index, None)
         if plan is not None:
-            self._places.forget(_tickets(plan))
+            self._parts.forget(_tickets(plan))
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -220,65 +180,13 @@ class StepLoader:
             began_s = time.perf_counter()
             parts = []
             for ticket in message.tickets:
-                self._fetch_ahead(ticket)
-                part = self._futures.pop(ticket).result()
+                part = self._parts.take(ticket)
                 parts.append(part)
-                with self._changed:
-                    self._ready_bytes -= part.num_bytes
                 step.rejected.extend(part.rejected)
-            self._fetch_ahead()
             data = collate([part.batch for part in parts])
             step.data_wait_s += time.perf_counter() - began_s
             step.consumed = number == len(plan.microbatches)
             yield Microbatch(replica=message.replica, index=message.index, data=data)
-
-    # -- fetching -----------------------------------------------------------------------------------------------------
-
-    def _fetch_ahead(self, needed: str | None = None) -> None:
-        """Start fetching in the order of consumption: `needed` in any case, then as far as the bounds allow.
-
-        Called by the consumer only, who alone touches `_futures` and `_unfetched`.
-        """
-        with self._changed:
-            while (plan := self._plans.get(self._queued_step)) is not None:
-                self._unfetched.extend(_tickets(plan))
-                self._queued_step += 1
-            ready_bytes = self._ready_bytes
-        while self._unfetched:
-            bounded = len(self._futures) >= self._prefetch_parts or ready_bytes >= self._prefetch_bytes
-            if bounded and (needed is None or needed in self._futures):
-                return
-            ticket = self._unfetched.popleft()
-            self._futures[ticket] = self._pool.submit(self._fetch, ticket)
-
-    def _fetch(self, ticket: str) -> Part:
-        """Fetch a part from wherever it is, until one preprocessor delivers it."""
-        failed_lease = ""
-        while True:
-            lease, endpoint = self._places.wait_for(ticket, failed_lease)
-            try:
-                part = self._parts.fetch(endpoint, ticket)
-            except (NotFoundError, UnavailableError) as err:
-                if self._closed:
-                    raise
-                log.warning("fetch failed ticket=%s endpoint=%s: %s", ticket, endpoint, err)
-                if self._report_lost(ticket, lease):
-                    failed_lease = lease
-                else:  # nobody moves the part: the same place may be told again
-                    time.sleep(RETRY_S)
-                continue
-            with self._changed:
-                self._ready_bytes += part.num_bytes
-            return part
-
-    def _report_lost(self, ticket: str, lease: str) -> bool:
-        """Whether the service knows of it, so that a newer place follows."""
-        try:
-            self._client.report_lost(ticket, lease)
-        except (NotFoundError, UnavailableError) as err:
-            log.warning("report of a lost part failed ticket=%s: %s", ticket, err)
-            return False
-        return True
 
     # -- listening ----------------------------------------------------------------------------------------------------
 
@@ -294,28 +202,36 @@ class StepLoader:
                         return
                     log.warning("plans interrupted (%s); opening the session again", err)
                     self._client.reopen(session, RECONNECT_TIMEOUT_S)
-        except HeadraceError as err:
+        except Exception as err:  # whatever it is: the consumer raises it, and does not wait for ever
             if not self._closed:
                 with self._changed:
                     self._error = err
                     self._changed.notify_all()
-                self._places.fail(err)
+                self._parts.fail(err)
 
     def _hear(self, event: sessions_pb2.PlanEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "location":
             place = event.location
-            self._places.tell(place.ticket, place.lease, place.endpoint)
-            return
-        with self._changed:
-            if kind == "plan":
+            self._parts.place(place.ticket, place.lease, place.endpoint)
+        elif kind == "plan":
+            with self._changed:
                 if event.plan.step >= self._committed:
                     self._plans[event.plan.step] = event.plan
-            else:
+                self._queue_parts()
+                self._changed.notify_all()
+        elif kind == "ended":
+            with self._changed:
                 self._ended = event.ended.message
-            self._changed.notify_all()
-        if kind == "ended" and event.ended.message:
-            self._places.fail(JobFailedError(event.ended.message))
+                self._changed.notify_all()
+            if event.ended.message:
+                self._parts.fail(JobFailedError(event.ended.message))
+
+    def _queue_parts(self) -> None:
+        """Parts are fetched in the order of consumption, though plans may come in another."""
+        while (plan := self._plans.get(self._queued_step)) is not None:
+            self._parts.queue(_tickets(plan))
+            self._queued_step += 1
 
 
 def _tickets(plan: sessions_pb2.RankPlan) -> list[str]:

@@ -38,9 +38,10 @@ class TrainStep:
     of floating-point additions. Where torch.distributed is initialised, every rank of `group` holds the whole model and calls
     `accumulate` as often as it has microbatches (also never) and then `finish` once.
 
-        for microbatch in step.microbatches:
-            train_step.accumulate(microbatch)
-        result = train_step.finish(learning_rate(step.number, peak=3e-3))
+        for step in loader:
+            for microbatch in step:
+                train_step.accumulate(microbatch.data)
+            result = train_step.finish(learning_rate(step.index, peak=3e-3))
     """
 
     def __init__(

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 def train(endpoint: str, *, job: str, model_name: str = "", threads: int | None = None) -> None:
     """Train until the job's last step is committed. Under torchrun, one of its ranks.
 
+    The weights start afresh also where the job has committed steps already; the log then warns of it.
+
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
     torch on the CPU; beside busy processes fewer are faster. None: torch's choice.
     """
@@ -40,6 +42,8 @@ def train(endpoint: str, *, job: str, model_name: str = "", threads: int | None 
         peak = PEAK_LEARNING_RATES[name]
         train_step = TrainStep(model, make_optimizer(model, lr=peak))
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
+        if loader.next_step:
+            log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=loader.next_step))
         for step in loader:
             for microbatch in step:
                 train_step.accumulate(microbatch.data)

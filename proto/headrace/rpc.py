@@ -115,8 +115,9 @@ def answers_stream(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async for reply in method(self, request, context):
-                yield reply
+            async with contextlib.aclosing(method(self, request, context)) as replies:  # its `finally` runs at once
+                async for reply in replies:
+                    yield reply
         except HeadraceError as err:
             await context.abort(status_of(err), str(err))
 
@@ -155,11 +156,11 @@ class Server:
         await self._server.stop(grace_s)
 
 
-def is_serving(endpoint: str, timeout_s: float = 2.0) -> bool:
-    """Whether a server at `endpoint` reports SERVING."""
+def is_serving(endpoint: str, service: str = "", timeout_s: float = 2.0) -> bool:
+    """Whether a server at `endpoint` reports SERVING for `service`, a full service name; empty: for itself."""
     with channel(endpoint) as ch:
         try:
-            reply = health_pb2_grpc.HealthStub(ch).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            reply = health_pb2_grpc.HealthStub(ch).Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
@@ -168,7 +169,7 @@ def is_serving(endpoint: str, timeout_s: float = 2.0) -> bool:
 def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
     """Wait until the reorder service at `endpoint` is serving. Raises EndpointError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while not is_serving(endpoint):
+    while not is_serving(endpoint, "headrace.v1.Jobs"):  # a preprocessor has none
         if time.monotonic() > deadline:
             raise EndpointError(f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?")
         time.sleep(0.1)

@@ -83,7 +83,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path, number: int) -> None:
     family = descendants(demo.pid)
     assert len(family) == 5  # reorder service and its store, two preprocessors, trainer
     demo.send_signal(number)
-    demo.communicate(timeout=10)
+    demo.communicate(timeout=2)
     assert demo.returncode == 130
     assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
 
@@ -124,6 +124,8 @@ def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
         (["job", "list", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
         (["job", "list", "--endpoint", "nonsense"], "not HOST:PORT"),
         (["train", "--job", "x", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
+        (["preprocessor", "--reorder", "nonsense"], "not HOST:PORT"),
+        (["preprocessor", "--listen", "nonsense"], "not HOST:PORT"),
         (["reorder", "--store", "carrier-pigeon:home"], "carrier-pigeon:home"),
         (["reorder", "--store", "redis://127.0.0.1:1/0"], "no Redis server answers"),
     ],
@@ -139,19 +141,20 @@ def test_what_the_user_can_fix_is_one_sentence_and_exit_code_2(arguments: list[s
     assert not result.stdout
 
 
-def test_an_empty_folder_and_a_busy_port_are_told_too(tmp_path: Path) -> None:
+def test_an_empty_folder_and_a_busy_port_are_told_too(cluster, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     result = headrace("demo", str(empty), "--out", str(tmp_path / "out"))
     assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1)
     assert str(empty) in result.stderr
+    cluster.start_reorder()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         for arguments in (
-            ["reorder", "--listen", f"127.0.0.1:{port}", "--store", f"embedded:{tmp_path / 'store'}"],
-            ["preprocessor", "--listen", f"127.0.0.1:{port}"],
+            ["reorder", "--listen", f"127.0.0.1:{port}", "--store", f"embedded:{tmp_path / 'another'}"],
+            ["preprocessor", "--listen", f"127.0.0.1:{port}", "--reorder", cluster.endpoint],
         ):
             result = headrace(*arguments)
             assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cli.histogram import MAX_BINS, PERCENTILES, QUANTITIES, Tally, Values, bin_edges, draw_histograms, percentiles
+from cli.histogram import MAX_BINS, PERCENTILES, QUANTITIES, bin_edges, draw_histograms, percentiles
+from cli.survey import COLUMNS, Tally, Values
 from headrace.spec import parse_spec
 
 COUNTS = arrays(np.int64, st.integers(1, 50), elements=st.integers(0, 10**7))
@@ -78,6 +79,10 @@ def test_a_path_is_a_title_whatever_it_holds(tmp_path: Path) -> None:
     columns: dict[str, Values] = {"tokens": np.array([1, 2])}
     short, long = (draw(tmp_path / "p.png", columns, title) for title in ("$x_{$", "s3://bucket/" + "folder$/" * 60))
     assert short.shape == long.shape
+
+
+def test_whatever_is_measured_can_be_drawn() -> None:
+    assert tuple(QUANTITIES) == COLUMNS
 
 
 def test_a_tally_of_nothing_has_no_columns() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -37,6 +38,7 @@ class Echo(jobs_pb2_grpc.JobsServicer):
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.show_calls = 0
+        self.streams_left = 0
 
     @rpc.answers
     async def Show(self, request: jobs_pb2.ShowRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:  # noqa: N802
@@ -49,9 +51,12 @@ class Echo(jobs_pb2_grpc.JobsServicer):
     async def Ledger(  # noqa: N802
         self, request: jobs_pb2.LedgerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
-        yield jobs_pb2.LedgerEntry(step=0)
-        if self.error is not None:
-            raise self.error
+        try:
+            yield jobs_pb2.LedgerEntry(step=0)
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.streams_left += 1
 
 
 @contextlib.asynccontextmanager
@@ -90,7 +95,7 @@ async def test_a_server_answers_and_reports_health() -> None:
         assert not endpoint.endswith(":0")
         assert await asyncio.to_thread(rpc.is_serving, endpoint)
         assert (await show(endpoint, "ä")).job == "ä"
-    assert not await asyncio.to_thread(rpc.is_serving, endpoint, 0.5)
+    assert not await asyncio.to_thread(rpc.is_serving, endpoint, timeout_s=0.5)
 
 
 async def test_a_server_describes_itself() -> None:
@@ -154,6 +159,23 @@ async def test_an_error_in_a_stream_arrives_after_what_came_before() -> None:
         assert (await anext(aiter(stream))).step == 0
         with pytest.raises(NotFoundError, match="gone"), rpc.translated(endpoint):
             await anext(aiter(stream))
+
+
+async def test_a_stream_that_is_left_is_cleaned_up_at_once() -> None:
+    echo = Echo()
+    stream: Any = echo.Ledger(jobs_pb2.LedgerRequest(), None)
+    await anext(stream)
+    await stream.aclose()
+    assert echo.streams_left == 1
+
+
+async def test_a_server_that_is_no_reorder_service_is_not_taken_for_one() -> None:
+    server = rpc.Server("127.0.0.1:0", {"headrace.v1.Payload": lambda _: None})
+    await server.start()
+    assert await asyncio.to_thread(rpc.is_serving, server.endpoint)
+    with pytest.raises(EndpointError, match=f"no reorder service answers at {server.endpoint}"):
+        await asyncio.to_thread(rpc.await_reorder_service, server.endpoint, 0.1)
+    await server.stop(0)
 
 
 async def test_unavailable_is_tried_again_before_it_is_reported() -> None:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from headrace.sample import SCHEMA
 from headrace.spec import parse_spec
-from headrace.v1 import payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
+from headrace.v1 import common_pb2, payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
 
 SPEC = parse_spec({"name": "job", "sources": [{"path": "/d"}], "window": 4})
 
@@ -42,7 +42,7 @@ class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer
         sessions_pb2_grpc.add_SessionsServicer_to_server(self, self._server)
         payload_pb2_grpc.add_PayloadServicer_to_server(self, self._server)
         servicer = health.HealthServicer()
-        servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        servicer.set("headrace.v1.Jobs", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
@@ -100,7 +100,13 @@ class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer
             for event in self._told:
                 self._streams[self.session].put(event)
             self.changed.notify_all()
-        return sessions_pb2.OpenReply(session=self.session, generation=1, next_step=self.next_step, spec_json=SPEC.to_json())
+        return sessions_pb2.OpenReply(
+            session=self.session,
+            generation=1,
+            next_step=self.next_step,
+            spec_json=SPEC.to_json(),
+            vocabulary=common_pb2.Vocabulary(size=16, image_token=1, audio_token=2),
+        )
 
     def Plans(  # noqa: N802
         self, request: sessions_pb2.PlansRequest, context: grpc.ServicerContext

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ import pytest
 import trainer
 from headrace.errors import ConflictError, JobFailedError, SupersededError
 from trainer import Step, StepLoader
+from trainer.train import train
 
 _path = Path(__file__).with_name("loader_world.py")
 _module_spec = importlib.util.spec_from_file_location("loader_world", _path)
@@ -212,3 +214,27 @@ def test_a_state_of_another_job_is_refused(world: Any) -> None:
     with pytest.raises(ConflictError, match="'other'"):
         loader.load_state_dict({"version": 1, "job": "other", "step": 0})
     loader.close()
+
+
+def test_a_fault_that_nobody_foresaw_stops_the_loop_too(world: Any) -> None:
+    def full_disk(_: logging.LogRecord) -> bool:
+        raise OSError("no space left")
+
+    log = logging.getLogger("trainer.loader")
+    log.addFilter(full_disk)
+    try:
+        with connect(world) as loader:
+            world.forget_sessions()
+            with pytest.raises(OSError, match="no space left"):
+                next(iter(loader))
+    finally:
+        log.removeFilter(full_disk)
+
+
+@pytest.mark.parametrize("next_step", [0, 3])
+def test_training_that_goes_on_with_fresh_weights_says_so(world: Any, next_step: int, caplog: pytest.LogCaptureFixture) -> None:
+    world.next_step = next_step
+    world.end()
+    train(world.endpoint, job="job", model_name="tiny")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == (["weights are fresh, and the job goes on job=job from_step=3"] if next_step else [])
