@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preprocessors", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--replicas", type=int, default=2, metavar="N", help="data-parallel replicas (default: %(default)s)")
     parser.add_argument("--microbatches", type=int, default=4, metavar="N", help="per replica (default: %(default)s)")
-    parser.add_argument("--strategy", default="disttrain", metavar="NAME", help="planning strategy (default: %(default)s)")
+    parser.add_argument("--strategy", default="disttrain", metavar="NAME", help="random or disttrain (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the global order and the model (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)"
@@ -63,11 +63,15 @@ def _spec(args: argparse.Namespace) -> JobSpec:
     from cli.example import example_data
     from headrace.spec import parse_spec
 
-    example = {"path": str(example_data()), "name": "data"} if args.path is None else None  # one name wherever it lies
+    if args.path is None:
+        source = {"path": str(example_data()), "name": "data"}  # one name wherever it lies
+    else:
+        local = Path(args.path)
+        source = {"path": str(local.resolve()) if local.exists() else args.path}
     return parse_spec(
         {
             "name": JOB,
-            "sources": [example or {"path": args.path}],
+            "sources": [source],
             "global_batch": args.global_batch,
             "steps": args.steps,
             "seed": args.seed,
@@ -93,8 +97,6 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: An
 
     cores = os.cpu_count() or 1
     threads = max(1, cores // num_preprocessors)
-    for log in out.glob("*.log"):
-        log.unlink()
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
         display.say(f"starting 1 reorder service, {num_preprocessors} preprocessors and 1 trainer; logs in {out}/")
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]

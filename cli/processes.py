@@ -27,6 +27,7 @@ class Process:
         self.name = name
         self.log = log
         self._arguments = arguments
+        log.write_bytes(b"")  # an earlier run's
         self._short_lives = 0
         self.start()
 

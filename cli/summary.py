@@ -22,8 +22,10 @@ def summarise(client: JobsClient, job: str) -> dict[str, Any]:
     return {
         "job": job,
         "state": state_name(status),
+        "message": status.message,
         "strategy": json.loads(status.spec_json)["strategy"],
         "steps": status.committed_steps,
+        "num_steps": status.num_steps,
         "samples": samples,
         "samples_per_s": samples / status.step_s if status.step_s else 0.0,
         "first_loss": _number(status.first_loss),
@@ -45,7 +47,7 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
     table = Table(title=f"job {summary['job']}: {summary['state']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("steps", str(summary["steps"]))
+    table.add_row("steps", f"{summary['steps']} of {summary['num_steps']}" if summary["num_steps"] else str(summary["steps"]))
     table.add_row("samples", f"{summary['samples']}, {summary['samples_per_s']:.1f} per second")
     table.add_row("strategy", summary["strategy"])
     table.add_row("loss", f"{_text(summary['first_loss'])} at first, {_text(summary['last_loss'])} at last")

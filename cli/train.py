@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from cli.endpoint import add_endpoint
+from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
 
 
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from headrace.telemetry import configure_logging
     from trainer.train import train
 
+    if args.threads is not None and args.threads < 1:
+        raise UserError(f"--threads must be at least 1, got {args.threads}")
     configure_logging("trainer")
     with JobsClient(args.endpoint) as client:
         job = client.submit(load_spec_yaml(args.submit)) if args.submit else args.job

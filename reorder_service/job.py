@@ -207,6 +207,8 @@ class JobRun:
                     opened += 1
                 self._changed.clear()
                 await self._changed.wait()
+        if not self.committed_samples:
+            raise JobFailedError(f"every sample of job {self.name!r} was refused; `headrace inspect` shows why")
         await self._end("DONE")
 
     async def _prepare(self, index: int) -> None:

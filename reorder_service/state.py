@@ -34,6 +34,7 @@ from headrace.manifest import ShardInfo, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from reorder_service.embedded import EmbeddedRedis
 
+FORMAT = "1"  # of the keys below `headrace:`; raised with every change that an older release would misread
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
 _LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
@@ -112,6 +113,10 @@ class StateStore:
         store = cls(client, embedded)
         try:
             await _until_loaded(client)
+            await _check_format(client, url)
+        except ConflictError:
+            await store.close()
+            raise
         except RedisError as err:
             await store.close()
             raise UserError(f"no Redis server answers at {_without_password(url)}: {err}") from err
@@ -284,6 +289,17 @@ async def _until_loaded(client: redis.Redis) -> None:
             if time.monotonic() > deadline:
                 raise
         await asyncio.sleep(0.1)
+
+
+async def _check_format(client: redis.Redis, url: str) -> None:
+    if not await client.exists("headrace:jobs"):
+        await client.set("headrace:format", FORMAT)
+    found = await client.get("headrace:format")
+    if found != FORMAT:
+        raise ConflictError(
+            f"the store {_without_password(url)} was written by another release (format {found!r}, not {FORMAT}); "
+            "name another one, or finish its jobs with that release"
+        )
 
 
 def _key(job: str, what: str) -> str:

@@ -66,8 +66,10 @@ class PackedMicrobatch:
 _PAYLOAD = ("input_ids", "labels", "position_ids", "patches", "mel")
 
 
-def collate(batches: Sequence[pa.RecordBatch]) -> PackedMicrobatch:
+def collate(batches: Sequence[pa.RecordBatch], *, patch_values: int = 0, mel_bins: int = 0) -> PackedMicrobatch:
     """Packs batches of `headrace.sample.SCHEMA` in the order given; none, or batches without rows, give n = 0.
+
+    patch_values, mel_bins: widths of `patches` and `mel` where no sample has any, (0, width).
 
     One batch is taken without a copy of `patches` and `mel`; several cost one copy. Raises HeadraceError where a batch
     has another schema or its columns do not fit each other.
@@ -91,10 +93,10 @@ def collate(batches: Sequence[pa.RecordBatch]) -> PackedMicrobatch:
         labels=labels,
         position_ids=torch.arange(len(labels)) - starts,
         cu_seqlens=cu_seqlens,
-        patches=_rows(_values(batches, "patches"), int(image_cu_seqlens[-1]), "patches"),
+        patches=_rows(_values(batches, "patches"), int(image_cu_seqlens[-1]), patch_values, "patches"),
         image_grids=grids,
         image_cu_seqlens=image_cu_seqlens,
-        mel=_rows(_values(batches, "mel"), int(mel_cu_seqlens[-1]), "mel frames"),
+        mel=_rows(_values(batches, "mel"), int(mel_cu_seqlens[-1]), mel_bins, "mel frames"),
         mel_frames=mel_frames,
         mel_cu_seqlens=mel_cu_seqlens,
         num_targets=int((labels != LABEL_IGNORED).sum()),
@@ -139,7 +141,7 @@ def _lengths(batches: Sequence[pa.RecordBatch], name: str) -> Tensor:
     return torch.cat(lengths) if lengths else torch.empty(0, dtype=torch.int32)
 
 
-def _rows(values: Tensor, num_rows: int, what: str) -> Tensor:
+def _rows(values: Tensor, num_rows: int, empty_width: int, what: str) -> Tensor:
     if (num_rows == 0 and len(values)) or (num_rows and (len(values) == 0 or len(values) % num_rows)):
         raise HeadraceError(f"a payload batch has {len(values)} values for {num_rows} {what}, which is no whole number of rows")
-    return values.view(num_rows, -1) if num_rows else values.view(0, 0)
+    return values.view(num_rows, -1) if num_rows else values.view(0, empty_width)

@@ -183,7 +183,11 @@ class StepLoader:
                 part = self._parts.take(ticket)
                 parts.append(part)
                 step.rejected.extend(part.rejected)
-            data = collate([part.batch for part in parts])
+            data = collate(
+                [part.batch for part in parts],
+                patch_values=3 * self.spec.image.patch**2,
+                mel_bins=self.spec.audio.mel_bins,
+            )
             step.data_wait_s += time.perf_counter() - began_s
             step.consumed = number == len(plan.microbatches)
             yield Microbatch(replica=message.replica, index=message.index, data=data)

@@ -195,9 +195,19 @@ def load_spec_yaml(path: Path) -> JobSpec:
     return parse_spec(document)
 
 
+_PHRASES = {
+    "extra_forbidden": "there is no such field",
+    "missing": "is required",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping of fields",
+    "string_pattern_mismatch": "must be at most 63 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+}
+
+
 def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field = ".".join(str(part) for part in first["loc"]) or "job spec"
-    message = first["msg"].removeprefix("Value error, ")
+    message = _PHRASES.get(first["type"], first["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))
+    got = f", got {first['input']!r}" if isinstance(first["input"], str | int | float) and first["type"] != "value_error" else ""
     more = error.error_count() - 1
-    return f"{field}: {message}" + (f" (and {more} more)" if more else "")
+    return f"{field}: {message}{got}" + (f" (and {more} more)" if more else "")

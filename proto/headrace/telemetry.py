@@ -6,12 +6,17 @@ import logging
 import os
 import sys
 
+from headrace.errors import UserError
+
 
 def configure_logging(service: str) -> None:
     """Send this process's log to standard error under the name of its service. HEADRACE_LOG sets the level."""
+    level = os.environ.get("HEADRACE_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise UserError(f"HEADRACE_LOG={level} is no level; take DEBUG, INFO, WARNING or ERROR")
     logging.basicConfig(
         stream=sys.stderr,
-        level=os.environ.get("HEADRACE_LOG", "INFO").upper(),
+        level=level,
         format=f"%(asctime)s.%(msecs)03d {service} %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
         force=True,

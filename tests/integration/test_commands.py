@@ -113,6 +113,18 @@ def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
     ]
 
 
+def test_a_demo_in_which_nothing_is_good_fails_and_spares_what_is_not_its_own(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    out.mkdir()
+    (data / "a.jsonl").write_text('{"id": 1}\n')
+    (out / "mine.log").write_text("precious")
+    result = headrace("demo", str(data), "--out", str(out), "--preprocessors", "1")
+    assert result.returncode == 2
+    assert "every sample of job 'demo' was refused" in result.stderr
+    assert (out / "mine.log").read_text() == "precious"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -120,6 +132,7 @@ def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
         (["demo", "--strategy", "magic"], "no strategy 'magic'"),
         (["demo", "--replicas", "0"], "topology.replicas"),
         (["demo", "--preprocessors", "0"], "--preprocessors must be at least 1"),
+        (["train", "--job", "x", "--threads", "0"], "--threads must be at least 1"),
         (["inspect", "/no/such/folder"], "/no/such/folder"),
         (["job", "list", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
         (["job", "list", "--endpoint", "nonsense"], "not HOST:PORT"),

@@ -71,9 +71,9 @@ def test_json_and_yaml_give_the_same_spec_back(document: dict[str, Any], tmp_pat
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"name": ""}, "name", "pattern"),
-    ({"name": "a/b"}, "name", "pattern"),
-    ({"name": "a\n"}, "name", "pattern"),
+    ({"name": ""}, "name", "63 letters"),
+    ({"name": "a/b"}, "name", "63 letters"),
+    ({"name": "a\n"}, "name", "63 letters"),
     ({"sources": []}, "sources", "at least 1"),
     ({"sources": [{"path": "a"}, {"path": "b/a"}]}, "job spec", "different names"),
     ({"sources": [{"path": "a", "weight": 1}, {"path": "b"}]}, "job spec", "every source has a weight"),
@@ -94,7 +94,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"image": {"max_pixels": 10}}, "image", "max_pixels (10)"),
     ({"audio": {"hop_s": float("inf")}}, "audio.hop_s", "finite"),
     ({"text": {"template": "alpaca"}}, "text.template", "chatml"),
-    ({"globalbatch": 4}, "globalbatch", "not permitted"),
+    ({"globalbatch": 4}, "globalbatch", "no such field"),
 ]
 
 

@@ -244,3 +244,13 @@ async def test_equal_records_come_back_equal(store: StateStore) -> None:
     record = replace(step_record("ä/ö/1", "b"), loss=2.5)
     await store.commit_step("job", 0, record, [])
     assert [found async for found in store.steps("job")] == [record]
+
+
+async def test_a_store_of_another_release_is_refused(tmp_path: Path) -> None:
+    url = f"embedded:{tmp_path / 'store'}"
+    store = await StateStore.open(url)
+    await store.create_job("j", "{}")
+    await store._redis.set("headrace:format", "0")
+    await store.close()
+    with pytest.raises(ConflictError, match="another release"):
+        await StateStore.open(url)

@@ -149,3 +149,11 @@ def test_columns_that_do_not_fit_are_refused(change, message, make_row, make_bat
 def test_another_schema_is_refused():
     with pytest.raises(HeadraceError, match="not the schema"):
         collate([pa.RecordBatch.from_pydict({"sample_id": [1]})])
+
+
+def test_what_no_sample_has_is_empty_but_as_wide_as_ever(make_row, make_batch):
+    """So that a model's linear layers take it."""
+    packed = collate([make_batch([make_row(1)])], patch_values=588, mel_bins=128)
+    empty = collate([], patch_values=588, mel_bins=128)
+    for microbatch in (packed, empty):
+        assert (microbatch.patches.shape, microbatch.mel.shape) == ((0, 588), (0, 128))
