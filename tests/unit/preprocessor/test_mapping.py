@@ -178,9 +178,9 @@ def test_spec_takes_a_presets_name_or_a_mapping() -> None:
     ("mapping", "message"),
     [
         ("lava", "sources.0.mapping: no mapping 'lava'; there are auto, caption, cauldron, llava, messages"),
-        ({"txt": "x"}, "sources.0.mapping.txt: Extra inputs are not permitted"),
+        ({"txt": "x"}, "sources.0.mapping.txt: there is no such field"),
         ({"image_placeholder": ""}, "sources.0.mapping.image_placeholder: String should have at least 1 character"),
-        (3, "sources.0.mapping: Input should be a valid dictionary"),
+        (3, "sources.0.mapping: must be a mapping of fields"),
     ],
 )
 def test_spec_names_the_wrong_field(mapping: Any, message: str) -> None:
