@@ -15,10 +15,31 @@ class TransformerShape:
     kv_heads: int
     mlp: int
     gated: bool
+    window: int = 0
+    """Positions that see each other in a layer with window attention. 0: every layer sees whole segments."""
+    full_every: int = 1
+    """With window attention, the last of every so many layers still sees whole segments."""
+    vocab: int = 0
+    """Tokens that the published model tells apart. 0: an encoder, or a model that takes the job's vocabulary."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads or self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) must divide width ({self.width}), and kv_heads ({self.kv_heads}) heads")
+        if self.window < 0 or self.full_every < 1 or (self.window > 0) != (self.full_every > 1):
+            raise ValueError(
+                "window attention needs both a window of at least 1 and full_every of at least 2, "
+                f"got window {self.window} and full_every {self.full_every}"
+            )
+
+    @property
+    def kv_width(self) -> int:
+        """Channels of a position's keys, and of its values."""
+        return self.width * self.kv_heads // self.heads
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of one layer's matrices: query, key, value and output projections, and the MLP."""
+        return 2 * self.width * (self.width + self.kv_width) + (3 if self.gated else 2) * self.width * self.mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +55,45 @@ def _encoder(layers: int, width: int, heads: int, mlp: int) -> TransformerShape:
     return TransformerShape(layers=layers, width=width, heads=heads, kv_heads=heads, mlp=mlp, gated=False)
 
 
-def _decoder(layers: int, width: int, heads: int, kv_heads: int, mlp: int) -> TransformerShape:
-    return TransformerShape(layers=layers, width=width, heads=heads, kv_heads=kv_heads, mlp=mlp, gated=True)
+def _decoder(layers: int, width: int, heads: int, kv_heads: int, mlp: int, vocab: int = 0) -> TransformerShape:
+    return TransformerShape(layers=layers, width=width, heads=heads, kv_heads=kv_heads, mlp=mlp, gated=True, vocab=vocab)
 
 
-# tiny and small are ours, for laptops and tests. 1b: Llama-3.2-1B with SigLIP-base-sized encoders. 7b: Qwen2.5-7B with
-# the Qwen2-VL vision tower (depth 32, width 1280) and Whisper-large's encoder.
+# As published with the weights. Projectors, poolers and position tables are not part of a stack.
+VISION_SHAPES: dict[str, TransformerShape] = {
+    "clip-l": _encoder(24, 1024, 16, 4096),  # ViT-L/14 of CLIP
+    "siglip-so400m": _encoder(27, 1152, 16, 4304),
+    "vit-h": _encoder(32, 1280, 16, 5120),  # ViT-Huge/14
+    "qwen2-vl-vision": _encoder(32, 1280, 16, 5120),
+    # Layers 7, 15, 23 and 31 see the whole image, the others windows of 112 x 112 pixels: 8 x 8 patches.
+    "qwen2.5-vl-vision": TransformerShape(
+        layers=32, width=1280, heads=16, kv_heads=16, mlp=3420, gated=True, window=64, full_every=8
+    ),
+}
+AUDIO_SHAPES: dict[str, TransformerShape] = {
+    "whisper-small": _encoder(12, 768, 12, 3072),
+    "whisper-medium": _encoder(24, 1024, 16, 4096),
+    "whisper-large": _encoder(32, 1280, 20, 5120),  # v1, v2 and v3
+}
+LLM_SHAPES: dict[str, TransformerShape] = {
+    "llama3-1b": _decoder(16, 2048, 32, 8, 8192, 128_256),  # 1b and 3b: Llama 3.2
+    "llama3-3b": _decoder(28, 3072, 24, 8, 8192, 128_256),
+    "llama3-8b": _decoder(32, 4096, 32, 8, 14_336, 128_256),
+    "llama3-70b": _decoder(80, 8192, 64, 8, 28_672, 128_256),
+    "mistral-7b": _decoder(32, 4096, 32, 8, 14_336, 32_768),  # v0.3
+    "qwen2-1.5b": _decoder(28, 1536, 12, 2, 8960, 151_936),  # Qwen2.5 has the sizes of Qwen2
+    "qwen2-7b": _decoder(28, 3584, 28, 4, 18_944, 152_064),
+    "qwen2-72b": _decoder(80, 8192, 64, 8, 29_568, 152_064),
+}
+
+# What the trainer can build: no window attention. tiny and small are ours, for laptops and tests. 1b: Llama-3.2-1B with
+# SigLIP-base-sized encoders.
 MODEL_SHAPES: dict[str, ModelShape] = {
     "tiny": ModelShape(vision=_encoder(2, 64, 2, 256), audio=_encoder(2, 64, 2, 256), llm=_decoder(4, 128, 4, 2, 352)),
     "small": ModelShape(vision=_encoder(4, 256, 4, 1024), audio=_encoder(4, 256, 4, 1024), llm=_decoder(8, 512, 8, 4, 1408)),
-    "1b": ModelShape(vision=_encoder(12, 768, 12, 3072), audio=_encoder(12, 768, 12, 3072), llm=_decoder(16, 2048, 32, 8, 8192)),
-    "7b": ModelShape(
-        vision=_encoder(32, 1280, 16, 5120), audio=_encoder(32, 1280, 20, 5120), llm=_decoder(28, 3584, 28, 4, 18944)
-    ),
+    "1b": ModelShape(vision=_encoder(12, 768, 12, 3072), audio=_encoder(12, 768, 12, 3072), llm=LLM_SHAPES["llama3-1b"]),
+    "3b": ModelShape(vision=VISION_SHAPES["siglip-so400m"], audio=AUDIO_SHAPES["whisper-medium"], llm=LLM_SHAPES["llama3-3b"]),
+    "7b": ModelShape(vision=VISION_SHAPES["qwen2-vl-vision"], audio=AUDIO_SHAPES["whisper-large"], llm=LLM_SHAPES["qwen2-7b"]),
+    "8b": ModelShape(vision=VISION_SHAPES["vit-h"], audio=AUDIO_SHAPES["whisper-large"], llm=LLM_SHAPES["llama3-8b"]),
+    "70b": ModelShape(vision=VISION_SHAPES["vit-h"], audio=AUDIO_SHAPES["whisper-large"], llm=LLM_SHAPES["llama3-70b"]),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 # Units in the order in which a sample passes them. A unit that is not listed here is an encoder.
@@ -23,6 +24,16 @@ class Topology:
             raise ValueError(f"replicas and microbatches must be at least 1, got {self.replicas} and {self.microbatches}")
         if LLM not in self.stages or min(self.stages.values()) < 1:
             raise ValueError(f"stages must give each unit, {LLM!r} among them, at least one stage, got {self.stages}")
+        last = [LLM, GENERATOR] if GENERATOR in self.stages else [LLM]
+        if list(self.stages)[-len(last) :] != last:
+            raise ValueError(
+                f"units must stand in pipeline order, encoders and then {' and '.join(last)}, got {list(self.stages)}"
+            )
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        """The units in front of the LLM. They do not wait for each other."""
+        return tuple(unit for unit in self.stages if unit not in (LLM, GENERATOR))
 
     @property
     def num_stages(self) -> int:
@@ -49,6 +60,7 @@ class Predicted:
     bubble: float
     """Share of stage time in which the stages are idle."""
     lower_bound_s: float
+    """No plan of this batch on this topology is faster, whatever its order: see the simulator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,34 +70,44 @@ class StepPlan:
     strategy: str
     seed: int
     topology: Topology
-    replicas: tuple[tuple[Microbatch, ...], ...]
+    replicas: Sequence[Sequence[Microbatch]]
     generation: int = 1
-    predicted: Predicted | None = field(default=None)
+    predicted: Predicted | None = None
+    chosen: str = ""
+    """The strategy that made the plan, where `strategy` chose among several."""
 
     def sample_ids(self) -> list[int]:
         """All samples of the plan, sorted."""
         return sorted(i for replica in self.replicas for microbatch in replica for i in microbatch.sample_ids)
 
     def check(self) -> None:
-        """Raise ValueError unless every unit has every sample once, and no sample's llm precedes its encoder."""
-        everyone = self.sample_ids()
-        if len(set(everyone)) != len(everyone):
-            raise ValueError("a sample stands twice in the llm unit")
-        for replica in self.replicas:
-            place = {
-                (unit, i): index
-                for index, microbatch in enumerate(replica)
-                for unit, ids in microbatch.units.items()
-                for i in ids
-            }
-            for (unit, sample_id), index in place.items():
-                llm = place.get((LLM, sample_id))
-                if llm is None:
-                    raise ValueError(f"sample {sample_id} is in unit {unit!r} of a replica that lacks it in {LLM!r}")
-                if (unit == GENERATOR and index < llm) or (unit not in (LLM, GENERATOR) and index > llm):
+        """Raise ValueError unless every unit has every sample once, and no sample reaches a unit before it left the former.
+
+        What counts is the index of the microbatch: a sample may pass its units on different replicas.
+        """
+        places = {unit: self._places(unit) for unit in self.topology.stages}
+        llm = places.pop(LLM)
+        for unit, place in places.items():
+            for sample_id in place.keys() ^ llm.keys():
+                unit_with, unit_without = (unit, LLM) if sample_id in place else (LLM, unit)
+                raise ValueError(f"sample {sample_id} is in unit {unit_with!r} but not in {unit_without!r}")
+            for sample_id, index in place.items():
+                of_llm = llm[sample_id]
+                if index < of_llm if unit == GENERATOR else index > of_llm:
                     raise ValueError(
-                        f"sample {sample_id}: unit {unit!r} in microbatch {index} is out of order with {LLM!r} in {llm}"
+                        f"sample {sample_id}: unit {unit!r} in microbatch {index} is out of order with {LLM!r} in {of_llm}"
                     )
+
+    def _places(self, unit: str) -> dict[int, int]:
+        """Index of the microbatch of every sample in a unit."""
+        place: dict[int, int] = {}
+        for replica in self.replicas:
+            for index, microbatch in enumerate(replica):
+                for sample_id in microbatch.units[unit]:
+                    if sample_id in place:
+                        raise ValueError(f"sample {sample_id} stands twice in unit {unit!r}")
+                    place[sample_id] = index
+        return place
 
     def to_json(self) -> dict[str, Any]:
         """The public, stable JSON form."""
@@ -103,6 +125,8 @@ class StepPlan:
                 for r, microbatches in enumerate(self.replicas)
             ],
         }
+        if self.chosen:
+            document["chosen"] = self.chosen
         if self.predicted is not None:
             document["predicted"] = {
                 "iteration_s": self.predicted.iteration_s,
@@ -125,4 +149,5 @@ class StepPlan:
                 for replica in document["replicas"]
             ),
             predicted=Predicted(**predicted) if predicted else None,
+            chosen=document.get("chosen", ""),
         )

@@ -16,7 +16,7 @@ from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM, Topology
 
-STRATEGIES = ("random", "disttrain")
+STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
 
 
 class _Part(BaseModel):

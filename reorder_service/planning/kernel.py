@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -18,3 +19,8 @@ def kernel(function: Function) -> Function:
     kernels use only kernels and constants of their own file.
     """
     return cast(Function, numba.njit(cache=True, nogil=True, fastmath=False)(function))
+
+
+def random_state(seed: int) -> np.uint64:
+    """A first state, never 0, for the xorshift generators in kernels; neighbouring seeds give unlike states."""
+    return np.uint64((seed * 2862933555777941757 + 3037000493) % (2**64 - 1) + 1)

@@ -33,7 +33,8 @@ def make_plan(*replicas: list[dict[str, list[int]]]) -> StepPlan:
     microbatches = tuple(
         tuple(Microbatch(units={unit: tuple(ids) for unit, ids in units.items()}) for units in replica) for replica in replicas
     )
-    topology = Topology(replicas=len(replicas), microbatches=len(replicas[0]), stages={"encoder": 1, LLM: 1})
+    stages = dict.fromkeys(replicas[0][0], 1)
+    topology = Topology(replicas=len(replicas), microbatches=len(replicas[0]), stages=stages)
     return StepPlan(strategy="test", seed=0, topology=topology, replicas=microbatches)
 
 
@@ -57,8 +58,8 @@ def test_deferral_is_sound() -> None:
         ([[{"encoder": [1], LLM: [1]}, {"encoder": [], LLM: [1]}]], "twice"),
         ([[{"encoder": [1], LLM: [1]}], [{"encoder": [1], LLM: [1]}]], "twice"),
         ([[{"encoder": [], LLM: [1]}, {"encoder": [1], LLM: []}]], "out of order"),
-        ([[{"encoder": [1, 2], LLM: [1]}]], "lacks it"),
-        ([[{"encoder": [2], LLM: [1]}], [{"encoder": [1], LLM: [2]}]], "lacks it"),
+        ([[{"encoder": [1, 2], LLM: [1]}]], "but not in"),
+        ([[{"encoder": [2], LLM: [1]}], [{"encoder": [1], LLM: [3]}]], "but not in"),
         ([[{"encoder": [1], LLM: [], GENERATOR: [1]}, {"encoder": [], LLM: [1], GENERATOR: []}]], "out of order"),
     ],
 )

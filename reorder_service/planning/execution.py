@@ -1,0 +1,54 @@
+"""How a plan is going to be run: what the planner must know about the pipeline besides its shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.schedule import SCHEDULES
+
+BACKWARD_FACTOR = 2.0  # gradients of inputs and of weights: two matrix products for each one of the forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """Schedule, cost of the backward, links between stages, memory. The defaults are an ideal 1F1B pipeline."""
+
+    schedule: str = "1f1b"
+    """One of `headrace.schedule.SCHEDULES`."""
+    chunks: int = 1
+    """Parts of the model on each stage (interleaved 1F1B); 1 for every other schedule."""
+    in_flight: int | None = None
+    """Most microbatches between their forward and their backward on a stage (eager-forward 1F1B). None: no limit."""
+    split_backward: bool = True
+    """Whether a unit runs the backward of a deferred sample when its gradient comes, apart from the rest of its microbatch."""
+    backward: Mapping[str, float] = field(default_factory=dict)
+    """Time of a unit's backward over its forward; BACKWARD_FACTOR where a unit is not named. 0: frozen, nothing to do."""
+    latency_s: float = 0.0
+    """Of one transfer between two stages."""
+    bytes_per_s: float = math.inf
+    """Of a link between two stages."""
+    memory_limit: float = math.inf
+    """Most activations that a stage can hold, in the unit of the batch's `memory`."""
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"no schedule {self.schedule!r}; there are {', '.join(SCHEDULES)}")
+        if self.chunks < 1 or (self.chunks > 1 and self.schedule != "interleaved"):
+            raise ValueError(
+                f"chunks must be at least 1, and more only with 'interleaved', got {self.chunks} with {self.schedule!r}"
+            )
+        if self.in_flight is not None and self.in_flight < 1:
+            raise ValueError(f"in_flight must be at least 1, got {self.in_flight}")
+        wrong = {unit: factor for unit, factor in self.backward.items() if not (0 <= factor < math.inf)}
+        if wrong:
+            raise ValueError(f"backward factors must be finite and not negative, got {wrong}")
+        if not (0 <= self.latency_s < math.inf and self.bytes_per_s > 0 and self.memory_limit > 0):
+            raise ValueError(
+                "latency_s must be finite and not negative, bytes_per_s and memory_limit positive, "
+                f"got {self.latency_s}, {self.bytes_per_s} and {self.memory_limit}"
+            )
+
+    def backward_factor(self, unit: str) -> float:
+        return self.backward.get(unit, BACKWARD_FACTOR)

@@ -1,0 +1,200 @@
+"""What a plan gives the stages to do: the simulator's input, made from a batch and the slots of its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plan import Topology
+from reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from reorder_service.planning.execution import Execution
+from reorder_service.planning.kernel import kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Links:
+    """Who waits for whom where a microbatch does not just wait for itself, and for how long data are on their way.
+
+    Link l lies between unit l and the unit behind it. First axis: `headrace.schedule.Kind`.
+    """
+
+    hop_s: Floats
+    """(2, D * K, U) transfer of a slot's data from one stage of the unit to the next, of gradients on the way back."""
+    offsets: Ints
+    """(2, L, D * K + 1) where the inputs of a slot begin and end in the next two arrays."""
+    slots: Ints
+    """(2, L, n) slots, of the unit on the other side, from which a slot gets its samples (gradients, on the way back)."""
+    seconds: Floats
+    """(2, L, n) their transfers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """What D replicas of S stages do in their K microbatches."""
+
+    topology: Topology
+    execution: Execution
+    forward_s: Floats
+    """(D, K, S) seconds of one forward on the stage, of one chunk if there are several."""
+    backward_s: Floats
+    """(D, K, S) the same for one backward."""
+    memory: Floats
+    """(2, D * K, U) activations that a stage of the unit takes at a forward and gives back at a backward."""
+    occupied: NDArray[np.bool_]
+    """(D, K) microbatches that run: those that hold a sample in any unit, on this replica or one that runs together with it."""
+    links: Links | None
+    """None: every microbatch waits for its equal only, and no transfer takes time."""
+    together: bool
+    """Whether the replicas wait for each other."""
+    lower_bound_s: float
+    """See `lower_bound`."""
+
+    @classmethod
+    def of(cls, batch: Batch, slots: Slots) -> Work:
+        """The work of a plan under the batch's execution.
+
+        A microbatch's cost in a unit is spread evenly over the unit's stages and chunks. With split backward, a sample's
+        backward runs in every unit at the position that its microbatch has in the last unit; else with its microbatch.
+
+        Empty microbatches are left out. Where replicas exchange samples, all run the microbatches that hold a sample on any
+        of them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself.
+        """
+        topology, execution = batch.topology, batch.execution
+        stages = np.array(list(topology.stages.values()))
+        factors = np.array([execution.backward_factor(unit) for unit in batch.units])
+        per_action = 1.0 / (stages * execution.chunks)
+        unit_of_stage = np.repeat(np.arange(stages.size), stages)
+        replica = slots // topology.microbatches
+        deferred = not (slots == slots[-1]).all()
+        together = deferred and bool((replica != replica[-1]).any())
+        back = (
+            replica * topology.microbatches + slots[-1] % topology.microbatches
+            if deferred and execution.split_backward
+            else slots
+        )
+
+        forth_s, back_s = _forth_and_back(batch, batch.costs, slots, back)
+        forth_memory, back_memory = (
+            (forth_s, back_s) if batch.memory is batch.costs else _forth_and_back(batch, batch.memory, slots, back)
+        )
+        occupied = batch.occupied(slots)
+        if together:
+            occupied = np.tile(occupied.any(axis=0), (topology.replicas, 1))
+        shape = (topology.replicas, topology.microbatches, unit_of_stage.size)
+        return cls(
+            topology=topology,
+            execution=execution,
+            forward_s=np.take(forth_s * per_action, unit_of_stage, axis=1).reshape(shape),
+            backward_s=np.take(back_s * (factors * per_action), unit_of_stage, axis=1).reshape(shape),
+            memory=np.stack((forth_memory, back_memory)) * (per_action * (factors > 0)),
+            occupied=occupied,
+            links=_links(batch, slots, back, factors) if deferred or _transfers_take_time(batch) else None,
+            together=together,
+            lower_bound_s=lower_bound(batch),
+        )
+
+
+def lower_bound(batch: Batch) -> float:
+    """Seconds that no plan of this batch on this topology can beat.
+
+    The larger of: the work of a unit, spread over its stages of all replicas; and the longest way of one sample there and
+    back, through the slowest of its encoders.
+    """
+    factors = np.array([[1.0 + batch.execution.backward_factor(unit)] for unit in batch.units])
+    seconds = batch.costs * factors
+    stages = np.array(list(batch.topology.stages.values()))
+    busiest = (seconds.sum(axis=1) / (stages * batch.topology.replicas)).max()
+    num_encoders = len(batch.topology.encoders)
+    way = seconds[num_encoders:].sum(axis=0)
+    if num_encoders:
+        way = way + seconds[:num_encoders].max(axis=0)
+    return float(max(busiest, way.max()))
+
+
+def _forth_and_back(batch: Batch, values: Floats, slots: Slots, back: Slots) -> tuple[Floats, Floats]:
+    """(D * K, U) sums of (U, n) values by forward and by backward slot."""
+    forth = _by_slot(batch, values, slots)
+    return forth, forth if back is slots else _by_slot(batch, values, back)
+
+
+def _by_slot(batch: Batch, values: Floats, slots: Slots) -> Floats:
+    sums = np.empty((batch.num_slots, len(values)))
+    for u, (slot, of_unit) in enumerate(zip(slots, values, strict=True)):
+        sums[:, u] = np.bincount(slot, weights=of_unit, minlength=batch.num_slots)
+    return sums
+
+
+def _transfers_take_time(batch: Batch) -> bool:
+    execution = batch.execution
+    return execution.latency_s > 0 or (execution.bytes_per_s < np.inf and bool(batch.transfer_bytes.any()))
+
+
+def _links(batch: Batch, slots: Slots, back: Slots, factors: Floats) -> Links:
+    """The links of all units. Nothing is sent back to a unit without a backward."""
+    num_links, num_encoders, latency_s = len(batch.units) - 1, len(batch.topology.encoders), batch.execution.latency_s
+    seconds = batch.transfer_bytes / batch.execution.bytes_per_s
+    hop_s = np.stack([_by_slot(batch, seconds, of_kind) for of_kind in (slots, back)])
+    if latency_s > 0:
+        hop_s += latency_s * np.stack([_by_slot(batch, np.ones_like(seconds), of_kind) > 0 for of_kind in (slots, back)])
+    hop_s[1, :, factors == 0] = 0.0
+    links = Links(
+        hop_s=hop_s,
+        offsets=np.zeros((2, num_links, batch.num_slots + 1), np.int64),
+        slots=np.zeros((2, num_links, slots.shape[1]), np.int64),
+        seconds=np.zeros((2, num_links, slots.shape[1])),
+    )
+    slots, back = np.ascontiguousarray(slots), np.ascontiguousarray(back)
+    for link in range(num_links):
+        behind = max(link + 1, num_encoders)
+        ways = ((slots[link], slots[behind]), (back[behind], back[link]))
+        for kind, (source, target) in enumerate(ways):
+            free = kind == 1 and factors[link] == 0
+            link_inputs(
+                source,
+                target,
+                np.zeros_like(seconds[link]) if free else seconds[link],
+                0.0 if free else latency_s,
+                links.offsets[kind, link],
+                links.slots[kind, link],
+                links.seconds[kind, link],
+            )
+    return links
+
+
+@kernel
+def link_inputs(
+    source: Ints, target: Ints, seconds: Floats, latency_s: float, offsets: Ints, slots: Ints, slot_seconds: Floats
+) -> None:
+    """Which source slots send something to each target slot, O(n + number of slots).
+
+    source, target: (n,) slots of the samples. seconds: (n,) a sample's transfer over the link's bandwidth. Fills offsets
+    (number of slots + 1,), and in slots and slot_seconds (n,), from offsets[t] to offsets[t + 1], every source of t once
+    with the seconds of all its samples and one latency.
+    """
+    num_slots = offsets.size - 1
+    place = np.zeros(num_slots + 1, np.int64)
+    for t in target:
+        place[t + 1] += 1
+    place = np.cumsum(place)
+    ends = place[1:].copy()
+    by_target = np.empty(target.size, np.int64)
+    for i in range(target.size):
+        by_target[place[target[i]]] = i
+        place[target[i]] += 1
+    at = np.full(num_slots, -1)  # where a source stands; what lies before this target's first place is of other targets
+    filled = 0
+    first = 0
+    for t in range(num_slots):
+        offsets[t] = filled
+        for i in by_target[first : ends[t]]:
+            s = source[i]
+            if at[s] < offsets[t]:
+                at[s] = filled
+                slots[filled] = s
+                slot_seconds[filled] = latency_s
+                filled += 1
+            slot_seconds[at[s]] += seconds[i]
+        first = ends[t]
+    offsets[num_slots] = filled

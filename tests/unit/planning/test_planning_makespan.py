@@ -1,0 +1,122 @@
+"""Time of one replica under a schedule, the search for a better order, and graded microbatches."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.plan import Topology
+from reorder_service.planning.arrangement import arrange
+from reorder_service.planning.batch import make_batch
+from reorder_service.planning.execution import Execution
+from reorder_service.planning.kernel import random_state
+from reorder_service.planning.makespan import best_grades, improve, makespan, opening
+from reorder_service.planning.replay import schedule_table
+from reorder_service.planning.simulator import simulate
+from reorder_service.planning.work import Work
+
+STAGES = {"encoder": 2, "llm": 2}
+
+
+def replica(seed: int, count: int, num_stages: int) -> tuple[np.ndarray, np.ndarray]:
+    forward = np.random.default_rng(seed).lognormal(0, 0.7, (count, num_stages))
+    return forward, 2 * forward
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(
+    count=st.integers(1, 7),
+    execution=st.sampled_from([Execution(), Execution(schedule="gpipe"), Execution(schedule="interleaved", chunks=2)]),
+    stages=st.sampled_from([{"llm": 1}, STAGES, {"vision": 2, "audio": 1, "llm": 2, "generator": 1}]),
+    seed=st.integers(0, 1000),
+)
+def test_makespan_is_what_the_simulator_says(count: int, execution: Execution, stages: dict[str, int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    costs = {unit: rng.lognormal(0, 1, count) for unit in stages}
+    topology = Topology(replicas=1, microbatches=count, stages=stages)
+    batch = make_batch(np.arange(count), costs, topology, 0, execution=execution)
+    order = rng.permutation(count)
+    slots = np.broadcast_to(np.argsort(order), batch.costs.shape)  # microbatch order[p], sample order[p], runs at p
+    per_action = np.array(list(stages.values())) * execution.chunks
+    forward = np.repeat(batch.costs.T / per_action, list(stages.values()), axis=1)
+    seconds = makespan(forward, 2 * forward, order, schedule_table(stages, execution, count))
+    assert seconds == pytest.approx(simulate(Work.of(batch, slots)).iteration_s)
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(count=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_the_search_only_improves_and_keeps_every_microbatch(count: int, seed: int) -> None:
+    forward, backward = replica(seed, count, 4)
+    table = schedule_table(STAGES, Execution(), count)
+    start = np.random.default_rng(seed).permutation(count)
+    before = makespan(forward, backward, start, table)
+    order = start.copy()
+    after = improve(forward, backward, order, table, 200, random_state(seed))
+    assert sorted(order) == list(range(count))
+    assert after == makespan(forward, backward, order, table) <= before
+
+    again = start.copy()
+    assert improve(forward, backward, again, table, 200, random_state(seed)) == after
+    assert (again == order).all()
+
+
+def test_the_search_finds_the_best_order_of_few_microbatches() -> None:
+    table = schedule_table(STAGES, Execution(), 5)
+    for seed in range(5):
+        forward, backward = replica(seed, 5, 4)
+        every = (np.array(order) for order in itertools.permutations(range(5)))
+        optimum = min(makespan(forward, backward, order, table) for order in every)
+        assert improve(forward, backward, np.arange(5), table, 2000, random_state(0)) <= 1.02 * optimum
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(count=st.integers(0, 7), seed=st.integers(0, 1000))
+def test_opening_takes_the_best_of_three_simple_orders(count: int, seed: int) -> None:
+    forward, backward = replica(seed, 9, 4)
+    filled = np.sort(np.random.default_rng(seed).permutation(9)[:count])
+    sizes = np.round(forward.sum(axis=1))  # ties
+    table = schedule_table(STAGES, Execution(), count)
+    rising = sorted(filled.tolist(), key=lambda k: (sizes[k], k))
+    simple = [rising, rising[::-1], [*rising[:1], *rising[:0:-1]]]
+    times = [makespan(forward, backward, np.array(order, np.int64), table) for order in simple]
+    order = opening(forward, backward, sizes, filled, table)
+    assert sorted(order) == filled.tolist()
+    assert makespan(forward, backward, order, table) == min(times)
+
+
+def test_grades_are_the_fastest_of_all_pairs_of_slopes() -> None:
+    first, growth = np.array([0.2, 0.5, 1.0]), np.array([1.2, 1.5])
+    forward, count = np.array([3.0, 1.0, 2.0]), 6
+    stages = {"encoder": 1, "llm": 2}
+    table = schedule_table(stages, Execution(), count)
+
+    def seconds(grades: np.ndarray) -> float:
+        loads = grades[:, None] / grades.sum() * forward
+        return makespan(loads, 2 * loads, np.arange(count), table)
+
+    k = np.arange(count)
+    every = [
+        np.minimum(1, np.minimum(front * rising**k, rear * falling ** (count - 1 - k)))
+        for front, rising, rear, falling in itertools.product(first, growth, first, growth)
+    ]
+    grades = best_grades(forward, 2 * forward, table, count, first, growth)
+    assert seconds(grades) == pytest.approx(min(map(seconds, every)))
+    assert seconds(grades) < seconds(np.ones(count))
+
+
+def test_arranging_moves_whole_microbatches_and_puts_empty_ones_last() -> None:
+    rng = np.random.default_rng(0)
+    costs = {"encoder": rng.lognormal(0, 1, 20), "llm": rng.lognormal(0, 1, 20)}
+    batch = make_batch(np.arange(20), costs, Topology(replicas=2, microbatches=6, stages=STAGES), 0)
+    slot = np.array([0, 2, 3, 5, 7, 7, 11, 10, 0, 2, 3, 5, 7, 7, 11, 10, 0, 2, 3, 5])
+    arranged = arrange(batch, slot)
+    assert len(set(zip(slot, arranged, strict=True))) == len(set(slot))
+    assert (arranged // 6 == slot // 6).all()
+    assert set(arranged) == {0, 1, 2, 3, 6, 7, 8}
+
+    def seconds(of: np.ndarray) -> float:
+        return simulate(Work.of(batch, np.broadcast_to(of, batch.costs.shape))).iteration_s
+
+    assert seconds(arranged) <= seconds(slot)
