@@ -6,13 +6,26 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from headrace.plan import LLM, StepPlan, Topology
-from reorder_service.planning import arrival, disttrain
+from headrace.plan import GENERATOR, LLM, StepPlan, Topology
+from reorder_service.planning import arrival, disttrain, entrain, joint, orchmllm, taper
+from reorder_service.planning.auto import fastest
 from reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
-from reorder_service.planning.simulator import Work, simulate
+from reorder_service.planning.execution import Execution
+from reorder_service.planning.simulator import simulate
+from reorder_service.planning.work import Work
 
-STRATEGIES: dict[str, Callable[[Batch], Slots]] = {"random": arrival.deal, "disttrain": disttrain.reorder}
+CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
+    "random": arrival.deal,
+    "disttrain": disttrain.reorder,
+    "entrain": entrain.assign,
+    "orchmllm": orchmllm.balance,
+    "joint": joint.level,
+    "taper": taper.graded,
+}
 """A strategy says where each sample of a batch goes; it sees nothing but the batch."""
+
+AUTO = "auto"
+STRATEGIES = (*CANDIDATES, AUTO)
 
 
 def plan(
@@ -22,35 +35,54 @@ def plan(
     topology: Topology,
     seed: int,
     generation: int = 1,
+    *,
+    execution: Execution | None = None,
+    memory: Mapping[str, Floats] | None = None,
+    transfer_bytes: Mapping[str, Floats] | None = None,
 ) -> StepPlan:
     """The plan of one global batch, with the simulator's prediction.
 
     sample_ids: (n,) int64, all different, in arrival order. costs: per unit of the topology (n,) forward seconds of the
-    whole unit (any consistent unit of time). The same arguments give the same plan. Every replica gets exactly K
+    whole unit (any consistent unit of time). execution: how the plan will be run, by default as ideal 1F1B. memory,
+    transfer_bytes: per unit (n,), see `Batch`. The same arguments give the same plan. Every replica gets exactly K
     microbatches; those without a sample come last (with fewer samples than replicas, some replicas have only such).
 
     Raises ValueError for an unknown strategy, an empty batch, ids that are not different, a missing or superfluous cost
-    column, and a cost that is negative, infinite or not a number; the message names the row and the rule.
+    column, a cost that is negative, infinite or not a number (the message names the row and the rule), and for an
+    execution whose schedule cannot run the plan.
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
-    batch = make_batch(sample_ids, costs, topology, seed)
-    slots = STRATEGIES[strategy](batch)
-    work = Work.of_units(batch.loads(slots), batch.occupied(slots), topology.stages)
+    batch = make_batch(sample_ids, costs, topology, seed, execution=execution, memory=memory, transfer_bytes=transfer_bytes)
+    return plan_of(strategy, batch, generation)
+
+
+def plan_of(strategy: str, batch: Batch, generation: int = 1) -> StepPlan:
+    """`plan` of a batch that is checked already."""
+    chosen, slots = assign(strategy, batch)
     return StepPlan(
         strategy=strategy,
-        seed=seed,
+        seed=batch.seed,
         generation=generation,
-        topology=topology,
-        replicas=batch.microbatches(slots),
-        predicted=simulate(work),
+        topology=batch.topology,
+        replicas=batch.replicas(slots),
+        predicted=simulate(Work.of(batch, slots)),
+        chosen="" if chosen == strategy else chosen,
     )
+
+
+def assign(strategy: str, batch: Batch) -> tuple[str, Slots]:
+    """The strategy that was used in the end, and the slots (U, n). Raises ValueError for an unknown strategy."""
+    if strategy == AUTO:
+        return fastest(batch, CANDIDATES)
+    if strategy not in CANDIDATES:
+        raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+    return strategy, CANDIDATES[strategy](batch)
 
 
 def warm_up() -> None:
     """Compile every kernel, or load it from numba's cache, so that the first plan is as fast as the later ones."""
-    topology = Topology(replicas=2, microbatches=3, stages={"encoder": 1, LLM: 2})
     ids = np.arange(12)
     cost = np.linspace(1.0, 2.0, ids.size)
-    for strategy in STRATEGIES:
-        plan(strategy, ids, {"encoder": cost, LLM: cost}, topology, seed=0)
+    for stages in ({"encoder": 1, LLM: 2}, {"vision": 1, "audio": 1, LLM: 1, GENERATOR: 1}):
+        topology = Topology(replicas=2, microbatches=3, stages=stages)
+        for execution in (Execution(), Execution(schedule="interleaved", chunks=2, latency_s=1e-3)):
+            plan(AUTO, ids, dict.fromkeys(stages, cost), topology, seed=0, execution=execution)

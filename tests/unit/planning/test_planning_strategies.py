@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from headrace import spec
 from headrace.plan import StepPlan, Topology
 from reorder_service.planning import STRATEGIES, microbatch_order, partition, plan, simulator, warm_up
-from reorder_service.planning.simulator import Work, simulate
+from reorder_service.planning.batch import make_batch, slots_of
+from reorder_service.planning.simulator import simulate
+from reorder_service.planning.work import Work
 
 EVERY = sorted(STRATEGIES)
 SHAPES = {
@@ -29,9 +31,8 @@ SHAPES = {
 def batches(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     n = draw(st.integers(1, 40))
-    stages = {"encoder": draw(st.integers(1, 3)), "llm": draw(st.integers(1, 4))}
-    if draw(st.booleans()):
-        stages["generator"] = draw(st.integers(1, 2))
+    units = ["vision", "audio", "video"][: draw(st.integers(0, 3))] + ["llm"] + ["generator"] * draw(st.integers(0, 1))
+    stages = {unit: draw(st.integers(1, 3)) for unit in units}
     topology = Topology(replicas=draw(st.integers(1, 5)), microbatches=draw(st.integers(1, 6)), stages=stages)
     costs = {unit: SHAPES[draw(st.sampled_from(sorted(SHAPES)))](rng, n) for unit in stages}
     return rng.permutation(1000)[:n], costs, topology
@@ -51,7 +52,7 @@ def test_every_sample_stands_once_in_every_unit_of_a_valid_plan(strategy: str, b
         placed = [i for replica in planned.replicas for microbatch in replica for i in microbatch.units[unit]]
         assert sorted(placed) == sorted(ids.tolist())
     for replica in planned.replicas:
-        filled = [bool(microbatch.sample_ids) for microbatch in replica]
+        filled = [any(microbatch.units.values()) for microbatch in replica]
         assert filled == sorted(filled, reverse=True), "empty microbatches come last"
         if len(ids) >= topology.replicas:
             assert any(filled), "no replica stays idle while there are samples enough"
@@ -71,7 +72,7 @@ def test_every_sample_stands_once_in_every_unit_of_a_valid_plan(strategy: str, b
 def test_the_prediction_is_the_simulators_word_on_the_finished_plan(strategy: str, batch) -> None:
     ids, costs, topology = batch
     planned = plan(strategy, ids, costs, topology, seed=0)
-    simulated = simulate(Work.of_plan(planned, ids, costs))
+    simulated = simulate(Work.of(make_batch(ids, costs, topology, 0), slots_of(planned, ids)))
     assert planned.predicted is not None
     for name in ("iteration_s", "bubble", "lower_bound_s"):
         assert getattr(planned.predicted, name) == pytest.approx(getattr(simulated, name), rel=1e-9, abs=1e-9)
@@ -119,7 +120,9 @@ def test_bad_input_is_refused_with_the_row_and_the_rule(strategy: str, ids, cost
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no strategy 'best'; there are random, disttrain"):
+    with pytest.raises(
+        ValueError, match="no strategy 'best'; there are random, disttrain, entrain, orchmllm, joint, taper, auto"
+    ):
         plan("best", np.arange(4), GOOD, TOPOLOGY, seed=0)
 
 
@@ -146,8 +149,8 @@ PROGRAM = """
 import json
 import numpy as np
 from headrace.plan import Topology
-from reorder_service.planning import STRATEGIES, plan, warm_up
-warm_up()
+from reorder_service.planning import STRATEGIES, arrangement, balance, plan
+balance.SEARCH_STEPS, arrangement.ACTIONS = 1000, 10_000  # interpreted code is slow
 rng = np.random.default_rng(5)
 costs = {unit: rng.lognormal(0, 1, 60) for unit in ("encoder", "llm")}
 topology = Topology(replicas=3, microbatches=6, stages={"encoder": 1, "llm": 3})
