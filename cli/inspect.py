@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from cli.dataset_costs import add_model_arguments
 from headrace.errors import DatasetError, UserError
 from headrace.sample import SampleRef
 
 if TYPE_CHECKING:
+    from cli.dataset_costs import CostRecorder
     from cli.survey import Measured, MeasuringJob, Tally
     from headrace.quarantine import Rejected
     from headrace.spec import JobSpec
@@ -29,20 +32,39 @@ if TYPE_CHECKING:
 MAX_REFUSED_ROWS = 3  # of each reason, in the table
 CHUNK_SAMPLES = 16  # of one task of the thread pool: less than a tenth of a second on local disks
 PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
+_EPILOG = """\
+examples:
+  headrace inspect /data/charts
+  headrace inspect /data/charts --costs costs.parquet --model 7b --units vision,audio,llm
+
+The cost table has a row per good sample: sample_id, name, tokens, and for each unit cost_<unit> (forward seconds at a nominal
+speed, or from measured --coefficients), memory_<unit> (bytes of activations) and bytes_<unit> (bytes between stages).
+`headrace plan` and `headrace simulate` read it.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
     parser.add_argument("path", metavar="PATH", help="folder, file, glob or URL of shards")
     parser.add_argument("--limit", type=int, metavar="N", help="look at N samples, evenly spread over the shards (default: all)")
-    parser.add_argument(
-        "--tokenizer", default="", metavar="PATH", help="path or URL of a tokenizer.json (default: the bundled one)"
-    )
-    parser.add_argument("--max-pixels", type=int, metavar="N", help="larger images are scaled down (default: as in a job spec)")
+    add_reading_arguments(parser)
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-inspect"), metavar="DIR", help="for the picture (default: %(default)s)"
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    costs = parser.add_argument_group("cost table")
+    costs.add_argument("--costs", type=Path, metavar="FILE", help="write what every sample costs in every unit, as Parquet")
+    add_model_arguments(costs)
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """How samples become tokens and patches."""
+    parser.add_argument(
+        "--tokenizer", default="", metavar="PATH", help="path or URL of a tokenizer.json (default: the bundled one)"
+    )
+    parser.add_argument("--max-pixels", type=int, metavar="N", help="larger images are scaled down (default: as in a job spec)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.limit is not None and args.limit < 1:
         raise UserError(f"--limit must be at least 1, got {args.limit}")
-    spec = _spec(args)
+    spec = reading_spec(args)
     job = MeasuringJob(spec)
     job.shards = tuple(list_shards(spec))
     try:
@@ -61,13 +83,22 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
     tally = Tally(spec)
     try:
-        refused, not_probed = _look(job, tally, args.limit)
+        with contextlib.ExitStack() as stack:
+            record = stack.enter_context(_recorder(args, job)).add if args.costs else None
+
+            def take(sample: Measured) -> None:
+                tally.add(sample)
+                if record is not None:
+                    record(sample)
+
+            refused, not_probed = look(job, args.limit, take)
     finally:
         job.close()
     if not tally.samples and not refused:
         raise DatasetError(f"{args.path} holds no sample in {_count(len(job.shards), 'shard')}")
     report = _report(args.path, len(job.shards), tally, refused, not_probed)
     report["picture"] = _draw(report, tally, args.out)
+    report["costs"] = str(args.costs) if args.costs and tally.samples else None
     _print_report(report, args.format)
     return 0
 
@@ -87,7 +118,8 @@ def spread(rows: Sequence[int], limit: int | None) -> tuple[NDArray[np.int64], N
     return shards, places - starts[shards]
 
 
-def _spec(args: argparse.Namespace) -> JobSpec:
+def reading_spec(args: argparse.Namespace) -> JobSpec:
+    """The spec of a job that reads `args.path` as `add_reading_arguments` say. Raises SpecError."""
     from headrace.spec import parse_spec
 
     return parse_spec(
@@ -100,8 +132,11 @@ def _spec(args: argparse.Namespace) -> JobSpec:
     )
 
 
-def _look(job: MeasuringJob, tally: Tally, limit: int | None) -> tuple[list[Rejected], int]:
-    """Index all shards and probe samples into `tally`. The refused samples, and how many good ones `limit` left out."""
+def look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], object]) -> tuple[list[Rejected], int]:
+    """Index all shards, probe samples and give the good ones to `take`, in order.
+
+    The refused samples, and how many samples `limit` left out.
+    """
     refused: list[Rejected] = []
     rows: list[int] = []
     with _Bar() as bar:
@@ -115,7 +150,7 @@ def _look(job: MeasuringJob, tally: Tally, limit: int | None) -> tuple[list[Reje
         bar.begin("probing samples", len(shards))
         for good, bad in _measure_all(job, shards, places):
             for sample in good:
-                tally.add(sample)
+                take(sample)
             refused += bad
             bar.advance(len(good) + len(bad))
     return refused, sum(rows) - len(shards)
@@ -135,6 +170,14 @@ def _measure_all(
         yield from pool.map(measure, range(0, len(shards), CHUNK_SAMPLES))
     finally:
         pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the samples that are left
+
+
+def _recorder(args: argparse.Namespace, job: MeasuringJob) -> CostRecorder:
+    from cli.cost_table import CostTableWriter
+    from cli.dataset_costs import CostRecorder, Estimator
+
+    estimator = Estimator(args, job.spec, job.pipeline.vocabulary.size)
+    return CostRecorder(CostTableWriter(args.costs), estimator)
 
 
 def _report(path: str, num_shards: int, tally: Tally, refused: list[Rejected], not_probed: int) -> dict[str, Any]:
@@ -199,8 +242,9 @@ def _print_report(report: dict[str, Any], output: str) -> None:
     head.add_row("of these", ", ".join(f"{name} {count:,}" for name, count in report["combinations"].items()) or "none")
     head.add_row("LLM tokens", f"{report['tokens']:,}")
     head.add_row("refused", f"{len(report['refused']):,}")
-    if report["picture"]:
-        head.add_row("picture", report["picture"])
+    for name in ("picture", "costs"):
+        if report[name]:
+            head.add_row(name, report[name])
     console.print(head)
     if report["histograms"]:
         console.print(_histogram_table(report["histograms"]))

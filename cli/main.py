@@ -20,8 +20,12 @@ COMMANDS = {
     "train": ("cli.train", "train the compact model on a job's batches"),
     "job": ("cli.job", "submit, list, show or cancel jobs"),
     "inspect": ("cli.inspect", "look into a data set: counts, modalities, sizes, tokens, refused samples"),
+    "compare": ("cli.compare", "what planning would gain on your data: every strategy against arrival order"),
+    "plan": ("cli.plan", "plan one global batch from a cost table"),
+    "simulate": ("cli.simulate", "simulate every strategy on one global batch: times, pictures, traces"),
     "health": ("cli.health", "exit 0 if the service at an endpoint is serving"),
 }
+_EXTRAS = {"preprocessor": "preprocessor", "inspect": "preprocessor", "compare": "preprocessor", "train": "trainer"}
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
@@ -67,7 +71,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _remedy(command: str) -> str:
-    extra = {"preprocessor": "preprocessor", "inspect": "preprocessor", "train": "trainer"}.get(command, "preprocessor,trainer")
+    extra = _EXTRAS.get(command, "preprocessor,trainer")
     return f"install it with `pip install 'headrace[{extra}]'`"
 
 

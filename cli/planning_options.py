@@ -1,0 +1,276 @@
+"""The arguments that `plan`, `simulate` and `compare` share, and what they stand for: a pipeline and how it runs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.errors import UserError
+from headrace.plan import GENERATOR, LLM, StepPlan, Topology
+from headrace.schedule import SCHEDULES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from cli.cost_table import CostTable
+    from reorder_service.planning.batch import Batch
+    from reorder_service.planning.execution import Execution
+
+STRATEGY_NAMES = "random, disttrain, entrain, orchmllm, joint, taper or auto"
+DEFAULT_REPLICAS, DEFAULT_MICROBATCHES, DEFAULT_STAGES = 4, 32, 8
+_UNIT_FLAGS = {"encoder": "--encoder-stages", LLM: "--llm-stages", GENERATOR: "--generator-stages"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem:
+    """One global batch on the pipelines that it is planned for."""
+
+    samples: Batch
+    batch: Batch
+    """What is planned: the samples, or the packs that they are in."""
+    packs: NDArray[np.int64] | None
+    """(n,) pack of each sample; None: samples are not packed."""
+
+    @classmethod
+    def of(cls, table: CostTable, topology: Topology, execution: Execution, args: argparse.Namespace) -> Problem:
+        """Raises UserError with the row and the rule that it breaks."""
+        from reorder_service.planning.batch import make_batch
+        from reorder_service.planning.packing import pack_batch
+
+        if args.pack_tokens is not None and table.tokens is None:
+            raise UserError("--pack-tokens needs to know how long samples are: give the cost table a column 'tokens'")
+        try:
+            samples = make_batch(
+                table.sample_ids, table.costs, topology, args.seed,
+                execution=execution, memory=table.memory, transfer_bytes=table.transfer_bytes,
+            )  # fmt: skip
+            if args.pack_tokens is None or table.tokens is None:
+                return cls(samples=samples, batch=samples, packs=None)
+            batch, packs = pack_batch(samples, table.tokens, args.pack_tokens)
+            return cls(samples=samples, batch=batch, packs=packs)
+        except ValueError as err:
+            raise UserError(str(err)) from err
+
+    @property
+    def size(self) -> str:
+        """`512 samples in 93 packs`"""
+        packs = "" if self.packs is None else f" in {len(self.batch.sample_ids):,} packs"
+        return f"{len(self.samples.sample_ids):,} samples{packs}"
+
+    def of_samples(self, plan: StepPlan) -> StepPlan:
+        """A plan of the batch as one of the samples."""
+        from reorder_service.planning.batch import slots_of
+        from reorder_service.planning.packing import unpack
+
+        if self.packs is None:
+            return plan
+        slots = unpack(slots_of(plan, self.batch.sample_ids), self.packs)
+        return dataclasses.replace(plan, replicas=self.samples.replicas(slots))
+
+
+def add_table_arguments(parser: argparse.ArgumentParser) -> None:
+    """COSTS and which of its rows make the global batch."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "costs", metavar="COSTS", help="cost table: a .parquet or .jsonl file, or - for JSONL on standard input (see below)"
+    )
+    parser.add_argument("--batch", type=int, metavar="N", help="plan the first N rows (default: all rows are one global batch)")
+
+
+def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str = str(DEFAULT_MICROBATCHES)) -> None:
+    """Replicas, microbatches, stages, and how they run. `microbatches` names the default in the help."""
+    shape = parser.add_argument_group("pipelines")
+    shape.add_argument(
+        "--replicas", type=int, default=DEFAULT_REPLICAS, metavar="D", help="data-parallel pipelines (default: %(default)s)"
+    )
+    shape.add_argument("--microbatches", type=int, metavar="K", help=f"of each replica and step (default: {microbatches})")
+    shape.add_argument("--stages", metavar="UNIT=N,...", help="pipeline stages of each unit, like vision=2,audio=1,llm=5")
+    shape.add_argument("--encoder-stages", type=int, metavar="P", help="for tables of encoder and llm")
+    shape.add_argument("--llm-stages", type=int, metavar="Q", help="together with --encoder-stages")
+    shape.add_argument("--generator-stages", type=int, metavar="R", help="for tables that have a generator too")
+    shape.add_argument(
+        "--num-stages",
+        type=int,
+        metavar="S",
+        help=f"stages in all, dealt out in proportion to the costs (default: {DEFAULT_STAGES})",
+    )
+    shape.add_argument(
+        "--layers", metavar="UNIT=N,...", help="layers of units, like vision=32,llm=28: no unit may have more stages"
+    )
+    shape.add_argument(
+        "--pack-tokens", type=int, metavar="N", help="pack samples into sequences of N tokens first; needs a column tokens"
+    )
+    shape.add_argument("--seed", type=int, default=0, help="of the strategies that search (default: %(default)s)")
+
+    how = parser.add_argument_group("how they run")
+    how.add_argument("--schedule", default="1f1b", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: %(default)s)")
+    how.add_argument("--chunks", type=int, default=1, metavar="V", help="parts of the model on a stage, interleaved (default: 1)")
+    how.add_argument("--in-flight", type=int, metavar="N", help="most microbatches a stage holds, eager (default: any)")
+    how.add_argument("--whole-backward", action="store_true", help="do not split the backward where samples are deferred")
+    how.add_argument("--frozen", default="", metavar="UNIT,...", help="units that are not trained")
+    how.add_argument("--checkpointing", default="", metavar="UNIT,...", help="units that run their forward again in the backward")
+    how.add_argument("--latency", type=float, default=0.0, metavar="T", help="time of a transfer between stages (default: 0)")
+    how.add_argument("--bandwidth", type=float, default=math.inf, metavar="B", help="bytes per unit of time between stages")
+    how.add_argument("--memory-limit", type=float, default=math.inf, metavar="M", help="most activations on a stage")
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Raise UserError for what is wrong whatever the data are."""
+    for flag, number in (("--replicas", args.replicas), ("--microbatches", args.microbatches)):
+        if number is not None and number < 1:
+            raise UserError(f"{flag} must be at least 1, got {number}")
+    if not 0 <= args.seed < 2**63:
+        raise UserError(f"--seed must be from 0 to 2**63 - 1, got {args.seed}")
+
+
+def topology_of(args: argparse.Namespace, totals: Mapping[str, float]) -> Topology:
+    """The pipelines that the arguments ask for. totals: cost of all samples by unit, in pipeline order. Raises UserError."""
+    check_numbers(args)
+    stages = _stages_of(args, totals)
+    _check_layers(stages, args.chunks, _counts("--layers", args.layers) if args.layers else {})
+    return Topology(replicas=args.replicas, microbatches=args.microbatches or DEFAULT_MICROBATCHES, stages=stages)
+
+
+def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable) -> Execution:
+    """How the pipelines run. Raises UserError."""
+    from reorder_service.planning.backward import backward_factors
+    from reorder_service.planning.execution import Execution
+
+    frozen = _units("--frozen", args.frozen, topology)
+    checkpointing = _units("--checkpointing", args.checkpointing, topology)
+    _check_execution(args)
+    if args.bandwidth < math.inf and table.transfer_bytes is None:
+        raise UserError("--bandwidth needs to know what is sent: give the cost table a bytes_<unit> column per unit")
+    return Execution(
+        schedule=args.schedule,
+        chunks=args.chunks,
+        in_flight=args.in_flight,
+        split_backward=not args.whole_backward,
+        backward=backward_factors(topology.stages, frozen=frozen, checkpointing=checkpointing),
+        latency_s=args.latency,
+        bytes_per_s=args.bandwidth,
+        memory_limit=args.memory_limit,
+    )
+
+
+def problem_of(args: argparse.Namespace, table: CostTable) -> Problem:
+    """The global batch of `add_table_arguments` on the pipelines of `add_pipeline_arguments`. Raises UserError."""
+    if args.batch is not None and not 1 <= args.batch <= len(table.sample_ids):
+        raise UserError(f"--batch must be from 1 to the {len(table.sample_ids)} rows of the table, got {args.batch}")
+    table = table.take(slice(args.batch))
+    topology = topology_of(args, table.totals())
+    return Problem.of(table, topology, execution_of(args, topology, table), args)
+
+
+def check_strategies(names: Iterable[str]) -> list[str]:
+    """The names, `all` replaced by every strategy. Raises UserError for one that is none."""
+    from reorder_service.planning import STRATEGIES
+
+    wanted = list(dict.fromkeys(name for given in names for name in (STRATEGIES if given == "all" else [given])))
+    for name in wanted:
+        if name not in STRATEGIES:
+            raise UserError(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}")
+    return wanted
+
+
+def deal_stages(totals: Mapping[str, float], num_stages: int) -> dict[str, int]:
+    """At least one stage for every unit, and the heaviest stage as light as can be.
+
+    totals: cost by unit. One by one, a stage goes to the unit whose stages are the heaviest so far: since every split
+    with a lighter heaviest stage has at least as many stages in that unit, no split is better. Raises UserError.
+    """
+    if num_stages < len(totals):
+        raise UserError(f"--num-stages must be at least 1 per unit ({', '.join(totals)}), got {num_stages}")
+    stages = dict.fromkeys(totals, 1)
+    for _ in range(num_stages - len(totals)):
+        stages[max(totals, key=lambda unit: totals[unit] / stages[unit])] += 1
+    return stages
+
+
+def _stages_of(args: argparse.Namespace, totals: Mapping[str, float]) -> dict[str, int]:
+    by_flag = {unit: getattr(args, f"{unit}_stages") for unit in _UNIT_FLAGS}
+    by_flag = {unit: count for unit, count in by_flag.items() if count is not None}
+    ways = [args.stages is not None, bool(by_flag), args.num_stages is not None]
+    if sum(ways) > 1:
+        raise UserError("give --stages, or --encoder-stages and --llm-stages, or --num-stages, not several of them")
+    if LLM not in totals:
+        raise UserError(f"the cost table has no unit {LLM!r} (it has {', '.join(totals)}); every plan has one, so add cost_{LLM}")
+    if by_flag:
+        _check_flags(by_flag, totals)
+        stages = by_flag
+    elif args.stages is not None:
+        stages = _counts("--stages", args.stages)
+    else:
+        stages = deal_stages(totals, DEFAULT_STAGES if args.num_stages is None else args.num_stages)
+    if missing := [unit for unit in stages if unit not in totals]:
+        raise UserError(f"the cost table lacks cost_{missing[0]}; it has {', '.join(f'cost_{unit}' for unit in totals)}")
+    if left := [unit for unit in totals if unit not in stages]:
+        raise UserError(f"the stages leave out {', '.join(left)} of the cost table; add it, or drop its cost_{left[0]}")
+    return {unit: stages[unit] for unit in totals}
+
+
+def _check_flags(by_flag: Mapping[str, int], totals: Mapping[str, float]) -> None:
+    others = [unit for unit in totals if unit not in _UNIT_FLAGS]
+    if others:
+        example = ",".join(f"{unit}=1" for unit in totals)
+        raise UserError(f"the cost table has {', '.join(totals)}, so --encoder-stages is not clear; use --stages {example}")
+    for unit in totals:
+        if unit not in by_flag:
+            raise UserError(f"{_UNIT_FLAGS[unit]} is missing; the cost table has cost_{unit}")
+    for unit, count in by_flag.items():
+        if count < 1:
+            raise UserError(f"{_UNIT_FLAGS[unit]} must be at least 1, got {count}")
+
+
+def _check_layers(stages: Mapping[str, int], chunks: int, layers: Mapping[str, int]) -> None:
+    for unit, count in layers.items():
+        if unit not in stages:
+            raise UserError(f"--layers names {unit!r}, which is no unit of the pipeline ({', '.join(stages)})")
+        parts = stages[unit] * max(1, chunks)
+        if parts > count:
+            raise UserError(f"unit {unit!r} has {count} layers, too few for {parts} stages or chunks; give it fewer")
+
+
+def _check_execution(args: argparse.Namespace) -> None:
+    """What `Execution` refuses too, in the words of the command line."""
+    if args.schedule not in SCHEDULES:
+        raise UserError(f"no schedule {args.schedule!r}; there are {', '.join(SCHEDULES)}")
+    for flag, number, schedule, none in (
+        ("--chunks", args.chunks, "interleaved", 1),
+        ("--in-flight", args.in_flight, "eager", None),
+    ):
+        if number != none and number < 1:
+            raise UserError(f"{flag} must be at least 1, got {number}")
+        if number != none and args.schedule != schedule:
+            raise UserError(f"{flag} {number} needs --schedule {schedule}, got {args.schedule}")
+    if not 0 <= args.latency < math.inf:
+        raise UserError(f"--latency must be finite and not negative, got {args.latency}")
+    for flag, amount in (("--bandwidth", args.bandwidth), ("--memory-limit", args.memory_limit)):
+        if not amount > 0:
+            raise UserError(f"{flag} must be positive, got {amount}")
+
+
+def _counts(flag: str, text: str) -> dict[str, int]:
+    """`vision=2,llm=5` as a dict. Raises UserError."""
+    counts: dict[str, int] = {}
+    for item in text.split(","):
+        unit, _, number = item.strip().partition("=")
+        if not unit or not number.isdecimal() or int(number) < 1:
+            raise UserError(f"{flag} must look like vision=2,llm=5 with numbers of at least 1, got {item!r}")
+        if unit in counts:
+            raise UserError(f"{flag} names {unit!r} twice")
+        counts[unit] = int(number)
+    return counts
+
+
+def _units(flag: str, text: str, topology: Topology) -> tuple[str, ...]:
+    units = tuple(unit.strip() for unit in text.split(",") if unit.strip())
+    for unit in units:
+        if unit not in topology.stages:
+            raise UserError(f"{flag} names {unit!r}, which is no unit of the pipeline ({', '.join(topology.stages)})")
+    return units
