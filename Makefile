@@ -28,7 +28,7 @@ unit: setup  ## the fast tests only
 lint: setup  ## style, types and layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy proto/headrace preprocessor reorder_service trainer cli
+	@$(BIN)/mypy proto/headrace preprocessor reorder_service trainer cli benchmarks
 	@$(BIN)/lint-imports --no-logo
 
 format: setup  ## rewrite the sources in the project's style
@@ -38,7 +38,10 @@ format: setup  ## rewrite the sources in the project's style
 compose-test: setup  ## prove compose.yaml on a real container engine
 	@$(BIN)/python docker/compose_test.py
 
+bench-planning: setup  ## measure the planner: one table of ours, published or peer, ratio, goal (about four minutes)
+	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning
+
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format compose-test stubs
+.PHONY: help setup demo test unit lint format compose-test bench-planning stubs

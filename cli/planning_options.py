@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -64,13 +63,9 @@ class Problem:
 
     def of_samples(self, plan: StepPlan) -> StepPlan:
         """A plan of the batch as one of the samples."""
-        from reorder_service.planning.batch import slots_of
-        from reorder_service.planning.packing import unpack
+        from reorder_service.planning.packing import plan_of_samples
 
-        if self.packs is None:
-            return plan
-        slots = unpack(slots_of(plan, self.batch.sample_ids), self.packs)
-        return dataclasses.replace(plan, replicas=self.samples.replicas(slots))
+        return plan if self.packs is None else plan_of_samples(plan, self.samples, self.packs)
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,17 +10,13 @@ import numpy as np
 
 from headrace.codec import probe_value, rejection_value
 from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError
-from headrace.model_shape import MODEL_SHAPES
-from headrace.plan import Microbatch, StepPlan
-from headrace.sample import Probe, SampleRef
+from headrace.sample import SampleRef
 from headrace.spec import JobSpec, load_spec_json
 from headrace.telemetry import pairs
 from reorder_service import messages
 from reorder_service.fleet import Fleet
 from reorder_service.manifest import Manifest
 from reorder_service.orders import PROBE, Orders
-from reorder_service.planning import plan as make_plan
-from reorder_service.planning import sample_costs
 from reorder_service.progress import Progress
 from reorder_service.sessions import Session, Sessions
 from reorder_service.state import JobRecord, StateStore
@@ -225,7 +221,8 @@ class JobRun:
             for number, chunk in enumerate(chunks):
                 group.create_task(self._probe(step, number, chunk))
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
-        plan = await asyncio.to_thread(self._plan, step)
+        vocab = self.manifest.vocabulary.size if self.manifest.vocabulary else 0
+        plan = await asyncio.to_thread(step.make_plan, self.spec, vocab=vocab, generation=self.generation)
         step.cut(plan, prefix=f"{self.name}/{self.uid}", part_samples=self.spec.part_samples)
         log.info(
             "planned %s",
@@ -257,22 +254,6 @@ class JobRun:
         for item in reply.probes:
             step.probes[item.sample_id] = probe_value(item)
         step.rejected += [rejection_value(item) for item in reply.rejections]
-
-    def _plan(self, step: Step) -> StepPlan:
-        """Pure but for filling the step's costs; runs in a worker thread."""
-        topology = self.spec.topology.topology()
-        if not step.probes:
-            nothing = Microbatch(units=dict.fromkeys(topology.stages, ()))
-            replica = (nothing,) * topology.microbatches
-            return StepPlan(
-                strategy=self.spec.strategy, seed=self.spec.seed, topology=topology, replicas=(replica,) * topology.replicas
-            )
-        probes: list[Probe] = [step.probes[int(i)] for i in step.sample_ids]
-        shape = MODEL_SHAPES[self.spec.model]
-        vocab = self.manifest.vocabulary.size if self.manifest.vocabulary else 0
-        step.costs = sample_costs(probes, shape, image=self.spec.image, audio=self.spec.audio, vocab=vocab)
-        seed = self.spec.seed + step.index
-        return make_plan(self.spec.strategy, step.sample_ids, step.costs, topology, seed, self.generation)
 
     def _placed(self, part: Part) -> None:
         for session in self.sessions.by_rank.values():

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from headrace.plan import StepPlan
+from headrace.model_shape import MODEL_SHAPES
+from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import Probe, SampleRef
+from headrace.spec import JobSpec
 from reorder_service.fleet import Work
+from reorder_service.planning import sample_costs
+from reorder_service.planning.batch import make_batch
+from reorder_service.planning.packing import pack_batch, plan_of_samples
+from reorder_service.planning.strategies import plan_of
 from reorder_service.state import StepRecord
 
 
@@ -67,6 +73,26 @@ class Step:
                     ticket = f"{prefix}/{self.index}/{r}/{k}/{n}"
                     samples = tuple(refs[i] for i in ids[start : start + part_samples])
                     self.parts[ticket] = Part(ticket=ticket, replica=r, microbatch=k, samples=samples)
+
+    def make_plan(self, spec: JobSpec, *, vocab: int, generation: int) -> StepPlan:
+        """The plan of the step's good samples, after filling `costs`. Pure otherwise: runs in a worker thread.
+
+        vocab: size of the job's vocabulary, 0 if it is not known.
+        """
+        topology = spec.topology.topology()
+        if not self.probes:
+            nothing = (Microbatch(units=dict.fromkeys(topology.stages, ())),) * topology.microbatches
+            replicas = (nothing,) * topology.replicas
+            return StepPlan(strategy=spec.strategy, seed=spec.seed, topology=topology, replicas=replicas, generation=generation)
+        probes = [self.probes[int(i)] for i in self.sample_ids]
+        shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
+        self.costs = sample_costs(probes, shape, image=spec.image, audio=spec.audio, vocab=vocab, units=units)
+        batch = make_batch(self.sample_ids, self.costs, topology, spec.seed + self.index)
+        if spec.pack_tokens is None:
+            return plan_of(spec.strategy, batch, generation)
+        tokens = np.array([probe.num_tokens for probe in probes], np.int64)
+        of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
+        return plan_of_samples(plan_of(spec.strategy, of_packs, generation), batch, packs)
 
     def record(self) -> tuple[StepRecord, list[Rejected]]:
         """What the ledger and the quarantine get, once every rank has committed."""

@@ -101,13 +101,14 @@ class TopologySpec(_Part):
     replicas: Annotated[int, Field(ge=1)] = 1
     microbatches: Annotated[int, Field(ge=1)] = 4
     stages: dict[str, Annotated[int, Field(ge=1)]] = {"encoder": 1, LLM: 3}
+    """Of `encoder` (vision and audio together) or of `vision` and `audio`, and of `llm`."""
 
     @field_validator("stages")
     @classmethod
-    def _has_llm(cls, stages: dict[str, int]) -> dict[str, int]:
-        if set(stages) != {"encoder", LLM}:
-            raise ValueError(f"must name exactly the units 'encoder' and {LLM!r}, got {sorted(stages)}")
-        return stages
+    def _known_units(cls, stages: dict[str, int]) -> dict[str, int]:
+        if set(stages) not in ({"encoder", LLM}, {"vision", "audio", LLM}):
+            raise ValueError(f"must name the units 'encoder' and {LLM!r}, or 'vision', 'audio' and {LLM!r}, got {sorted(stages)}")
+        return {unit: stages[unit] for unit in ("encoder", "vision", "audio", LLM) if unit in stages}
 
     def topology(self) -> Topology:
         return Topology(replicas=self.replicas, microbatches=self.microbatches, stages=dict(self.stages))
@@ -128,6 +129,8 @@ class JobSpec(_Part):
     """Samples of so many shards (themselves in shuffled order) are shuffled together."""
     strategy: str = "disttrain"
     topology: TopologySpec = TopologySpec()
+    pack_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Plan sequences of so many tokens, packed from samples of one global batch, instead of single samples."""
     window: Annotated[int, Field(ge=1)] = 4
     """Global batches that are planned ahead of the last committed one."""
     part_samples: Annotated[int, Field(ge=1)] = 16
@@ -160,6 +163,15 @@ class JobSpec(_Part):
         weighted = [source.weight is not None for source in self.sources]
         if any(weighted) and not all(weighted):
             raise ValueError("either every source has a weight or none has")
+        return self
+
+    @model_validator(mode="after")
+    def _packs_hold_every_sample(self) -> Self:
+        if self.pack_tokens is not None and self.pack_tokens < self.text.max_tokens:
+            raise ValueError(
+                f"pack_tokens ({self.pack_tokens}) is below text.max_tokens ({self.text.max_tokens}): "
+                "a sample must fit into a packed sequence; lower text.max_tokens"
+            )
         return self
 
     def to_json(self) -> str:

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.plan import LLM
-from reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.plan import LLM, StepPlan
+from reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
 from reorder_service.planning.kernel import kernel
 
 MOST_CAPACITY = 1 << 24  # tokens of a pack, above every model's context: the tree has a leaf for each
@@ -77,6 +77,13 @@ def pack_batch(batch: Batch, lengths: NDArray[np.integer], capacity: int) -> tup
 def unpack(slots_of_packs: Slots, packs: Ints) -> Slots:
     """(U, n) slots of the samples: each goes where its pack goes."""
     return np.take(slots_of_packs, packs, axis=1)
+
+
+def plan_of_samples(plan_of_packs: StepPlan, batch: Batch, packs: Ints) -> StepPlan:
+    """The plan of `batch` after its packs, the batch that `pack_batch` made of it, have been planned."""
+    first_row = np.unique(packs, return_index=True)[1]
+    slots = unpack(slots_of(plan_of_packs, batch.sample_ids[first_row]), packs)
+    return replace(plan_of_packs, replicas=batch.replicas(slots))
 
 
 @kernel

@@ -11,6 +11,7 @@ from reorder_service.planning import arrival, disttrain, entrain, joint, orchmll
 from reorder_service.planning.auto import fastest
 from reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from reorder_service.planning.execution import Execution
+from reorder_service.planning.packing import pack
 from reorder_service.planning.simulator import simulate
 from reorder_service.planning.work import Work
 
@@ -81,6 +82,7 @@ def assign(strategy: str, batch: Batch) -> tuple[str, Slots]:
 def warm_up() -> None:
     """Compile every kernel, or load it from numba's cache, so that the first plan is as fast as the later ones."""
     ids = np.arange(12)
+    pack(1 + ids, int(ids[-1]) + 1)
     cost = np.linspace(1.0, 2.0, ids.size)
     for stages in ({"encoder": 1, LLM: 2}, {"vision": 1, "audio": 1, LLM: 1, GENERATOR: 1}):
         topology = Topology(replicas=2, microbatches=3, stages=stages)
