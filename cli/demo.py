@@ -30,7 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preprocessors", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
     parser.add_argument("--replicas", type=int, default=2, metavar="N", help="data-parallel replicas (default: %(default)s)")
     parser.add_argument("--microbatches", type=int, default=4, metavar="N", help="per replica (default: %(default)s)")
-    parser.add_argument("--strategy", default="disttrain", metavar="NAME", help="random or disttrain (default: %(default)s)")
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        metavar="NAME",
+        help="random (arrival order), disttrain, entrain, orchmllm, joint, taper or auto (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the global order and the model (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)"

@@ -127,7 +127,7 @@ class JobSpec(_Part):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     shuffle_shards: Annotated[int, Field(ge=1)] = 16
     """Samples of so many shards (themselves in shuffled order) are shuffled together."""
-    strategy: str = "disttrain"
+    strategy: str = "auto"
     topology: TopologySpec = TopologySpec()
     pack_tokens: Annotated[int, Field(ge=1)] | None = None
     """Plan sequences of so many tokens, packed from samples of one global batch, instead of single samples."""
