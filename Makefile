@@ -14,6 +14,8 @@ $(VENV)/.installed: pyproject.toml
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "compiling the planner (half a minute)"
+	@$(BIN)/python -c "from reorder_service.planning import warm_up; warm_up()"
 	@touch $@
 
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, one trainer

@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from headrace.child import ending_with_us
 from headrace.errors import HeadraceError
 
-START_TIMEOUT_S = 60.0  # a cold first start compiles kernels and imports torch
+START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner: half a minute on a free core
 POLL_S = 0.02
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
 SHORT_LIFE_S = 10.0  # who ends sooner could perhaps not start at all
