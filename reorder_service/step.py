@@ -79,15 +79,15 @@ class Step:
 
         vocab: size of the job's vocabulary, 0 if it is not known.
         """
-        topology = spec.topology.topology()
+        topology, seed = spec.topology.topology(), spec.seed + self.index
         if not self.probes:
             nothing = (Microbatch(units=dict.fromkeys(topology.stages, ())),) * topology.microbatches
             replicas = (nothing,) * topology.replicas
-            return StepPlan(strategy=spec.strategy, seed=spec.seed, topology=topology, replicas=replicas, generation=generation)
+            return StepPlan(strategy=spec.strategy, seed=seed, topology=topology, replicas=replicas, generation=generation)
         probes = [self.probes[int(i)] for i in self.sample_ids]
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
         self.costs = sample_costs(probes, shape, image=spec.image, audio=spec.audio, vocab=vocab, units=units)
-        batch = make_batch(self.sample_ids, self.costs, topology, spec.seed + self.index)
+        batch = make_batch(self.sample_ids, self.costs, topology, seed)
         if spec.pack_tokens is None:
             return plan_of(spec.strategy, batch, generation)
         tokens = np.array([probe.num_tokens for probe in probes], np.int64)

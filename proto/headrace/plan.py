@@ -103,7 +103,7 @@ class StepPlan:
         place: dict[int, int] = {}
         for replica in self.replicas:
             for index, microbatch in enumerate(replica):
-                for sample_id in microbatch.units[unit]:
+                for sample_id in microbatch.units.get(unit, ()):
                     if sample_id in place:
                         raise ValueError(f"sample {sample_id} stands twice in unit {unit!r}")
                     place[sample_id] = index

@@ -129,8 +129,9 @@ class JobSpec(_Part):
     """Samples of so many shards (themselves in shuffled order) are shuffled together."""
     strategy: str = "auto"
     topology: TopologySpec = TopologySpec()
-    pack_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Plan sequences of so many tokens, packed from samples of one global batch, instead of single samples."""
+    pack_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    """Pack samples of a global batch into sequences of so many tokens, and plan these: samples of a pack stay in one
+    microbatch, and each pack is taken to cost the LLM its full length, as where a trainer pads to it. Ours does not pad."""
     window: Annotated[int, Field(ge=1)] = 4
     """Global batches that are planned ahead of the last committed one."""
     part_samples: Annotated[int, Field(ge=1)] = 16

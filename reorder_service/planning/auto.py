@@ -20,8 +20,8 @@ def fastest(batch: Batch, candidates: Mapping[str, Callable[[Batch], Slots]]) ->
     best: tuple[bool, float, str, Slots] | None = None
     refusal: ValueError | None = None
     for name, strategy in candidates.items():
-        slots = strategy(batch)
         try:
+            slots = strategy(batch)
             work = Work.of(batch, slots)
             seconds = simulate(work).iteration_s
         except ValueError as err:  # its deferral is more than the schedule can wait for

@@ -21,6 +21,7 @@ SEARCH_STEPS = 125_000  # for each sample of the mean microbatch, 1 to 4 of them
 SEARCH_STEPS_PER_SAMPLE = 3  # at least, in large batches
 _WINDOW = 4096  # how far apart exchange partners lie in memory: about the first-level cache
 _REPLICA_WEIGHT = 4.0  # of the replicas' term: the slowest replica is the step's time
+_HEAT = 0.03  # first threshold: what one microbatch loses by a load of 1.07 instead of 1
 _LEAST_GAIN = 1e-12  # of a move: nothing is done for a rounding error
 
 
@@ -31,8 +32,8 @@ def balance(costs: Floats, targets: Floats, num_replicas: int, seed: int) -> Int
     like. No replica stays without a sample if n >= num_replicas.
     """
     num_microbatches = targets.size
-    sums = costs.sum(axis=1)
-    means = np.where(sums > 0, sums, 1.0) / (num_replicas * num_microbatches)
+    means = costs.sum(axis=1) / (num_replicas * num_microbatches)
+    means[means == 0] = 1.0  # of costs so small that their mean is none, too
     weights = np.ascontiguousarray((costs / means[:, None]).T)
     target = targets * (num_microbatches / targets.sum())
     heaviest = weights.max(axis=1)
@@ -41,7 +42,7 @@ def balance(costs: Floats, targets: Floats, num_replicas: int, seed: int) -> Int
     slots = fill(weights, order, replica, target, num_replicas)
     per_microbatch = min(4, max(1, heaviest.size // (num_replicas * num_microbatches)))
     steps = max(SEARCH_STEPS * per_microbatch, SEARCH_STEPS_PER_SAMPLE * heaviest.size)
-    level(weights, slots, target, num_replicas, steps, random_state(seed))
+    exchange(weights, slots, target, num_replicas, steps, random_state(seed))
     return slots
 
 
@@ -72,8 +73,11 @@ def fill(weights: Floats, order: Ints, replica: Ints, targets: Floats, num_repli
 
 
 @kernel
-def level(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, steps: int, state: np.uint64) -> None:
+def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, steps: int, state: np.uint64) -> None:
     """The local search: improves `slots` (n,) in place by `steps` tried moves and swaps.
+
+    In the first half it also takes changes for the worse, up to a threshold that cools down to nothing (threshold accepting;
+    Dueck and Scheuer, 1990): from a plain descent, one seed in twenty stays in a poor local optimum.
 
     weights: (n, U). targets: (K,). Partners are taken from the next _WINDOW samples in the order of the first slots, so
     that a large batch is searched piece by piece of some replicas, within the processor's cache.
@@ -97,7 +101,7 @@ def level(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, step
         steepness_of[slot] = 1.0 / targets[slot % count] ** 3
     window = np.uint64(min(num_samples, _WINDOW))
     at = 0
-    for _ in range(steps):
+    for step in range(steps):
         state ^= state << np.uint64(13)
         state ^= state >> np.uint64(7)
         state ^= state << np.uint64(17)
@@ -121,7 +125,8 @@ def level(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, step
             if home != away:
                 before = _fourth(totals[home, u]) + _fourth(totals[away, u])
                 gain += of_replicas * (before - _fourth(totals[home, u] - moved) - _fourth(totals[away, u] + moved))
-        if gain <= _LEAST_GAIN:
+        cooling = max(0.0, 1.0 - 2.0 * step / steps)
+        if gain <= _LEAST_GAIN - _HEAT * cooling * cooling * cooling:
             continue
         for u in range(num_units):
             moved = weights[i, u] - (weights[j, u] if swap else 0.0)

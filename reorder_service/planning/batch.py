@@ -152,6 +152,10 @@ def make_batch(
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
         raise ValueError(f"sample ids must differ, but {twice[0]} stands in rows {np.flatnonzero(ids == twice[0]).tolist()}")
+    execution = execution or Execution()
+    unknown = execution.backward.keys() - topology.stages.keys()
+    if unknown:
+        raise ValueError(f"backward factors name no unit of {list(topology.stages)}: {sorted(unknown)}")
     matrix = _matrix("costs", "cost", costs, topology, ids.size)
     return Batch(
         sample_ids=ids,
@@ -163,8 +167,8 @@ def make_batch(
             else _matrix("transfer_bytes", "transfer", transfer_bytes, topology, ids.size)
         ),
         topology=topology,
-        seed=seed,
-        execution=execution or Execution(),
+        seed=int(seed),
+        execution=execution,
     )
 
 

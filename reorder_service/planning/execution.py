@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from headrace.schedule import SCHEDULES
 
 BACKWARD_FACTOR = 2.0  # gradients of inputs and of weights: two matrix products for each one of the forward
+_MOST_FACTOR, _MOST_LATENCY_S = 1e3, 1e9  # a step's time stays a number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +40,16 @@ class Execution:
             raise ValueError(
                 f"chunks must be at least 1, and more only with 'interleaved', got {self.chunks} with {self.schedule!r}"
             )
-        if self.in_flight is not None and self.in_flight < 1:
-            raise ValueError(f"in_flight must be at least 1, got {self.in_flight}")
-        wrong = {unit: factor for unit, factor in self.backward.items() if not (0 <= factor < math.inf)}
-        if wrong:
-            raise ValueError(f"backward factors must be finite and not negative, got {wrong}")
-        if not (0 <= self.latency_s < math.inf and self.bytes_per_s > 0 and self.memory_limit > 0):
+        if self.in_flight is not None and (self.in_flight < 1 or self.schedule != "eager"):
             raise ValueError(
-                "latency_s must be finite and not negative, bytes_per_s and memory_limit positive, "
+                f"in_flight must be at least 1, and only with 'eager', got {self.in_flight} with {self.schedule!r}"
+            )
+        wrong = {unit: factor for unit, factor in self.backward.items() if not (0 <= factor <= _MOST_FACTOR)}
+        if wrong:
+            raise ValueError(f"backward factors must be from 0 to {_MOST_FACTOR:g}, got {wrong}")
+        if not (0 <= self.latency_s <= _MOST_LATENCY_S and self.bytes_per_s >= 1 and self.memory_limit > 0):
+            raise ValueError(
+                f"latency_s must be from 0 to {_MOST_LATENCY_S:g}, bytes_per_s at least 1 and memory_limit positive, "
                 f"got {self.latency_s}, {self.bytes_per_s} and {self.memory_limit}"
             )
 

@@ -53,7 +53,8 @@ def simulate(work: Work) -> Predicted:
     busy = float(work.forward_s.sum() + work.backward_s.sum()) * work.execution.chunks
     capacity = work.topology.replicas * work.topology.num_stages * iteration
     bubble = max(0.0, 1.0 - busy / capacity) if capacity > 0 else 0.0
-    return Predicted(iteration_s=iteration, bubble=bubble, lower_bound_s=work.lower_bound_s)
+    bound = min(work.lower_bound_s, iteration)  # their sums are rounded in different orders
+    return Predicted(iteration_s=iteration, bubble=bubble, lower_bound_s=bound)
 
 
 def timeline(work: Work) -> Timeline:

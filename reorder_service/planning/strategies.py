@@ -80,7 +80,7 @@ def assign(strategy: str, batch: Batch) -> tuple[str, Slots]:
 
 
 def warm_up() -> None:
-    """Compile every kernel, or load it from numba's cache, so that the first plan is as fast as the later ones."""
+    """Compile what strategies by name need, or load it from numba's cache: then the first plan is as fast as later ones."""
     ids = np.arange(12)
     pack(1 + ids, int(ids[-1]) + 1)
     cost = np.linspace(1.0, 2.0, ids.size)

@@ -17,7 +17,7 @@ MINIMAL: dict[str, Any] = {"name": "job", "sources": [{"path": "/data/set"}]}
 
 def test_a_name_and_a_source_are_enough() -> None:
     spec = parse_spec(MINIMAL)
-    assert (spec.global_batch, spec.strategy, spec.model, spec.seed, spec.window) == (32, "disttrain", "tiny", 0, 4)
+    assert (spec.global_batch, spec.strategy, spec.model, spec.seed, spec.window) == (32, "auto", "tiny", 0, 4)
     assert (spec.epochs, spec.steps) == (None, None)
     assert (spec.image.patch, spec.image.merge, spec.audio.mel_bins, spec.audio.sample_rate) == (14, 2, 128, 16_000)
     topology = spec.topology.topology()
@@ -87,6 +87,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"global_batch": "many"}, "global_batch", "integer"),
     ({"seed": -1}, "seed", "greater than or equal to 0"),
     ({"steps": 0}, "steps", "greater than or equal to 1"),
+    ({"pack_tokens": 1 << 25}, "pack_tokens", "less than or equal to 16777216"),
+    ({"pack_tokens": 512}, "job spec", "below text.max_tokens (32768)"),
+    ({"topology": {"stages": {"vision": 1, "llm": 1}}}, "topology.stages", "audio"),
     ({"strategy": "magic"}, "strategy", "no strategy 'magic'; there are random, disttrain"),
     ({"model": "huge"}, "model", "no model 'huge'"),
     ({"topology": {"replicas": 0}}, "topology.replicas", "greater than or equal to 1"),

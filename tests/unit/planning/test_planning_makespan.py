@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
+from reorder_service.planning import makespan as makespan_module
+from reorder_service.planning import replay
 from reorder_service.planning.arrangement import arrange
 from reorder_service.planning.batch import make_batch
 from reorder_service.planning.execution import Execution
@@ -104,6 +106,26 @@ def test_grades_are_the_fastest_of_all_pairs_of_slopes() -> None:
     grades = best_grades(forward, 2 * forward, table, count, first, growth)
     assert seconds(grades) == pytest.approx(min(map(seconds, every)))
     assert seconds(grades) < seconds(np.ones(count))
+
+
+def test_arranging_shortens_a_step_of_unequal_microbatches() -> None:
+    rng = np.random.default_rng(2)
+    costs = {unit: rng.pareto(1.5, 32) for unit in STAGES}
+    batch = make_batch(np.arange(32), costs, Topology(replicas=2, microbatches=16, stages=STAGES), 0)
+    slot, table = np.arange(32), schedule_table(STAGES, Execution(), 16)
+    work = Work.of(batch, np.broadcast_to(slot, (2, 32)))
+    sizes = batch.loads(np.broadcast_to(slot, (2, 32))).sum(axis=2)
+    simple = [
+        makespan(forward, backward, opening(forward, backward, size, np.arange(16), table), table)
+        for forward, backward, size in zip(work.forward_s, work.backward_s, sizes, strict=True)
+    ]
+    arranged = simulate(Work.of(batch, np.broadcast_to(arrange(batch, slot), (2, 32)))).iteration_s
+    assert arranged < 0.97 * max(simple)
+
+
+def test_the_columns_of_a_table_are_those_of_the_replay() -> None:
+    assert (makespan_module._STAGE, makespan_module._KIND) == (replay.STAGE, replay.KIND)
+    assert (makespan_module._POSITION, makespan_module._WAITS) == (replay.POSITION, replay.WAITS)
 
 
 def test_arranging_moves_whole_microbatches_and_puts_empty_ones_last() -> None:
