@@ -12,6 +12,7 @@ import pytest
 import trainer
 from headrace.errors import ConflictError, SupersededError, UserError
 from headrace.ledger import ledger_sha256
+from headrace.spec import STRATEGIES
 
 pytestmark = pytest.mark.integration
 
@@ -28,9 +29,14 @@ def test_an_epoch_has_every_sample_once_however_many_preprocessors_and_whatever_
         job = cluster.submit(spec(f"with-{count}", strategy="disttrain"))
         cluster.consume(job)
         hashes[count] = ledger_sha256(cluster.ledger(job))
-    job = cluster.submit(spec("as-it-comes", strategy="random"))
+    for strategy in STRATEGIES:
+        job = cluster.submit(spec(f"by-{strategy}", strategy=strategy))
+        cluster.consume(job)
+        hashes[strategy] = ledger_sha256(cluster.ledger(job))
+    apart = {"replicas": 2, "microbatches": 3, "stages": {"vision": 1, "audio": 1, "llm": 2}}
+    job = cluster.submit(spec("packed", topology=apart, text={"max_tokens": 4096}, pack_tokens=4096))
     cluster.consume(job)
-    hashes["random"] = ledger_sha256(cluster.ledger(job))
+    hashes["packed"] = ledger_sha256(cluster.ledger(job))
     assert len(set(hashes.values())) == 1
 
     status = cluster.wait_for_state(job, "done")
