@@ -11,6 +11,7 @@ LLM, and the LLM's last one the generator's first. Encoders do not wait for each
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,10 +123,11 @@ def build(
     """The schedule of one replica. On every stage the microbatches of a chunk go forth, and come back, in the given order.
 
     `1f1b` (PipeDream-Flush): a stage with b stages behind it opens with b forwards, alternates forward and backward, and
-    drains. `gpipe`: all forwards, then all backwards. `eager` (Entrain, section 4.5.3): 1F1B that opens with as many
-    forwards as a stage may hold, `in_flight` (all if None), on every stage but the last of the path, whose first backward
-    never has to wait. A limit below the b + 1 that 1F1B holds is kept too, at the price of time: the stage then waits for
-    the backward of its oldest microbatch before it takes another. `interleaved`: see `_interleaved`.
+    drains. `gpipe`: all forwards, then all backwards. `eager` (Entrain, section 4.5.3): 1F1B that opens with more forwards,
+    so that no stage ever holds more than `in_flight` microbatches: the stages farthest from the end of the path fill the
+    limit, the others hold fewer in proportion, because stages that open with equally many forwards wait for each other's
+    backwards all the time. A limit below the b + 1 that 1F1B holds is kept too, at the price of time. None: every stage but
+    the last of the path runs all its forwards first. `interleaved`: see `_interleaved`.
 
     stages: stage count of each unit in pipeline order. microbatches: the indices of those that hold samples, in plan order:
     an empty one is left out, so it costs neither time nor a message; with none, every stage has nothing to do. chunks: parts
@@ -145,22 +147,25 @@ def build(
     graph = stage_graph(stages)
     if chunks > 1:
         return _interleaved(graph, microbatches, chunks)
-    return tuple(_alternate(_num_ahead(name, stage, len(microbatches), in_flight), microbatches) for stage in graph)
+    longest = max(stage.num_behind for stage in graph)
+    return tuple(_alternate(_num_ahead(name, stage, longest, in_flight), microbatches) for stage in graph)
 
 
-def _num_ahead(name: str, stage: Stage, num_microbatches: int, in_flight: int | None) -> int:
-    """Forwards that a stage runs before it begins to alternate."""
+def _num_ahead(name: str, stage: Stage, longest: int, in_flight: int | None) -> float:
+    """Forwards that a stage runs before it begins to alternate. longest: the most stages that any stage has behind it."""
     if name == "gpipe":
-        return num_microbatches
-    if name == "eager" and stage.num_behind > 0:
-        return (num_microbatches if in_flight is None else in_flight) - 1
-    return stage.num_behind
+        return math.inf
+    if name != "eager" or stage.num_behind == 0:
+        return stage.num_behind
+    if in_flight is None:
+        return math.inf
+    return min(stage.num_behind, in_flight - 1) if in_flight <= longest else stage.num_behind * (in_flight - 1) // longest
 
 
-def _alternate(num_ahead: int, microbatches: Sequence[int]) -> tuple[Action, ...]:
+def _alternate(num_ahead: float, microbatches: Sequence[int]) -> tuple[Action, ...]:
     forwards = [Action(kind=Kind.FORWARD, microbatch=m) for m in microbatches]
     backwards = [Action(kind=Kind.BACKWARD, microbatch=m) for m in microbatches]
-    warm_up = min(num_ahead, len(forwards)) if num_ahead > 0 else 0
+    warm_up = int(min(num_ahead, len(forwards)))
     steady = len(forwards) - warm_up
     pairs = [action for pair in zip(forwards[warm_up:], backwards[:steady], strict=True) for action in pair]
     return (*forwards[:warm_up], *pairs, *backwards[steady:])
