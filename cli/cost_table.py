@@ -6,13 +6,16 @@
     bytes_<unit>    optional, for all units or none: what a stage of the unit passes on of the sample
     tokens          optional: length of the sample's LLM sequence
 
-Rows are samples in arrival order. Other columns are left alone.
+Rows are samples in arrival order. Other columns are left alone. Where the Parquet schema's metadata name the units of time
+and memory, as in the tables that are written here, they are known.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +39,9 @@ COST, MEMORY, BYTES = "cost_", "memory_", "bytes_"
 STDIN = "-"
 _EMPTY = "{} has no row; a global batch needs at least one sample"
 _PARQUET, _JSONL = (".parquet", ".pq"), (".jsonl", ".ndjson")
+_TIME_UNIT, _MEMORY_UNIT = b"headrace.time_unit", b"headrace.memory_unit"
+_LARGEST_SUM = 1e300  # as the planner has it: what is made of a sum of costs must be a number too
+SECONDS, MEMORY_BYTES = "s", "bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +56,12 @@ class CostTable:
     transfer_bytes: Columns | None = None
     tokens: Ints | None = None
     """(n,)"""
+    name: str = "the cost table"
+    """Where it comes from, for errors."""
+    time_unit: str = ""
+    """Of the costs; empty: unknown."""
+    memory_unit: str = ""
+    """Of the column `memory`; empty: unknown."""
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -82,12 +94,16 @@ def read_cost_table(path: str) -> CostTable:
     try:
         if path == STDIN:
             columns = _jsonl_columns(sys.stdin.buffer, name)
+        elif Path(path).is_dir():
+            raise UserError(
+                f"{path} is a folder; `headrace inspect {path} --costs costs.parquet` makes a cost table of a data set"
+            )
         elif path.endswith(_JSONL):
             with Path(path).open("rb") as file:
                 columns = _jsonl_columns(file, name)
         elif path.endswith(_PARQUET):
             with Path(path).open("rb") as file:
-                columns = _parquet_columns(file, name)
+                return _parquet_table(file, name)
         else:
             raise UserError(f"{path} is no cost table: give a .parquet or a .jsonl file, or - for JSONL on standard input")
     except OSError as err:
@@ -121,12 +137,15 @@ class CostTableWriter:
 
     def __init__(self, path: Path) -> None:
         """Raises UserError where nothing can be written."""
+        if path.suffix not in _PARQUET:
+            raise UserError(f"a cost table is written as Parquet, so its name must end in .parquet, got {path}")
         self._path = path
         self._part = path.with_name(path.name + ".part")
         self._writer: pq.ParquetWriter | None = None
         self._rows = 0
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self._part.touch()
         except OSError as err:
             raise UserError(f"cannot write to {path}: {err.strerror}; name another file") from err
@@ -143,7 +162,7 @@ class CostTableWriter:
             self._part.unlink()
 
     def add(self, names: Sequence[str], tokens: Ints, costs: Columns, memory: Columns, transfer_bytes: Columns) -> None:
-        """Write m more samples: their names and (m,) columns by unit. Sample ids count the rows of the file."""
+        """Write m more samples: their names and (m,) columns by unit, in seconds and bytes. Sample ids count the rows."""
         columns: dict[str, Any] = {
             ID: np.arange(self._rows, self._rows + len(names)),
             "name": pa.array(names, pa.string()),
@@ -151,23 +170,28 @@ class CostTableWriter:
         }
         for prefix, of_unit in ((COST, costs), (MEMORY, memory), (BYTES, transfer_bytes)):
             columns |= {prefix + unit: column for unit, column in of_unit.items()}
-        table = pa.table(columns)
+        units = {_TIME_UNIT: SECONDS.encode(), _MEMORY_UNIT: MEMORY_BYTES.encode()}
+        table = pa.table(columns).replace_schema_metadata(units)
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._part, table.schema)
         self._writer.write_table(table)
         self._rows += len(names)
 
 
-def _parquet_columns(file: IO[bytes], name: str) -> dict[str, pa.Array]:
+def _parquet_table(file: IO[bytes], name: str) -> CostTable:
+    """Read without threads: a pool that still runs when the interpreter ends early, after an error, can abort the process."""
     try:
-        names = pq.read_schema(file).names
+        parquet = pq.ParquetFile(file, pre_buffer=False)
+        names, metadata = parquet.schema_arrow.names, parquet.schema_arrow.metadata or {}
         wanted = [column for column in names if _is_ours(column)]
         if twice := sorted({column for column in wanted if wanted.count(column) > 1}):
             raise UserError(f"{name} has more than one column {twice[0]!r}; column names must differ")
-        table = pq.read_table(file, columns=wanted)
+        table = parquet.read(columns=wanted, use_threads=False)
     except pa.ArrowException as err:
         raise UserError(f"{name} is no Parquet file that can be read ({' '.join(str(err).split())[:120]})") from err
-    return {column: table[column].combine_chunks() for column in wanted}
+    time_unit, memory_unit = (metadata.get(key, b"").decode(errors="replace") for key in (_TIME_UNIT, _MEMORY_UNIT))
+    columns = {column: table[column].combine_chunks() for column in wanted}
+    return dataclasses.replace(_checked(name, columns), time_unit=time_unit, memory_unit=memory_unit)
 
 
 def _jsonl_columns(file: IO[bytes], name: str) -> dict[str, pa.Array]:
@@ -237,6 +261,7 @@ def _checked(name: str, columns: Mapping[str, pa.Array]) -> CostTable:
     costs = family(COST)
     assert costs is not None
     return CostTable(
+        name=name,
         sample_ids=ids,
         costs=costs,
         memory=family(MEMORY),
@@ -267,6 +292,9 @@ def _measure(name: str, column: str, values: pa.Array, ids: Ints) -> Floats:
     if wrong.size:
         row = int(wrong[0])
         raise UserError(f"{name}, row {row} (sample {ids[row]}): {column} must be finite and not negative, got {numbers[row]}")
+    if numbers.max() > _LARGEST_SUM / numbers.size:
+        row = int(numbers.argmax())
+        raise UserError(f"{name}, row {row} (sample {ids[row]}): {column} is too large to add up, got {numbers[row]}")
     return numbers
 
 

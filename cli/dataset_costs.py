@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
+from headrace.plan import LLM
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from reorder_service.planning.coefficients import Coefficients
     from reorder_service.planning.cost import SampleCosts
 
+MODEL_OPTIONS = ("model", "units", "coefficients")  # of `add_model_arguments`
 DEFAULT_MODEL = "7b"
 DEFAULT_UNITS = "encoder,llm"
 ROWS_AT_ONCE = 16_384  # samples of a row group
@@ -29,15 +31,28 @@ ROWS_AT_ONCE = 16_384  # samples of a row group
 
 def add_model_arguments(parser: argparse._ActionsContainer) -> None:
     """What costs are estimated from."""
-    parser.add_argument(
-        "--model", default=DEFAULT_MODEL, metavar="NAME", help=f"its size: {', '.join(MODEL_SHAPES)} (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--units", default=DEFAULT_UNITS, metavar="UNIT,...", help="encoder,llm or any of vision,audio,llm (default: %(default)s)"
-    )
+    parser.add_argument("--model", metavar="NAME", help=f"its size: {', '.join(MODEL_SHAPES)} (default: {DEFAULT_MODEL})")
+    parser.add_argument("--units", metavar="UNIT,...", help=f"encoder,llm or any of vision,audio,llm (default: {DEFAULT_UNITS})")
     parser.add_argument(
         "--coefficients", type=Path, metavar="FILE", help="JSON with measured times of layers, in place of counted operations"
     )
+
+
+def refuse_options(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise UserError if one of the options, which would have no effect, is given."""
+    for name in names:
+        if getattr(args, name) not in (None, ""):
+            raise UserError(f"--{name.replace('_', '-')} {why}")
+
+
+def check_inspected(args: argparse.Namespace) -> None:
+    """Raise UserError where `headrace inspect` would ignore an option, or has been given a cost table to look into."""
+    from cli.cost_table import is_cost_table
+
+    if not args.costs:
+        refuse_options(args, MODEL_OPTIONS, "says what costs are estimated from, so it needs --costs FILE")
+    if is_cost_table(args.path):
+        raise UserError(f"{args.path} is a cost table, not a data set; `headrace plan`, `simulate` and `compare` read it")
 
 
 class Estimator:
@@ -47,14 +62,23 @@ class Estimator:
         """args: of `add_model_arguments`. vocab: size of the tokenizer's vocabulary. Raises UserError."""
         from cli.cost_table import in_pipeline_order
 
-        if args.model not in MODEL_SHAPES:
-            raise UserError(f"no model {args.model!r}; there are {', '.join(MODEL_SHAPES)}")
-        self._shape = MODEL_SHAPES[args.model]
+        model = args.model or DEFAULT_MODEL
+        if model not in MODEL_SHAPES:
+            raise UserError(f"no model {model!r}; there are {', '.join(MODEL_SHAPES)}")
+        self._shape = MODEL_SHAPES[model]
         self._spec = spec
         self._vocab = vocab
         self._measured = _measured(args.coefficients)
-        self._units = in_pipeline_order(unit.strip() for unit in args.units.split(","))
+        self._units = in_pipeline_order(unit.strip() for unit in (args.units or DEFAULT_UNITS).split(","))
         self.estimate([])
+
+    def layers(self) -> dict[str, int]:
+        """Of each unit: it can have no more stages than that. An `encoder` has those of vision and audio."""
+        stacks = {"vision": self._shape.vision.layers, "audio": self._shape.audio.layers, LLM: self._shape.llm.layers}
+        if self._measured is not None:
+            stacks = {unit: len(layers) for unit, layers in self._measured.items()}
+        stacks["encoder"] = stacks.get("vision", 0) + stacks.get("audio", 0)
+        return {unit: stacks[unit] for unit in self._units if stacks.get(unit)}
 
     def estimate(
         self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward: Mapping[str, float] | None = None
@@ -79,7 +103,7 @@ class Estimator:
         """The same as a table of at least one sample; sample ids count the samples."""
         import numpy as np
 
-        from cli.cost_table import CostTable
+        from cli.cost_table import MEMORY_BYTES, SECONDS, CostTable
 
         costs = self.estimate(probes, checkpointing=checkpointing, backward=backward)
         return CostTable(
@@ -88,6 +112,9 @@ class Estimator:
             memory=costs.memory_bytes,
             transfer_bytes=costs.transfer_bytes,
             tokens=num_tokens(probes),
+            name="the data set",
+            time_unit=SECONDS,
+            memory_unit=MEMORY_BYTES,
         )
 
 

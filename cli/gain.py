@@ -23,8 +23,18 @@ class Gain:
     bubble: float
     """Share of all stages' time in which they are idle."""
     planning_s: float
-    first: Outcome
-    """Of the first batch."""
+    outcomes: tuple[Outcome, ...]
+    """Of the batches, in order."""
+
+    @property
+    def peak_memory(self) -> float:
+        """Of the fullest stage in any batch."""
+        return max(float(outcome.peak_memory().max()) for outcome in self.outcomes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every batch keeps the memory limit."""
+        return all(outcome.fits for outcome in self.outcomes)
 
     @property
     def busy_s(self) -> float:
@@ -33,7 +43,17 @@ class Gain:
 
     def speedup_over(self, other: Gain) -> float:
         """How many times as fast; 1 where nothing costs anything."""
-        return other.iteration_s / self.iteration_s if self.iteration_s > 0 else 1.0
+        return _ratio(other.iteration_s, self.iteration_s)
+
+    def speedups_over(self, other: Gain) -> list[float]:
+        """The same of each batch."""
+        pairs = zip(other.outcomes, self.outcomes, strict=True)
+        return [_ratio(theirs.predicted.iteration_s, ours.predicted.iteration_s) for theirs, ours in pairs]
+
+
+def best_of(gains: Sequence[Gain]) -> Gain:
+    """The fastest of those that keep the memory limit, or of all if none does."""
+    return min(gains, key=lambda gain: (not gain.fits, gain.iteration_s))
 
 
 def measure(strategy: str, problems: Sequence[Problem]) -> Gain:
@@ -52,5 +72,9 @@ def measure(strategy: str, problems: Sequence[Problem]) -> Gain:
         lower_bound_s=sum(outcome.predicted.lower_bound_s for outcome in outcomes) / len(problems),
         bubble=idle / total if total > 0 else 0.0,
         planning_s=planning_s / len(problems),
-        first=outcomes[0],
+        outcomes=tuple(outcomes),
     )
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below > 0 else 1.0

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cli.dataset_costs import add_model_arguments
+from cli.dataset_costs import add_model_arguments, check_inspected
 from headrace.errors import DatasetError, UserError
 from headrace.sample import SampleRef
 
@@ -30,11 +30,13 @@ if TYPE_CHECKING:
     from headrace.spec import JobSpec
 
 MAX_REFUSED_ROWS = 3  # of each reason, in the table
+MAX_PREVIEW = 60  # about 150 MB of pixels
 CHUNK_SAMPLES = 16  # of one task of the thread pool: less than a tenth of a second on local disks
 PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
 _EPILOG = """\
 examples:
   headrace inspect /data/charts
+  headrace inspect /data/charts --preview --limit 200
   headrace inspect /data/charts --costs costs.parquet --model 7b --units vision,audio,llm
 
 The cost table has a row per good sample: sample_id, name, tokens, and for each unit cost_<unit> (forward seconds at a nominal
@@ -51,7 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="look at N samples, evenly spread over the shards (default: all)")
     add_reading_arguments(parser)
     parser.add_argument(
-        "--out", type=Path, default=Path("headrace-inspect"), metavar="DIR", help="for the picture (default: %(default)s)"
+        "--out", type=Path, default=Path("headrace-inspect"), metavar="DIR", help="for the pictures (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--preview",
+        type=int,
+        nargs="?",
+        const=12,
+        metavar="N",
+        help="also draw N samples as the model will see them: patches, log-mel, tokens and loss mask (default: %(const)s)",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
     costs = parser.add_argument_group("cost table")
@@ -64,6 +74,9 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokenizer", default="", metavar="PATH", help="path or URL of a tokenizer.json (default: the bundled one)"
     )
+    parser.add_argument(
+        "--template", default="chatml", metavar="NAME", help="prompt template, as in a job spec (default: %(default)s)"
+    )
     parser.add_argument("--max-pixels", type=int, metavar="N", help="larger images are scaled down (default: as in a job spec)")
 
 
@@ -74,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.limit is not None and args.limit < 1:
         raise UserError(f"--limit must be at least 1, got {args.limit}")
+    if args.preview is not None and not 1 <= args.preview <= MAX_PREVIEW:
+        raise UserError(f"--preview must be 1 to {MAX_PREVIEW} samples, got {args.preview}")
+    check_inspected(args)
     spec = reading_spec(args)
     job = MeasuringJob(spec)
     job.shards = tuple(list_shards(spec))
@@ -91,13 +107,14 @@ def run(args: argparse.Namespace) -> int:
                 if record is not None:
                     record(sample)
 
-            refused, not_probed = look(job, args.limit, take)
+            rows, refused = _look(job, args.limit, take)
     finally:
         job.close()
     if not tally.samples and not refused:
         raise DatasetError(f"{args.path} holds no sample in {_count(len(job.shards), 'shard')}")
-    report = _report(args.path, len(job.shards), tally, refused, not_probed)
+    report = _report(args.path, len(job.shards), tally, refused, _left_out(rows, args.limit))
     report["picture"] = _draw(report, tally, args.out)
+    report["preview"] = _preview(args, job, rows)
     report["costs"] = str(args.costs) if args.costs and tally.samples else None
     _print_report(report, args.format)
     return 0
@@ -127,7 +144,7 @@ def reading_spec(args: argparse.Namespace) -> JobSpec:
             "name": "inspect",
             "sources": [{"path": args.path}],
             "image": {} if args.max_pixels is None else {"max_pixels": args.max_pixels},
-            "text": {"tokenizer": args.tokenizer},
+            "text": {"tokenizer": args.tokenizer, "template": args.template},
         }
     )
 
@@ -137,6 +154,12 @@ def look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], object
 
     The refused samples, and how many samples `limit` left out.
     """
+    rows, refused = _look(job, limit, take)
+    return refused, _left_out(rows, limit)
+
+
+def _look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], object]) -> tuple[list[int], list[Rejected]]:
+    """As `look`; the samples of each shard, and the refused ones."""
     refused: list[Rejected] = []
     rows: list[int] = []
     with _Bar() as bar:
@@ -153,7 +176,11 @@ def look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], object
                 take(sample)
             refused += bad
             bar.advance(len(good) + len(bad))
-    return refused, sum(rows) - len(shards)
+    return rows, refused
+
+
+def _left_out(rows: Sequence[int], limit: int | None) -> int:
+    return 0 if limit is None else max(0, sum(rows) - limit)
 
 
 def _measure_all(
@@ -211,6 +238,18 @@ def _draw(report: dict[str, Any], tally: Tally, out: Path) -> str | None:
     return str(draw_histograms(out / "inspect.png", tally.columns(), tally.combinations, title=title, subtitle=subtitle))
 
 
+def _preview(args: argparse.Namespace, job: MeasuringJob, rows: Sequence[int]) -> str | None:
+    """The contact sheet's path; None where none is asked for or no shard has a row."""
+    from cli.preview import write_preview
+
+    if args.preview is None or not sum(rows):
+        return None
+    shards, places = spread(rows, args.preview)
+    refs = [SampleRef(sample_id=n, shard=int(shards[n]), row=int(places[n])) for n in range(len(shards))]
+    subtitle = f"{_count(len(refs), 'sample')} of {sum(rows):,}, evenly spread"
+    return str(write_preview(args.out / "preview.png", job.spec, job.shards, refs, subtitle=subtitle))
+
+
 def _holdings(report: dict[str, Any]) -> str:
     samples = _count(report["samples"], "sample")
     if report["not_probed"]:
@@ -242,7 +281,7 @@ def _print_report(report: dict[str, Any], output: str) -> None:
     head.add_row("of these", ", ".join(f"{name} {count:,}" for name, count in report["combinations"].items()) or "none")
     head.add_row("LLM tokens", f"{report['tokens']:,}")
     head.add_row("refused", f"{len(report['refused']):,}")
-    for name in ("picture", "costs"):
+    for name in ("picture", "preview", "costs"):
         if report[name]:
             head.add_row(name, report[name])
     console.print(head)

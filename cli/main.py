@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
+import errno
 import importlib
 import os
 import sys
+
+TYPE_CHECKING = False  # typing's own would be imported before `main` can catch an interrupt
+if TYPE_CHECKING:
+    import argparse
+    from typing import NoReturn
 
 # Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -26,17 +31,48 @@ COMMANDS = {
     "health": ("cli.health", "exit 0 if the service at an endpoint is serving"),
 }
 _EXTRAS = {"preprocessor": "preprocessor", "inspect": "preprocessor", "compare": "preprocessor", "train": "trainer"}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ends, as it does most others
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the process's exit code."""
+    _open_closed_streams()
     try:
-        return _run(argv)
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # here, where what goes wrong can still be told
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return EXIT_BROKEN_PIPE
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return EXIT_BROKEN_PIPE  # rich turns a broken pipe into an exit
+    except OSError as err:
+        if err.errno not in _FULL:
+            raise
+        _drop_output()
+        print(f"headrace: cannot write {err.filename or 'to standard output'}: {err.strerror}", file=sys.stderr)
+        return EXIT_FAILURE
+
+
+def _open_closed_streams() -> None:
+    """What is written to a closed standard stream (`>&-`) is dropped. Else the next file that is opened would get it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Nothing more goes to standard output, not even what the interpreter flushes when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _run(argv: list[str] | None) -> int:
@@ -57,7 +93,15 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    import argparse  # takes a moment too
+
+    class Parser(argparse.ArgumentParser):
+        """Says in one line what is wrong, without the usage."""
+
+        def error(self, message: str) -> NoReturn:
+            self.exit(EXIT_USER_ERROR, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
+
+    parser = Parser(
         prog="headrace",
         description="Disaggregated data preprocessing and batch planning for multimodal LLM training.",
         epilog="Start with `headrace demo`. Exit codes: 0 done, 1 failed, 2 something for you to fix, 130 interrupted.",

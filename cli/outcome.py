@@ -62,6 +62,20 @@ class Outcome:
         """(D, S)"""
         return peak_memory(self.work)
 
+    @property
+    def fits(self) -> bool:
+        """Whether every stage keeps the memory limit."""
+        return float(self.peak_memory().max()) <= self.batch.execution.memory_limit
+
+    def num_filled(self) -> int:
+        """Microbatches of all replicas that hold samples."""
+        return int(self.batch.occupied(self.slots).sum())
+
+    def num_moved(self) -> int:
+        """Samples whose units lie on different replicas."""
+        replica = self.slots // self.plan.topology.microbatches
+        return int((replica != replica[0]).any(axis=0).sum())
+
     def deferred(self) -> NDArray[np.bool_]:
         """(U, n) whether the sample's next unit, counted from this one, takes it in a later microbatch."""
         units, index = self.batch.units, self.slots % self.plan.topology.microbatches

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ class Problem:
     """What is planned: the samples, or the packs that they are in."""
     packs: NDArray[np.int64] | None
     """(n,) pack of each sample; None: samples are not packed."""
+    time_unit: str = ""
+    """Of the costs; empty: unknown."""
+    memory_unit: str = ""
 
     @classmethod
     def of(cls, table: CostTable, topology: Topology, execution: Execution, args: argparse.Namespace) -> Problem:
@@ -41,31 +45,57 @@ class Problem:
         from reorder_service.planning.batch import make_batch
         from reorder_service.planning.packing import pack_batch
 
-        if args.pack_tokens is not None and table.tokens is None:
-            raise UserError("--pack-tokens needs to know how long samples are: give the cost table a column 'tokens'")
+        units = {"time_unit": table.time_unit, "memory_unit": table.memory_unit if table.memory else table.time_unit}
+        if args.pack_tokens is not None:
+            _check_lengths(table, args.pack_tokens)
         try:
             samples = make_batch(
                 table.sample_ids, table.costs, topology, args.seed,
                 execution=execution, memory=table.memory, transfer_bytes=table.transfer_bytes,
             )  # fmt: skip
             if args.pack_tokens is None or table.tokens is None:
-                return cls(samples=samples, batch=samples, packs=None)
+                return cls(samples=samples, batch=samples, packs=None, **units)
             batch, packs = pack_batch(samples, table.tokens, args.pack_tokens)
-            return cls(samples=samples, batch=batch, packs=packs)
         except ValueError as err:
-            raise UserError(str(err)) from err
+            raise UserError(f"{table.name}: {err}") from err
+        return cls(samples=samples, batch=batch, packs=packs, **units)
 
     @property
     def size(self) -> str:
         """`512 samples in 93 packs`"""
-        packs = "" if self.packs is None else f" in {len(self.batch.sample_ids):,} packs"
-        return f"{len(self.samples.sample_ids):,} samples{packs}"
+        packs = "" if self.packs is None else f" in {count(len(self.batch.sample_ids), 'pack')}"
+        return f"{count(len(self.samples.sample_ids), 'sample')}{packs}"
+
+    @property
+    def planned(self) -> str:
+        """What the plan places and its figures count: `samples` or `packs`."""
+        return "samples" if self.packs is None else "packs"
+
+    @property
+    def empty_places(self) -> str:
+        """A hint, where there are fewer packs than microbatches to put them into; else empty."""
+        packs, places = len(self.batch.sample_ids), self.batch.num_slots
+        if self.packs is None or packs >= places:
+            return ""
+        return (
+            f"{count(packs, 'pack')} cannot fill {count(places, 'microbatch')}: some stay empty; give fewer --microbatches or "
+            "--replicas, or a shorter --pack-tokens"
+        )
+
+    def memory_in_words(self, amount: float) -> str:
+        """`1.25 GiB` where memory is known to be in bytes, else just the number."""
+        return f"{amount / 2**30:.3g} GiB" if self.memory_unit == "bytes" else f"{amount:.4g}"
 
     def of_samples(self, plan: StepPlan) -> StepPlan:
         """A plan of the batch as one of the samples."""
         from reorder_service.planning.packing import plan_of_samples
 
         return plan if self.packs is None else plan_of_samples(plan, self.samples, self.packs)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 pack`, `2 packs`, `3 microbatches`"""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +128,10 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
         "--layers", metavar="UNIT=N,...", help="layers of units, like vision=32,llm=28: no unit may have more stages"
     )
     shape.add_argument(
-        "--pack-tokens", type=int, metavar="N", help="pack samples into sequences of N tokens first; needs a column tokens"
+        "--pack-tokens",
+        type=int,
+        metavar="N",
+        help="pack samples into sequences of N tokens first, each charged to the LLM at its full length; needs a column tokens",
     )
     shape.add_argument("--seed", type=int, default=0, help="of the strategies that search (default: %(default)s)")
 
@@ -111,7 +144,9 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
     how.add_argument("--checkpointing", default="", metavar="UNIT,...", help="units that run their forward again in the backward")
     how.add_argument("--latency", type=float, default=0.0, metavar="T", help="time of a transfer between stages (default: 0)")
     how.add_argument("--bandwidth", type=float, default=math.inf, metavar="B", help="bytes per unit of time between stages")
-    how.add_argument("--memory-limit", type=float, default=math.inf, metavar="M", help="most activations on a stage")
+    how.add_argument(
+        "--memory-limit", type=float, default=math.inf, metavar="M", help="most activations on a stage, in the table's unit"
+    )
 
 
 def check_numbers(args: argparse.Namespace) -> None:
@@ -123,11 +158,13 @@ def check_numbers(args: argparse.Namespace) -> None:
         raise UserError(f"--seed must be from 0 to 2**63 - 1, got {args.seed}")
 
 
-def topology_of(args: argparse.Namespace, totals: Mapping[str, float]) -> Topology:
-    """The pipelines that the arguments ask for. totals: cost of all samples by unit, in pipeline order. Raises UserError."""
+def topology_of(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] | None = None) -> Topology:
+    """The pipelines that the arguments ask for. layers: of the model's units, where known. Raises UserError."""
     check_numbers(args)
-    stages = _stages_of(args, totals)
-    _check_layers(stages, args.chunks, _counts("--layers", args.layers) if args.layers else {})
+    layers = dict(layers or {}) | (_counts("--layers", args.layers) if args.layers else {})
+    parts = {unit: number // max(1, args.chunks) for unit, number in layers.items()}
+    stages = _stages_of(args, table, parts)
+    _check_layers(stages, args.chunks, layers)
     return Topology(replicas=args.replicas, microbatches=args.microbatches or DEFAULT_MICROBATCHES, stages=stages)
 
 
@@ -140,7 +177,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
     checkpointing = _units("--checkpointing", args.checkpointing, topology)
     _check_execution(args)
     if args.bandwidth < math.inf and table.transfer_bytes is None:
-        raise UserError("--bandwidth needs to know what is sent: give the cost table a bytes_<unit> column per unit")
+        raise UserError(f"--bandwidth needs to know what is sent: give {table.name} a bytes_<unit> column per unit")
     return Execution(
         schedule=args.schedule,
         chunks=args.chunks,
@@ -156,10 +193,13 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
 def problem_of(args: argparse.Namespace, table: CostTable) -> Problem:
     """The global batch of `add_table_arguments` on the pipelines of `add_pipeline_arguments`. Raises UserError."""
     if args.batch is not None and not 1 <= args.batch <= len(table.sample_ids):
-        raise UserError(f"--batch must be from 1 to the {len(table.sample_ids)} rows of the table, got {args.batch}")
+        raise UserError(f"--batch must be from 1 to the {len(table.sample_ids)} rows of {table.name}, got {args.batch}")
     table = table.take(slice(args.batch))
-    topology = topology_of(args, table.totals())
-    return Problem.of(table, topology, execution_of(args, topology, table), args)
+    topology = topology_of(args, table)
+    problem = Problem.of(table, topology, execution_of(args, topology, table), args)
+    if problem.empty_places:
+        print(problem.empty_places, file=sys.stderr)
+    return problem
 
 
 def check_strategies(names: Iterable[str]) -> list[str]:
@@ -173,50 +213,70 @@ def check_strategies(names: Iterable[str]) -> list[str]:
     return wanted
 
 
-def deal_stages(totals: Mapping[str, float], num_stages: int) -> dict[str, int]:
+def deal_stages(totals: Mapping[str, float], num_stages: int, most: Mapping[str, int] | None = None) -> dict[str, int]:
     """At least one stage for every unit, and the heaviest stage as light as can be.
 
-    totals: cost by unit. One by one, a stage goes to the unit whose stages are the heaviest so far: since every split
-    with a lighter heaviest stage has at least as many stages in that unit, no split is better. Raises UserError.
+    totals: cost by unit. most: stages that a unit can have at most, where there is such a bound. One by one, a stage goes to
+    the unit whose stages are the heaviest so far, among those that can have more: since every split with a lighter heaviest
+    stage has at least as many stages in that unit, no split is better. Raises UserError.
     """
     if num_stages < len(totals):
         raise UserError(f"--num-stages must be at least 1 per unit ({', '.join(totals)}), got {num_stages}")
     stages = dict.fromkeys(totals, 1)
     for _ in range(num_stages - len(totals)):
-        stages[max(totals, key=lambda unit: totals[unit] / stages[unit])] += 1
+        free = [unit for unit in totals if stages[unit] < (most or {}).get(unit, num_stages)]
+        if not free:
+            raise UserError(
+                f"--num-stages {num_stages} is more than the layers of {', '.join(totals)} can be cut into; give fewer"
+            )
+        stages[max(free, key=lambda unit: totals[unit] / stages[unit])] += 1
     return stages
 
 
-def _stages_of(args: argparse.Namespace, totals: Mapping[str, float]) -> dict[str, int]:
+def _check_lengths(table: CostTable, capacity: int) -> None:
+    if table.tokens is None:
+        raise UserError(f"--pack-tokens needs to know how long samples are: give {table.name} a column 'tokens'")
+    if capacity < 1:
+        raise UserError(f"--pack-tokens must be at least 1, got {capacity}")
+    wrong = ((table.tokens < 1) | (table.tokens > capacity)).nonzero()[0]
+    if wrong.size:
+        sample, length = table.sample_ids[wrong[0]], table.tokens[wrong[0]]
+        raise UserError(f"{table.name}: sample {sample} has {length} tokens, but --pack-tokens {capacity} packs 1 to {capacity}")
+
+
+def _stages_of(args: argparse.Namespace, table: CostTable, most: Mapping[str, int]) -> dict[str, int]:
+    """most: stages of a unit, where its layers are known."""
+    totals = table.totals()
     by_flag = {unit: getattr(args, f"{unit}_stages") for unit in _UNIT_FLAGS}
     by_flag = {unit: count for unit, count in by_flag.items() if count is not None}
     ways = [args.stages is not None, bool(by_flag), args.num_stages is not None]
     if sum(ways) > 1:
         raise UserError("give --stages, or --encoder-stages and --llm-stages, or --num-stages, not several of them")
     if LLM not in totals:
-        raise UserError(f"the cost table has no unit {LLM!r} (it has {', '.join(totals)}); every plan has one, so add cost_{LLM}")
+        raise UserError(f"{table.name} has no unit {LLM!r} (it has {', '.join(totals)}); every plan has one, so add cost_{LLM}")
     if by_flag:
-        _check_flags(by_flag, totals)
+        _check_flags(by_flag, table)
         stages = by_flag
     elif args.stages is not None:
         stages = _counts("--stages", args.stages)
     else:
-        stages = deal_stages(totals, DEFAULT_STAGES if args.num_stages is None else args.num_stages)
+        room = sum(max(1, most.get(unit, DEFAULT_STAGES)) for unit in totals)
+        stages = deal_stages(totals, min(DEFAULT_STAGES, room) if args.num_stages is None else args.num_stages, most)
     if missing := [unit for unit in stages if unit not in totals]:
-        raise UserError(f"the cost table lacks cost_{missing[0]}; it has {', '.join(f'cost_{unit}' for unit in totals)}")
+        raise UserError(f"{table.name} lacks cost_{missing[0]}; it has {', '.join(f'cost_{unit}' for unit in totals)}")
     if left := [unit for unit in totals if unit not in stages]:
-        raise UserError(f"the stages leave out {', '.join(left)} of the cost table; add it, or drop its cost_{left[0]}")
+        raise UserError(f"the stages leave out {', '.join(left)} of {table.name}; add it, or drop its cost_{left[0]}")
     return {unit: stages[unit] for unit in totals}
 
 
-def _check_flags(by_flag: Mapping[str, int], totals: Mapping[str, float]) -> None:
-    others = [unit for unit in totals if unit not in _UNIT_FLAGS]
+def _check_flags(by_flag: Mapping[str, int], table: CostTable) -> None:
+    others = [unit for unit in table.units if unit not in _UNIT_FLAGS]
     if others:
-        example = ",".join(f"{unit}=1" for unit in totals)
-        raise UserError(f"the cost table has {', '.join(totals)}, so --encoder-stages is not clear; use --stages {example}")
-    for unit in totals:
+        example = ",".join(f"{unit}=1" for unit in table.units)
+        raise UserError(f"{table.name} has {', '.join(table.units)}, so --encoder-stages is not clear; use --stages {example}")
+    for unit in table.units:
         if unit not in by_flag:
-            raise UserError(f"{_UNIT_FLAGS[unit]} is missing; the cost table has cost_{unit}")
+            raise UserError(f"{_UNIT_FLAGS[unit]} is missing; {table.name} has cost_{unit}")
     for unit, count in by_flag.items():
         if count < 1:
             raise UserError(f"{_UNIT_FLAGS[unit]} must be at least 1, got {count}")

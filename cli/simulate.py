@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.plan import COST_TABLE_HELP
-from cli.planning_options import STRATEGY_NAMES, add_pipeline_arguments, add_table_arguments, check_strategies, problem_of
+from cli.plan import COST_TABLE_HELP, print_whole, say_none_fits
+from cli.planning_options import (
+    STRATEGY_NAMES,
+    add_pipeline_arguments,
+    add_table_arguments,
+    check_strategies,
+    count,
+    problem_of,
+)
 from headrace.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from cli.outcome import Outcome
     from cli.planning_options import Problem
 
 BASELINE = "random"
-WIDTH = 120  # columns of the table where standard output is no terminal
 _EPILOG = f"""\
 {COST_TABLE_HELP}
 example:
@@ -25,12 +35,16 @@ example:
   headrace simulate costs.parquet --strategies disttrain,joint --schedule interleaved --chunks 2
 
 For each strategy, DIR gets timeline-<strategy>.png (all on the same time axis) and trace-<strategy>.json, which
-ui.perfetto.dev opens: a process per replica, a thread per stage. How to read the table:
+ui.perfetto.dev opens: a process per replica, a thread per stage; those of auto are the ones of the strategy that it took.
+How to read the table:
   x            how many times as fast as samples in arrival order (random)
   over bound   time over the lower bound: what no order and no schedule could beat
   idle         share of the time in which stages wait
   spread       of the microbatches' loads: standard deviation over mean, by unit
-  memory       activations of the fullest stage at the worst moment
+  memory       activations of the fullest stage at the worst moment, and whether that is over --memory-limit
+  filled       microbatches that hold samples, of all replicas
+  deferred     samples (or packs) whose next unit takes them in a later microbatch
+  moved        those whose units lie on different replicas: what a unit makes of them travels
 """
 
 
@@ -43,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-simulate"), metavar="DIR", help="pictures and traces (default: %(default)s)"
     )
+    parser.add_argument("--no-pictures", action="store_true", help="write nothing to DIR, neither pictures nor traces")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
 
 
@@ -54,10 +69,11 @@ def run(args: argparse.Namespace) -> int:
 
     names = check_strategies(name.strip() for name in args.strategies.split(","))
     problem = problem_of(args, read_cost_table(args.costs))
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
+    if not args.no_pictures:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
     warm_up()
     outcomes: list[Outcome] = []
     planning_s: list[float] = []
@@ -72,10 +88,16 @@ def run(args: argparse.Namespace) -> int:
         outcomes.append(Outcome.of(plan, problem.batch))
         planning_s.append(seconds)
     rows = [_row(outcome, outcomes[0], seconds) for outcome, seconds in zip(outcomes, planning_s, strict=True)]
-    title, end = _title(args.costs, problem), max(row["iteration_s"] for row in rows)
-    for row, outcome in zip(rows, outcomes, strict=True):
-        row |= _draw(outcome, title, end, args.out)
-    _print(problem, rows, args.format)
+    if not args.no_pictures:
+        _draw_all(rows, outcomes, Path(args.costs).stem if args.costs != "-" else "standard input", problem, args.out)
+    if not any(row["fits"] for row in rows):
+        print(say_none_fits(problem, [(row["strategy"], row["peak_memory"]) for row in rows]), file=sys.stderr)
+    if args.format == "json":
+        print(json.dumps(_settings(problem) | {"strategies": rows}))
+    else:
+        print_whole(_table(problem, rows))
+        if not args.no_pictures:
+            print(f"pictures and traces (for ui.perfetto.dev) in {args.out}/")
     return 0
 
 
@@ -84,7 +106,7 @@ def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, An
     predicted = outcome.predicted
     return {
         "strategy": outcome.plan.strategy,
-        "chosen": outcome.plan.chosen,
+        **({"chosen": outcome.plan.chosen} if outcome.plan.chosen else {}),
         "iteration_s": predicted.iteration_s,
         "speedup": _ratio(baseline.predicted.iteration_s, predicted.iteration_s),
         "lower_bound_s": predicted.lower_bound_s,
@@ -92,7 +114,10 @@ def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, An
         "bubble": predicted.bubble,
         "spread": outcome.spread(),
         "peak_memory": float(outcome.peak_memory().max()),
+        "fits": outcome.fits,
+        "filled": outcome.num_filled(),
         "deferred": outcome.num_deferred(),
+        "moved": outcome.num_moved(),
         "planning_s": planning_s,
     }
 
@@ -102,54 +127,74 @@ def _ratio(above: float, below: float) -> float:
     return above / below if below > 0 else 1.0
 
 
-def _title(costs: str, problem: Problem) -> str:
-    topology, source = problem.batch.topology, Path(costs).stem if costs != "-" else "standard input"
-    return f"{source}: {problem.size} on {topology.replicas} replicas, {topology.microbatches} microbatches"
-
-
-def _draw(outcome: Outcome, title: str, end: float, out: Path) -> dict[str, str]:
-    from cli.timeline import draw_timeline
-    from cli.trace import write_trace
-
-    strategy = outcome.plan.strategy
+def _settings(problem: Problem) -> dict[str, Any]:
+    """The public JSON form of what all strategies share; what is not known or not asked for is left out."""
+    batch = problem.batch
+    limit, packs = batch.execution.memory_limit, problem.packs
     return {
-        "picture": str(draw_timeline(out / f"timeline-{strategy}.png", outcome, end=end, title=title)),
-        "trace": str(write_trace(out / f"trace-{strategy}.json", outcome)),
+        "samples": len(problem.samples.sample_ids),
+        **({} if packs is None else {"packs": len(batch.sample_ids)}),
+        "replicas": batch.topology.replicas,
+        "microbatches": batch.topology.microbatches,
+        "stages": batch.topology.stages,
+        "schedule": batch.execution.schedule,
+        "seed": batch.seed,
+        **({"memory_limit": limit} if limit < math.inf else {}),
+        **({"memory_unit": problem.memory_unit} if problem.memory_unit else {}),
+        **({"time_unit": problem.time_unit} if problem.time_unit else {}),
     }
 
 
-def _print(problem: Problem, rows: list[dict[str, Any]], output: str) -> None:
-    """On standard output, as `output` (`json` or `table`) says."""
-    stages = problem.batch.topology.stages
-    if output == "json":
-        print(json.dumps({"samples": len(problem.samples.sample_ids), "stages": stages, "strategies": rows}))
-        return
-    from rich.console import Console
+def _draw_all(rows: list[dict[str, Any]], outcomes: Sequence[Outcome], source: str, problem: Problem, out: Path) -> None:
+    """Write the files and name them in the rows. A plan that has been drawn already is not drawn again for `auto`."""
+    from cli.timeline import draw_timeline
+    from cli.trace import write_trace
+
+    end = max(row["iteration_s"] for row in rows)
+    files: dict[str, dict[str, str]] = {}
+    for row, outcome in zip(rows, outcomes, strict=True):
+        name = row["strategy"]
+        if row.get("chosen") not in files:
+            picture, title = out / f"timeline-{name}.png", _title(source, problem, outcome)
+            draw_timeline(picture, outcome, end=end, title=title, unit=problem.time_unit)
+            files[name] = {"picture": str(picture), "trace": str(write_trace(out / f"trace-{name}.json", outcome))}
+        row |= files[row["chosen"] if row.get("chosen") in files else name]
+
+
+def _title(source: str, problem: Problem, outcome: Outcome) -> str:
+    topology = problem.batch.topology
+    microbatches = count(topology.microbatches, "microbatch")
+    if outcome.num_filled() < problem.batch.num_slots:
+        microbatches = f"up to {microbatches}"
+    return f"{source}: {problem.size} on {count(topology.replicas, 'replica')}, {microbatches}"
+
+
+def _table(problem: Problem, rows: Sequence[dict[str, Any]]) -> Table:
     from rich.table import Table
 
-    title = f"{problem.size}; stages: {', '.join(f'{unit} {count}' for unit, count in stages.items())}"
+    stages = problem.batch.topology.stages
+    title = f"{problem.size}; stages: {', '.join(f'{unit} {number}' for unit, number in stages.items())}"
     spread = f"spread in %\n{' / '.join(stages)}"
-    head = ("strategy", "step", "x", "over\nbound", "idle", spread, "memory", "deferred", "planned\nin ms")
-    table = Table(*head, title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    for column in table.columns:
-        column.justify, column.no_wrap = "left" if column is table.columns[0] else "right", True
-    fastest = min(row["iteration_s"] for row in rows)
+    filled = f"filled\nof {problem.batch.num_slots:,}"
+    head = ("strategy", "step", "x", "over\nbound", "idle", spread, "memory", filled, "deferred", "moved", "planned\nin ms")
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for name in head:
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+    best = min(rows, key=lambda row: (not row["fits"], row["iteration_s"]))
     for row in rows:
+        memory = problem.memory_in_words(row["peak_memory"])
         table.add_row(
-            f"{row['strategy']}: {row['chosen']}" if row["chosen"] else row["strategy"],
+            f"{row['strategy']}: {row['chosen']}" if "chosen" in row else row["strategy"],
             f"{row['iteration_s']:.4g}",
             f"{row['speedup']:.2f}",
             f"{row['over_bound']:.3f}",
             f"{row['bubble']:.0%}",
             " / ".join(f"{100 * value:.1f}" for value in row["spread"].values()),
-            f"{row['peak_memory']:.3g}",
+            memory if row["fits"] else f"{memory}, over the limit",
+            f"{row['filled']:,}",
             f"{row['deferred']:,}",
+            f"{row['moved']:,}",
             f"{row['planning_s'] * 1e3:.1f}",
-            style="bold" if row["iteration_s"] == fastest else None,
+            style="bold" if (row["fits"], row["iteration_s"]) == (best["fits"], best["iteration_s"]) else None,
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(table)
-    folder = Path(rows[0]["picture"]).parent
-    console.print(f"pictures and traces (for ui.perfetto.dev) in {folder}/", markup=False, highlight=False, soft_wrap=True)
+    return table

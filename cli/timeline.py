@@ -17,6 +17,7 @@ from headrace.plan import Predicted, StepPlan
 from reorder_service.planning.batch import make_batch
 from reorder_service.planning.execution import Execution
 
+ARRIVAL = "Arrival order"
 _TOP_IN = 0.8
 _LEGEND_COLUMNS = 9
 _SAVED = "#dff3e4"
@@ -24,21 +25,22 @@ _READING = (
     "Each row is one pipeline stage over time, the numbers are microbatches; the step ends when the slowest replica is done."
 )
 _ESTIMATED = "Times are estimated from FLOPs, not measured."
-_AXIS = "time since the start of the step"
+_AXIS, _UNKNOWN = "time since the start of the step", "unit of the costs"
 
 
-def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str) -> Path:
+def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: str = "") -> Path:
     """Write a PNG with one plan's pipelines; returns `out`.
 
-    end: of the time axis, in the unit of the costs, so that several pictures can be compared side by side.
+    end: of the time axis, in the unit of the costs, so that several pictures can be compared side by side. unit: its name,
+    empty if it is not known.
     """
     panel = Panel.of(outcome)
     height = panel.height_in + _TOP_IN + legend_in(panel)
     figure = empty_figure(height, title, _READING)
     axes = _panel_axes(figure, height, _TOP_IN, panel)
     draw_panel(axes, panel, 1.0, end or 1.0)
-    write_headline(axes, panel, _name(outcome), _figures(outcome.predicted, 1.0, ""))
-    axes.set_xlabel(f"{_AXIS} (unit of the costs)", color=QUIET, fontsize=9)
+    write_headline(axes, panel, _name(outcome), _figures(outcome.predicted, 1.0, unit))
+    axes.set_xlabel(f"{_AXIS} ({unit or _UNKNOWN})", color=QUIET, fontsize=9)
     write_legend(figure, panel, height)
     figure.savefig(out, dpi=130)
     return out
@@ -74,19 +76,25 @@ def draw_comparison(
     return out
 
 
-def draw_pair(figure: Figure, height_in: float, top_in: float, panels: list[Panel], *, seconds: bool) -> None:
-    """Two panels below each other on one time axis, from `top_in` below the figure's upper edge. The second is the better."""
-    before, after = (panel.outcome.predicted for panel in panels)
-    longest = max(before.iteration_s, after.iteration_s) or 1.0
+def draw_pair(
+    figure: Figure, height_in: float, top_in: float, panels: list[Panel], *, seconds: bool, before: str = ARRIVAL, note: str = ""
+) -> None:
+    """Two panels below each other on one time axis, from `top_in` below the figure's upper edge. The second is the better.
+
+    before: headline of the first. note: behind the figures of the second.
+    """
+    first, second = (panel.outcome.predicted for panel in panels)
+    longest = max(first.iteration_s, second.iteration_s) or 1.0
     scale, unit = time_unit(longest) if seconds else (1.0, "")
     for panel in panels:
         axes = _panel_axes(figure, height_in, top_in, panel)
         draw_panel(axes, panel, scale, longest * scale)
-        headline = "Arrival order" if panel is panels[0] else f"As planned ({_name(panel.outcome)})"
-        write_headline(axes, panel, headline, _figures(panel.outcome.predicted, scale, unit))
+        headline = before if panel is panels[0] else f"As planned ({_name(panel.outcome)})"
+        figures = _figures(panel.outcome.predicted, scale, unit)
+        write_headline(axes, panel, headline, figures if panel is panels[0] else figures + note)
         top_in += panel.height_in
-    _mark_gain(axes, before, after, scale, unit)
-    axes.set_xlabel(f"{_AXIS} ({unit or 'unit of the costs'})", color=QUIET, fontsize=9)
+    _mark_gain(axes, first, second, scale, unit)
+    axes.set_xlabel(f"{_AXIS} ({unit or _UNKNOWN})", color=QUIET, fontsize=9)
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:

@@ -1,7 +1,8 @@
 """A step's timeline in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
 
 One process per replica, one thread per stage, one slice per action, named like `F 12 (encoder)`: the forward of
-microbatch 12. Indices are those of the plan. A trace counts microseconds: one unit of the cost table is a second.
+microbatch 12. What takes no time is left out, and `critical` says what the end of the step waited for. Indices are those of
+the plan. A trace counts microseconds: one unit of the cost table is a second.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def write_trace(out: Path, outcome: Outcome) -> Path:
         "displayTimeUnit": "ms",
         "otherData": {
             "strategy": outcome.plan.strategy,
-            "chosen": outcome.plan.chosen,
+            **({"chosen": outcome.plan.chosen} if outcome.plan.chosen else {}),
             "replicas": outcome.plan.topology.replicas,
             "iteration_s": outcome.predicted.iteration_s,
             "bubble": outcome.predicted.bubble,
@@ -57,7 +58,7 @@ def _slices(outcome: Outcome, replicas: list[int]) -> Iterator[dict[str, Any]]:
     samples, deferred = outcome.samples(), outcome.samples(outcome.deferred())
     several_chunks = outcome.batch.execution.chunks > 1
     actions = outcome.timeline()
-    drawn = np.isin(actions.replica, replicas)
+    drawn = np.isin(actions.replica, replicas) & (actions.end_s > actions.start_s)
     columns = (
         actions.replica, actions.stage, actions.microbatch, actions.kind, actions.chunk, actions.start_s, actions.end_s,
         actions.critical,
@@ -70,7 +71,7 @@ def _slices(outcome: Outcome, replicas: list[int]) -> Iterator[dict[str, Any]]:
         yield {
             "ph": "X",
             "name": f"{letter} {microbatch}{f'.{chunk}' if several_chunks else ''} ({units[unit]})",
-            "cat": f"{category},critical" if critical else category,
+            "cat": category,
             "pid": replica,
             "tid": stage,
             "ts": start_s * _US_PER_S,

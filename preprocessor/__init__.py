@@ -8,7 +8,7 @@ The pure part, which knows nothing of jobs, networks and queues:
     image.py      image header to patch grid, image to patches
     audio.py      audio header to frame count, recording to log-mel
     text.py       text to token ids; control tokens' names are text
-    template.py   sample to input ids and labels
+    template.py   sample to input ids and labels; templates/: prompt formats as data
     pipeline.py   all of it: probe(record), decode(record), encode(rows) as Arrow
 
 Damage in the data is a BadSampleError with one reason and ends one sample, never the process.

@@ -17,14 +17,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headrace.manifest import Vocabulary
 from headrace.sample import SCHEMA, Probe
 from headrace.spec import JobSpec, SourceSpec
 from preprocessor import audio, image
 from preprocessor.mapping import Audio, Image, Sample, to_sample
 from preprocessor.record import Record
-from preprocessor.template import ChatTemplate, Sequence
-from preprocessor.text import AUDIO_PAD, IMAGE_PAD, load_encoder
+from preprocessor.template import Sequence, load_template
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -63,13 +61,10 @@ class Pipeline:
 
     def __init__(self, spec: JobSpec) -> None:
         """Raises SpecError: the tokenizer cannot be read or lacks a control token."""
-        encoder = load_encoder(spec.text.tokenizer)
-        self.vocabulary = Vocabulary(
-            size=encoder.vocab_size, image_token=encoder.control[IMAGE_PAD], audio_token=encoder.control[AUDIO_PAD]
-        )
+        self._template = load_template(spec.text)
+        self.vocabulary = self._template.vocabulary
         self._image = spec.image
         self._audio = spec.audio
-        self._template = ChatTemplate(encoder, spec.text.max_tokens)
 
     def probe(self, record: Record, source: SourceSpec) -> Probe:
         """What a record costs, from headers and text; named by its key. Raises BadSampleError."""

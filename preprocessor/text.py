@@ -7,43 +7,46 @@ tokens. Control ids come from the template only. Encoding is thread-safe but doe
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import fsspec
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from headrace.errors import SpecError
 from headrace.quarantine import BadSampleError, Reason
 
 BUNDLED = Path(__file__).with_name("tokenizer.json")
 
-END_OF_TEXT = "<|endoftext|>"
-TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
-IMAGE_START, IMAGE_PAD, IMAGE_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
-AUDIO_START, AUDIO_PAD, AUDIO_END = "<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"
+IMAGE_PAD, AUDIO_PAD = "<|image_pad|>", "<|audio_pad|>"
 CONTROL_TOKENS = (
-    END_OF_TEXT, TURN_START, TURN_END, IMAGE_START, IMAGE_PAD, IMAGE_END, AUDIO_START, AUDIO_PAD, AUDIO_END
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", IMAGE_PAD, "<|vision_end|>",
+    "<|audio_start|>", AUDIO_PAD, "<|audio_end|>",
 )  # fmt: skip
+"""Of the bundled tokenizer."""
 
 
 class TextEncoder:
     """A tokenizer that never gives a control id for text."""
 
-    def __init__(self, definition: str, name: str) -> None:
+    def __init__(self, definition: str, name: str, control: Sequence[str] = CONTROL_TOKENS) -> None:
         """`definition` is the content of a tokenizer.json, `name` what errors call it. Raises SpecError."""
-        self._tokenizer = _load(definition, name)
+        document, self._tokenizer = _load(definition, name)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        missing = [token for token in CONTROL_TOKENS if token not in vocabulary]
+        missing = [token for token in control if token not in vocabulary]
         if missing:
             raise SpecError(f"text.tokenizer: {name} lacks the control token {missing[0]}; add it to its added tokens")
         self.vocab_size = 1 + max(vocabulary.values())
         """Token ids are below this."""
-        self.control: Mapping[str, int] = {token: vocabulary[token] for token in CONTROL_TOKENS}
-        """Id of each of CONTROL_TOKENS."""
+        self.control: Mapping[str, int] = {token: vocabulary[token] for token in control}
+        """Id of each control token."""
         self._longest = max(map(len, vocabulary))
-        for token in CONTROL_TOKENS:
+        self._inner = _inner(document) or self._tokenizer
+        for token in control:
             if vocabulary[token] in self._tokenizer.encode(token, add_special_tokens=False).ids:
                 raise SpecError(f"text.tokenizer: {name} cannot tell {token} in a text from the control token")
 
@@ -53,23 +56,47 @@ class TextEncoder:
         With a `limit`, text that must have more tokens than that is refused before it is tokenised, so that time is bounded.
         Raises BadSampleError with encoding_error (a lone surrogate) or too_long.
         """
+        ids, _ = self.encode_spans(text, (), limit)
+        return ids
+
+    def encode_spans(
+        self, text: str, spans: Sequence[tuple[int, int]], limit: int | None = None, *, inner: bool = False
+    ) -> tuple[list[int], list[range]]:
+        """Token ids of `text`, and for each span of characters [start, stop) the tokens that hold any of it.
+
+        inner: `text` stands behind a control token, where some tokenizers mark no beginning of a word. `limit` and errors
+        are those of `encode`.
+        """
         if limit is not None and len(text) > limit * self._longest:
             raise BadSampleError(Reason.TOO_LONG, f"{len(text)} characters have more than {limit} tokens")
         try:
             text.encode()
         except UnicodeEncodeError as err:
             raise BadSampleError(Reason.ENCODING_ERROR, f"{text[err.start]!r} has no UTF-8 form") from err
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        encoding = (self._inner if inner else self._tokenizer).encode(text, add_special_tokens=False)
+        return encoding.ids, [_tokens_of(encoding, start, stop) for start, stop in spans]
 
     def decode(self, ids: list[int]) -> str:
         """The text of token ids, control tokens by name."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
+    def pieces(self, ids: Sequence[int]) -> list[tuple[str, int]]:
+        """`ids` in order as (text, number of tokens): one token each, but for characters that several tokens share."""
+        stream = DecodeStream(skip_special_tokens=False)
+        pieces: list[tuple[str, int]] = []
+        pending = 0
+        for token in ids:
+            pending += 1
+            text = stream.step(self._tokenizer, token)
+            if text is not None:
+                pieces.append((text, pending))
+                pending = 0
+        return [*pieces, ("\ufffd", pending)] if pending else pieces
+
 
 @lru_cache(maxsize=4)
-def load_encoder(path: str) -> TextEncoder:
+def load_encoder(path: str, control: tuple[str, ...] = CONTROL_TOKENS) -> TextEncoder:
     """The encoder at a path or fsspec URL; the bundled one for "". Raises SpecError."""
     name = path or str(BUNDLED)
     try:
@@ -77,19 +104,59 @@ def load_encoder(path: str) -> TextEncoder:
             definition = file.read().decode()
     except (OSError, ImportError, ValueError) as err:
         raise SpecError(f"text.tokenizer: cannot read {name}: {err}") from err
-    return TextEncoder(definition, name)
+    return TextEncoder(definition, name, control)
 
 
-def _load(definition: str, name: str) -> Tokenizer:
-    """The tokenizer with every added token marked special, which is what `encode_special_tokens` turns into text."""
+def _load(definition: str, name: str) -> tuple[dict[str, Any], Tokenizer]:
+    """The file's content with every added token marked special, which is what `encode_special_tokens` turns into text.
+
+    And without what runs after tokenising: it would add tokens, and cut blanks off their spans.
+    """
     try:
         document = json.loads(definition)
         for token in document["added_tokens"]:
             token["special"] = True
-        tokenizer = Tokenizer.from_str(json.dumps(document))
+        document["post_processor"] = None
+        return document, _tokenizer(document)
     except Exception as err:  # `tokenizers` raises Exception itself
         raise SpecError(f"text.tokenizer: {name} is not a tokenizer.json: {err}") from err
+
+
+def _tokenizer(document: dict[str, Any]) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(json.dumps(document))
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _inner(document: dict[str, Any]) -> Tokenizer | None:
+    """The tokenizer as it works behind a control token; None where that makes no difference.
+
+    SentencePiece's "▁" in front of the first word is put there by the pre-tokenizer `Metaspace` with the scheme `first`.
+    """
+    splitter = document.get("pre_tokenizer") or {}
+    first = [
+        step
+        for step in (splitter, *splitter.get("pretokenizers", ()))
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
+    ]
+    for step in first:
+        step["prepend_scheme"] = "never"
+    return _tokenizer(document) if first else None
+
+
+def _tokens_of(encoding: Encoding, start: int, stop: int) -> range:
+    """Tokens that hold any of the characters [start, stop). Found by halving: tokens lie in the order of the text."""
+
+    if start == stop:
+        return range(0)
+
+    def span(token: int) -> tuple[int, int]:
+        return encoding.token_to_chars(token) or (0, 0)  # none has no span: only added tokens have none
+
+    tokens = range(len(encoding.ids))
+    return range(
+        bisect_right(tokens, start, key=lambda token: span(token)[1]),
+        bisect_left(tokens, stop, key=lambda token: span(token)[0]),
+    )

@@ -24,3 +24,4 @@ class Vocabulary:
     size: int
     image_token: int
     audio_token: int
+    """-1 where the prompt template has no place for recordings."""

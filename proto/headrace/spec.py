@@ -90,7 +90,12 @@ class TextSpec(_Part):
 
     tokenizer: str = ""
     """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled one."""
-    template: Literal["chatml"] = "chatml"
+    template: Literal["chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision"] = "chatml"
+    """How the turns of a sample become one sequence; all but chatml as the model of that name wants it."""
+    image_token: str = ""
+    """The control token that stands for an image. Empty: the template's own."""
+    audio_token: str = ""
+    """Likewise for a recording; gives a place for recordings to a template that has none."""
     max_tokens: Annotated[int, Field(ge=1)] = 32_768
     """Longer samples are quarantined as too_long."""
 

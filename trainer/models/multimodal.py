@@ -30,7 +30,7 @@ class MultimodalModel(nn.Module):
     ) -> None:
         """Raises UserError where a placeholder lies outside of the vocabulary or `audio.frames_per_token` is odd."""
         super().__init__()
-        if not (0 <= image_token_id < vocab_size and 0 <= audio_token_id < vocab_size):
+        if not (0 <= image_token_id < vocab_size and -1 <= audio_token_id < vocab_size):
             raise UserError(
                 f"placeholders {image_token_id} and {audio_token_id} must lie in the vocabulary of {vocab_size} tokens"
             )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from cli.cost_table import read_cost_table
+from cli.gain import measure
 from cli.main import main
+from cli.planning_options import Problem
+from headrace.plan import Topology
 from reorder_service.planning import STRATEGIES
+from reorder_service.planning.batch import make_batch
 
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "data")
 HARD = str(Path(__file__).parents[2] / "data" / "costs" / "synthchart_512.parquet")
@@ -47,12 +54,44 @@ def test_a_cost_table_gives_means_over_its_global_batches(tmp_path: Path, capsys
     assert report == again, "shuffled by the seed"
 
 
+def test_a_table_on_standard_input_is_spread_evenly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "".join(json.dumps({"sample_id": i, "cost_llm": float(i >= 90)}) + "\n" for i in range(100))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows.encode())))
+    options = ["--limit", "10", "--replicas", "1", "--microbatches", "1", "--num-stages", "1"]
+    report = compare(capsys, tmp_path, "-", *options)
+    assert (report["samples"], report["used"]) == (100, 10)
+    assert report["strategies"][0]["iteration_s"] == 3.0, "one of the ten last rows, forward and backward"
+
+
+def test_what_is_dropped_and_what_does_not_fit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--limit", "100", "--global-batch", "40", "--replicas", "2", "--num-stages", "3", "--out", str(tmp_path)]
+    assert main(["compare", HARD, *options, "--memory-limit", "0.001"]) == 0
+    out, err = capsys.readouterr()
+    assert "80 of 512 samples used" in out
+    assert out.count(", over the limit") == len(STRATEGIES)
+    assert err.startswith("nothing fits into --memory-limit 0.001: ")
+    report = compare(capsys, tmp_path, HARD, *options, "--memory-limit", "1000")
+    assert all(row["fits"] and row["peak_memory"] <= 1000 for row in report["strategies"])
+    assert [row["strategy"] for row in report["strategies"] if "chosen" in row] == ["auto"]
+    assert all("fits" not in row for row in compare(capsys, tmp_path, HARD, *options)["strategies"])
+
+
+def test_the_batch_nearest_the_mean_gain_is_found() -> None:
+    topology = Topology(replicas=1, microbatches=2, stages={"llm": 1})
+    batches = [make_batch(np.arange(4), {"llm": np.array(costs)}, topology, 0) for costs in ([1.0, 1, 1, 1], [4.0, 3, 2, 1])]
+    gain = measure("random", [Problem(samples=batch, batch=batch, packs=None) for batch in batches])
+    assert gain.speedups_over(gain) == [1.0, 1.0]
+    assert [outcome.predicted.iteration_s for outcome in gain.outcomes] == [12.0, 30.0]
+
+
 def test_the_table_ends_in_plain_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", EXAMPLE, "--limit", "64", "--out", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     words = " ".join(out.split())
     assert "100 GPU hours become" in words
-    assert "what takes 100 GPU hours in arrival order takes" in words
+    assert "what takes 100 GPU hours in shuffled order takes" in words
     assert err.startswith("read 64 samples, ")
 
 
@@ -61,6 +100,13 @@ def test_where_nothing_can_be_gained_that_is_said(tmp_path: Path, capsys: pytest
     table.write_text('{"sample_id": 4, "cost_encoder": 1, "cost_llm": 1}\n')
     assert main(["compare", str(table), "--out", str(tmp_path)]) == 0
     assert "Planning gains less than 1 % here" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_table_that_costs_nothing_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "free.jsonl"
+    table.write_text("".join(json.dumps({"sample_id": i, "cost_llm": 0}) + "\n" for i in range(9)))
+    assert main(["compare", str(table), "--out", str(tmp_path)]) == 0
+    assert "All costs are zero" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_cost_table_of_a_data_set_has_a_row_for_each_good_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +156,15 @@ def test_a_larger_model_costs_more_and_measured_layers_take_its_place(tmp_path: 
         (["compare", EXAMPLE, "--units", "taste,llm"], "no cost for unit 'taste'"),
         (["compare", HARD, "--replicas", "0"], "--replicas must be at least 1"),
         (["compare", HARD, "--out", f"{HARD}/out"], "cannot write to"),
+        (["compare", HARD, "--model", "7b"], "--model is for data sets; a cost table has its costs already"),
+        (["compare", HARD, "--tokenizer", "x"], "--tokenizer is for data sets"),
+        (["compare", HARD, "--global-batch", "10"], "--global-batch must be from 1 to the 9 samples there are, got 10"),
+        (["compare", EXAMPLE, "--model", "tiny", "--stages", "encoder=1,llm=99"], "unit 'llm' has 4 layers, too few for 99"),
+        (["compare", EXAMPLE, "--model", "tiny", "--units", "vision,audio,llm", "--num-stages", "99"], "more than the layers of"),
+        (["inspect", EXAMPLE, "--model", "7b"], "--model says what costs are estimated from, so it needs --costs FILE"),
+        (["inspect", HARD], "is a cost table, not a data set; `headrace plan`, `simulate` and `compare` read it"),
+        (["inspect", EXAMPLE, "--costs", "costs.csv"], "must end in .parquet, got costs.csv"),
+        (["inspect", EXAMPLE, "--costs", "new/costs.parquet"], "cannot write to new/costs.parquet: No such file"),
         (["compare", "empty"], "holds no good sample"),
         (["inspect", EXAMPLE, "--costs", f"{HARD}/costs.parquet"], "cannot write to"),
         (["inspect", EXAMPLE, "--costs", "costs.parquet", "--coefficients", "nowhere.json"], "cannot read nowhere.json"),

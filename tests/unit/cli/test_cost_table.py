@@ -84,6 +84,10 @@ INTS = pa.array([1, 2, 3])
         (GOOD | {"cost_llm": [1.0, -2.0, 0.0]}, "row 1 (sample 3): cost_llm must be finite and not negative, got -2.0"),
         (GOOD | {"cost_encoder": [1.0, 2.0, float("nan")]}, "row 2 (sample 5): cost_encoder must be finite"),
         (GOOD | {"cost_encoder": [float("inf"), 2.0, 3.0]}, "row 0 (sample 7): cost_encoder must be finite"),
+        (
+            GOOD | {"cost_llm": [1.0, 1e308, 1e308]},
+            "costs.parquet, row 1 (sample 3): cost_llm is too large to add up, got 1e+308",
+        ),
         (GOOD | {"cost_llm": ["1", "2", "3"]}, "cost_llm must be numbers (float64), not string"),
         (GOOD | {"cost_llm": [True, False, True]}, "cost_llm must be numbers (float64), not bool"),
         (GOOD | {"cost_llm": [1.0, None, 3.0]}, "row 1: cost_llm must not be empty"),
@@ -145,7 +149,7 @@ def test_what_is_no_table_at_all_is_refused(tmp_path: Path) -> None:
         "nowhere.parquet": "No such file",
         "nowhere.jsonl": "cannot read",
         "costs.csv": "give a .parquet or a .jsonl file",
-        "folder.parquet": "cannot read",
+        "folder.parquet": "is a folder; ",
         "text.parquet": "is no Parquet file that can be read",
         "cut.parquet": "is no Parquet file that can be read",
         "twice.parquet": "more than one column 'cost_llm'",
@@ -169,13 +173,14 @@ def test_a_data_set_is_no_cost_table(tmp_path: Path) -> None:
 
 
 def test_a_written_table_is_read_again_and_names_its_samples(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "costs.parquet"
+    path = tmp_path / "costs.parquet"
     with CostTableWriter(path) as writer:
         for start in (0.0, 10.0):
             column = {"encoder": np.array([start, start + 1]), "llm": np.array([1.0, 2.0])}
             writer.add([f"{start}/a", f"{start}/b"], np.array([4, 5]), column, column, column)
         assert not path.exists(), "the file is there once it is whole"
     table = read_cost_table(str(path))
+    assert (table.time_unit, table.memory_unit) == ("s", "bytes")
     assert table.sample_ids.tolist() == [0, 1, 2, 3]
     assert table.costs["encoder"].tolist() == [0.0, 1.0, 10.0, 11.0]
     assert pq.read_table(path)["name"].to_pylist() == ["0.0/a", "0.0/b", "10.0/a", "10.0/b"]
@@ -192,7 +197,18 @@ def test_a_table_that_is_broken_off_or_empty_leaves_no_file(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("file/costs.parquet", r"cannot write to .*file/costs\.parquet: Not a directory; name another file"),
+        ("new/costs.parquet", r"cannot write to .*new/costs\.parquet: No such file or directory; name another file"),
+        ("folder.parquet", r"cannot write to .*folder\.parquet: Is a directory; name another file"),
+        ("costs.csv", r"must end in \.parquet, got .*costs\.csv"),
+    ],
+)
+def test_where_no_table_can_be_written_that_is_said(tmp_path: Path, name: str, sentence: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot write to .*file/costs\.parquet: .*; name another file"):
-        CostTableWriter(tmp_path / "file" / "costs.parquet")
+    (tmp_path / "folder.parquet").mkdir()
+    with pytest.raises(UserError, match=sentence):
+        CostTableWriter(tmp_path / name)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["file", "folder.parquet"]

@@ -42,11 +42,71 @@ def test_every_strategy_is_measured_drawn_and_traced(folder: Path, capsys: pytes
         assert set(row["spread"]) == {"encoder", "llm"}
         assert min(row["peak_memory"], row["planning_s"]) > 0
         assert matplotlib.image.imread(row["picture"]).shape[1] > 1000
-        assert json.loads(Path(row["trace"]).read_text())["otherData"]["strategy"] == name
-        assert (Path(row["picture"]).name, Path(row["trace"]).name) == (f"timeline-{name}.png", f"trace-{name}.json")
-    assert rows["random"]["deferred"] == 0
+        drawn = row.get("chosen", name)
+        assert json.loads(Path(row["trace"]).read_text())["otherData"]["strategy"] == drawn
+        assert (Path(row["picture"]).name, Path(row["trace"]).name) == (f"timeline-{drawn}.png", f"trace-{drawn}.json")
+        assert (row["fits"], 0 < row["filled"] <= 16) == (True, True)
+    assert not (folder / "timeline-auto.png").exists(), "it would be the picture of the strategy that it took"
+    assert (rows["random"]["deferred"], rows["random"]["moved"], rows["random"]["filled"]) == (0, 0, 16)
+    assert rows["orchmllm"]["moved"] > 0
+    assert [name for name, row in rows.items() if "chosen" in row] == ["auto"]
     assert rows["auto"]["chosen"] in rows
     assert rows["auto"]["iteration_s"] == min(row["iteration_s"] for row in rows.values())
+
+
+def test_what_is_over_the_memory_limit_is_marked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    free = simulate(folder, capsys, "--no-pictures")["strategies"]
+    peaks = sorted(row["peak_memory"] for row in free)
+    middle = (peaks[0] + peaks[-1]) / 2
+    report = simulate(folder, capsys, "--no-pictures", "--memory-limit", str(middle), "--strategies", "random,disttrain,entrain")
+    assert report["memory_limit"] == middle
+    assert {row["fits"] for row in report["strategies"]} == {True, False}
+    assert all(row["fits"] == (row["peak_memory"] <= middle) for row in report["strategies"])
+    assert main(["simulate", HARD, *SMALL, "--no-pictures", "--memory-limit", "0.001"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count(", over the limit") == len(STRATEGIES)
+    assert err.startswith("nothing fits into --memory-limit 0.001: the fullest stage needs ")
+    assert err.count("\n") == 1
+
+
+def test_the_report_says_how_it_was_made_and_can_do_without_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--no-pictures", "--strategies", "disttrain", "--seed", "3", "--schedule", "gpipe"]
+    report = simulate(tmp_path / "none", capsys, *options)
+    assert {key: value for key, value in report.items() if key != "strategies"} == {
+        "samples": 128,
+        "replicas": 2,
+        "microbatches": 8,
+        "stages": {"encoder": 3, "llm": 5},
+        "schedule": "gpipe",
+        "seed": 3,
+    }
+    assert not any("picture" in row or "trace" in row for row in report["strategies"])
+    assert not (tmp_path / "none").exists()
+
+
+def test_packs_are_named_where_they_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "short.jsonl"
+    row = {"cost_encoder": 1, "cost_llm": 1, "tokens": 50}
+    table.write_text("".join(json.dumps({"sample_id": i, **row}) + "\n" for i in range(12)))
+    options = ["--pack-tokens", "100", "--replicas", "2", "--microbatches", "8"]
+    assert main(["simulate", str(table), *options, "--no-pictures", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["samples"], json.loads(out)["packs"]) == (12, 6)
+    assert err.startswith("6 packs cannot fill 16 microbatches: some stay empty; ")
+    assert main(["plan", str(table), *options]) == 0
+    assert "of 6 packs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["20", "200"])
+def test_a_narrow_terminal_cuts_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["simulate", HARD, *SMALL, "--no-pictures"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    [row] = [line.split() for line in out.splitlines() if line.startswith("random")]
+    assert len(row) == 13, "eleven cells, one of three words"
 
 
 def test_random_is_always_there_to_compare_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

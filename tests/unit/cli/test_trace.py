@@ -64,14 +64,21 @@ def test_a_slice_tells_its_microbatch_its_samples_and_whether_it_matters(tmp_pat
     outcome, document = trace(tmp_path / "t.json", "random", TOPOLOGY, 60)
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
     first = next(event for event in slices if (event["pid"], event["tid"], event["ts"]) == (0, 0, 0.0))
-    assert (first["name"], first["cat"].split(",")[0]) == ("F 0 (encoder)", "forward")
+    assert (first["name"], first["cat"]) == ("F 0 (encoder)", "forward")
+    assert {event["cat"] for event in slices} == {"forward", "backward"}
     assert first["args"]["samples"] == len(outcome.plan.replicas[0][0].units["encoder"]) == 4
     forwards = [event for event in slices if event["name"].startswith("F ")]
     assert sum(event["args"]["samples"] for event in forwards if event["tid"] == 3) == 60
     critical = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["args"]["critical"])
     assert critical[0][0] == 0.0
     assert critical[-1][1] == pytest.approx(outcome.predicted.iteration_s * 1e6)
-    assert {"critical" in event["cat"] for event in slices if event["args"]["critical"]} == {True}
+
+
+def test_what_takes_no_time_is_no_slice(tmp_path: Path) -> None:
+    _, document = trace(tmp_path / "t.json", "random", TOPOLOGY, 60, Execution(backward={"encoder": 0.0}))
+    slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == 3 * 5 * (2 * 1 + 2 * 2), "frozen encoder stages have a forward only"
+    assert min(event["dur"] for event in slices) > 0
 
 
 def test_deferred_samples_are_counted_where_they_wait(tmp_path: Path) -> None:

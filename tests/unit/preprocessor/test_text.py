@@ -108,3 +108,28 @@ def test_other_file(tmp_path: Path, content: bytes) -> None:
 def test_missing_file(path: str) -> None:
     with pytest.raises(SpecError, match=r"^text\.tokenizer: cannot read"):
         load_encoder(path)
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_pieces_are_the_text_cut_at_its_tokens(text: str) -> None:
+    encoder = load_encoder("")
+    ids = encoder.encode(text)
+    pieces = encoder.pieces(ids)
+    assert "".join(piece for piece, _ in pieces) == text
+    assert sum(count for _, count in pieces) == len(ids)
+
+
+def test_a_character_of_several_tokens_is_one_piece_and_half_of_it_is_shown_as_such(encoder: TextEncoder) -> None:
+    ids = encoder.encode("🦜")
+    assert len(ids) > 1
+    assert encoder.pieces(ids) == [("🦜", len(ids))]
+    assert encoder.pieces(ids[:-1]) == [("\ufffd", len(ids) - 1)]
+
+
+def test_spans_of_characters_become_ranges_of_tokens(encoder: TextEncoder) -> None:
+    text = "the cat 🦜 sat  on the mat"
+    ids, (whole, parrot, sat, nothing) = encoder.encode_spans(text, [(0, len(text)), (8, 9), (10, 13), (4, 4)])
+    assert whole == range(len(ids))
+    assert encoder.decode(ids[parrot.start : parrot.stop]).strip() == "🦜"
+    assert encoder.decode(ids[sat.start : sat.stop]).strip() == "sat"
+    assert not nothing
