@@ -50,6 +50,11 @@ class Gain:
         pairs = zip(other.outcomes, self.outcomes, strict=True)
         return [_ratio(theirs.predicted.iteration_s, ours.predicted.iteration_s) for theirs, ours in pairs]
 
+    def typical_batch(self, other: Gain) -> int:
+        """Index of the batch whose speed-up over the other is the nearest to that of all batches."""
+        mean, each = self.speedup_over(other), self.speedups_over(other)
+        return min(range(len(each)), key=lambda b: abs(each[b] - mean))
+
 
 def best_of(gains: Sequence[Gain]) -> Gain:
     """The fastest of those that keep the memory limit, or of all if none does."""

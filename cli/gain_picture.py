@@ -24,8 +24,7 @@ def draw_gains(out: Path, gains: Sequence[Gain], *, title: str, seconds: bool) -
     is the nearest to that of all.
     """
     best = best_of(gains)
-    each = best.speedups_over(gains[0])
-    batch = min(range(len(each)), key=lambda b: abs(each[b] - best.speedup_over(gains[0])))
+    each, batch = best.speedups_over(gains[0]), best.typical_batch(gains[0])
     note = f"; batch {batch + 1} of {len(each)}: {each[batch]:.2f} x" if len(each) > 1 else ""
     panels = [Panel.of(gain.outcomes[batch], _MAX_ROWS) for gain in (gains[0], best)]
     bars_in = len(gains) * _BAR_IN + _BARS_EXTRA_IN

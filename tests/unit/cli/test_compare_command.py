@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.cost_table import read_cost_table
-from cli.gain import measure
+from cli.gain import best_of, measure
 from cli.main import main
 from cli.planning_options import Problem
 from headrace.plan import Topology
@@ -78,12 +78,16 @@ def test_what_is_dropped_and_what_does_not_fit_is_said(tmp_path: Path, capsys: p
     assert all("fits" not in row for row in compare(capsys, tmp_path, HARD, *options)["strategies"])
 
 
-def test_the_batch_nearest_the_mean_gain_is_found() -> None:
-    topology = Topology(replicas=1, microbatches=2, stages={"llm": 1})
-    batches = [make_batch(np.arange(4), {"llm": np.array(costs)}, topology, 0) for costs in ([1.0, 1, 1, 1], [4.0, 3, 2, 1])]
-    gain = measure("random", [Problem(samples=batch, batch=batch, packs=None) for batch in batches])
-    assert gain.speedups_over(gain) == [1.0, 1.0]
-    assert [outcome.predicted.iteration_s for outcome in gain.outcomes] == [12.0, 30.0]
+def test_the_batch_whose_gain_is_nearest_to_the_mean_is_the_typical_one() -> None:
+    topology = Topology(replicas=2, microbatches=1, stages={"llm": 1})
+    columns = ([1.0, 1, 1, 1], [9.0, 1, 9, 1], [3.0, 2, 3, 2])  # dealt in order, the replicas have 2 2, 18 2 and 6 4
+    batches = [make_batch(np.arange(4), {"llm": np.array(column)}, topology, 0) for column in columns]
+    problems = [Problem(samples=batch, batch=batch, packs=None) for batch in batches]
+    dealt, balanced = measure("random", problems), measure("disttrain", problems)
+    assert balanced.speedups_over(dealt) == pytest.approx([1.0, 1.8, 1.2])
+    assert balanced.speedup_over(dealt) == pytest.approx((2 + 18 + 6) / (2 + 10 + 5))
+    assert balanced.typical_batch(dealt) == 1
+    assert best_of([dealt, balanced]) is balanced
 
 
 def test_the_table_ends_in_plain_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
