@@ -41,9 +41,7 @@ class Execution:
                 f"chunks must be at least 1, and more only with 'interleaved', got {self.chunks} with {self.schedule!r}"
             )
         if self.in_flight is not None and (self.in_flight < 1 or self.schedule != "eager"):
-            raise ValueError(
-                f"in_flight must be at least 1, and only with 'eager', got {self.in_flight} with {self.schedule!r}"
-            )
+            raise ValueError(f"in_flight must be at least 1, and only with 'eager', got {self.in_flight} with {self.schedule!r}")
         wrong = {unit: factor for unit, factor in self.backward.items() if not (0 <= factor <= _MOST_FACTOR)}
         if wrong:
             raise ValueError(f"backward factors must be from 0 to {_MOST_FACTOR:g}, got {wrong}")
