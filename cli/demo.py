@@ -67,23 +67,26 @@ def run(args: argparse.Namespace) -> int:
 def _spec(args: argparse.Namespace) -> JobSpec:
     from cli.example import example_data
     from headrace.spec import parse_spec
+    from preprocessor.sources.metadataset import expand
 
     if args.path is None:
         source = {"path": str(example_data()), "name": "data"}  # one name wherever it lies
     else:
         local = Path(args.path)
         source = {"path": str(local.resolve()) if local.exists() else args.path}
-    return parse_spec(
-        {
-            "name": JOB,
-            "sources": [source],
-            "global_batch": args.global_batch,
-            "steps": args.steps,
-            "seed": args.seed,
-            "strategy": args.strategy,
-            "topology": {"replicas": args.replicas, "microbatches": args.microbatches},
-            "image": {"max_pixels": MAX_PIXELS},
-        }
+    return expand(
+        parse_spec(
+            {
+                "name": JOB,
+                "sources": [source],
+                "global_batch": args.global_batch,
+                "steps": args.steps,
+                "seed": args.seed,
+                "strategy": args.strategy,
+                "topology": {"replicas": args.replicas, "microbatches": args.microbatches},
+                "image": {"max_pixels": MAX_PIXELS},
+            }
+        )
     )
 
 

@@ -138,14 +138,17 @@ def spread(rows: Sequence[int], limit: int | None) -> tuple[NDArray[np.int64], N
 def reading_spec(args: argparse.Namespace) -> JobSpec:
     """The spec of a job that reads `args.path` as `add_reading_arguments` say. Raises SpecError."""
     from headrace.spec import parse_spec
+    from preprocessor.sources.metadataset import expand
 
-    return parse_spec(
-        {
-            "name": "inspect",
-            "sources": [{"path": args.path}],
-            "image": {} if args.max_pixels is None else {"max_pixels": args.max_pixels},
-            "text": {"tokenizer": args.tokenizer, "template": args.template},
-        }
+    return expand(
+        parse_spec(
+            {
+                "name": "inspect",
+                "sources": [{"path": args.path}],
+                "image": {} if args.max_pixels is None else {"max_pixels": args.max_pixels},
+                "text": {"tokenizer": args.tokenizer, "template": args.template},
+            }
+        )
     )
 
 

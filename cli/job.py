@@ -30,11 +30,12 @@ def run(args: argparse.Namespace) -> int:
     from cli.client import JobsClient, state_name
     from cli.summary import print_summary, summarise
     from headrace.spec import load_spec_yaml
+    from preprocessor.sources.metadataset import expand
 
     with JobsClient(args.endpoint) as client:
         match args.action:
             case "submit":
-                job = client.submit(load_spec_yaml(args.spec))
+                job = client.submit(expand(load_spec_yaml(args.spec)))
                 _print([{"job": job, "state": state_name(client.show(job))}], args.format)
             case "list":
                 _print([_row(status, state_name(status)) for status in client.jobs()], args.format)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from cli.endpoint import add_endpoint
 
 DEFAULT_BUDGET_MIB = 512
+DEFAULT_CACHE_GIB = 20
 REORDER_TIMEOUT_S = 30.0  # services may be started in any order within this time
 
 
@@ -34,7 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DEFAULT_BUDGET_MIB,
         metavar="MIB",
-        help="memory for decoded parts (default: %(default)s)",
+        help="memory for decoded parts, shared with trainers on this machine where /dev/shm has room (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="for remote shards, shared by this host's preprocessors (default: temporary)"
+    )
+    parser.add_argument(
+        "--cache-gib",
+        type=int,
+        default=DEFAULT_CACHE_GIB,
+        metavar="GIB",
+        help="most that the cache holds: what was not read for longest goes first (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--checksum",
+        action="store_true",
+        help="send a CRC-32 with every part: what is damaged on the way is found and fetched again",
     )
 
 
@@ -44,17 +61,21 @@ def run(args: argparse.Namespace) -> int:
     from headrace import rpc
     from headrace.errors import UserError
     from preprocessor.server import serve
+    from preprocessor.sources.cache import ShardCache, default_cache
 
-    if args.threads < 1 or args.budget_mib < 1:
-        raise UserError("--threads and --budget-mib must be at least 1")
+    if min(args.threads, args.budget_mib, args.cache_gib) < 1:
+        raise UserError("--threads, --budget-mib and --cache-gib must be at least 1")
     for endpoint in filter(None, (args.reorder, args.listen, args.advertise)):
         rpc.check_endpoint(endpoint)
     rpc.await_reorder_service(args.reorder, REORDER_TIMEOUT_S)
+    cache_bytes = args.cache_gib << 30
     service = serve(
         listen=args.listen,
         reorder=args.reorder,
         advertise=args.advertise,
         threads=args.threads,
         budget_bytes=args.budget_mib << 20,
+        cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
+        with_checksum=args.checksum,
     )
     return run_service("preprocessor", service)

@@ -11,5 +11,13 @@ The pure part, which knows nothing of jobs, networks and queues:
     template.py   sample to input ids and labels; templates/: prompt formats as data
     pipeline.py   all of it: probe(record), decode(record), encode(rows) as Arrow
 
+Around it:
+
+    jobs.py       a job's shards and pipeline: what worker threads do
+    engine.py     takes orders from the reorder service and gives them to the threads
+    store.py      decoded parts within a byte budget: what is decoded next, what makes room
+    arena.py      the shared memory in which they lie, for trainers on this host to read in place
+    server.py     trainers fetch here
+
 Damage in the data is a BadSampleError with one reason and ends one sample, never the process.
 """

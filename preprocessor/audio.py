@@ -68,11 +68,10 @@ def probe(data: bytes, spec: AudioSpec) -> int:
 
 def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
     """Log-mel features of shape (frames, mel_bins), float16. Raises as `probe` does."""
-    header = read_header(data, spec)
+    header, mono = _read(data, spec)
     frames = _mel_frames(header, spec)
     with torch.inference_mode():
-        mono = torch.from_numpy(read_mono(data, spec))
-        features = _log_mel(_resample(mono, header, spec), spec)[:, :frames]
+        features = _log_mel(_resample(torch.from_numpy(mono), header, spec), spec)[:, :frames]
         mel = features.T.to(torch.float16).contiguous().numpy()
     if not np.isfinite(mel).all():
         raise BadSampleError(Reason.CORRUPT_MEDIA, "samples are too large to have a spectrum")
@@ -91,24 +90,34 @@ def read_header(data: bytes, spec: AudioSpec) -> Header:
 
 
 def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
-    """The mean of all channels at the recording's own rate, shape (header frames,). Raises as `probe` does.
+    """The mean of all channels at the recording's own rate, shape (header frames,). Raises as `probe` does."""
+    return _read(data, spec)[1]
 
-    Read in blocks, so that a header that promises too much costs no memory.
-    """
+
+def _read(data: bytes, spec: AudioSpec) -> tuple[Header, Waveform]:
+    """Header and mono, in blocks, so that a header that promises too much costs no memory."""
     blocks = []
     with _open(data) as file:
         header = _checked(file, spec)
         try:
             while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
-                blocks.append(block.mean(axis=1) if block.shape[1] > 1 else block[:, 0])
+                blocks.append(_mono(block))
         except soundfile.SoundFileError as err:
             raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording does not decode: {err}") from err
-    mono: Waveform = np.concatenate(blocks) if blocks else np.empty(0, np.float32)
+    mono: Waveform = np.concatenate(blocks) if len(blocks) > 1 else blocks[0] if blocks else np.empty(0, np.float32)
     if len(mono) != header.frames:
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {header.frames} frames, there are {len(mono)}")
     if not np.isfinite(mono).all():
         raise BadSampleError(Reason.CORRUPT_MEDIA, "samples that are no finite numbers")
-    return mono
+    return header, mono
+
+
+def _mono(block: NDArray[np.float32]) -> Waveform:
+    """The mean over (frames, channels). By the channel: numpy is slow at sums of few neighbours."""
+    total = block[:, 0]
+    for channel in range(1, block.shape[1]):
+        total = total + block[:, channel]
+    return total / np.float32(block.shape[1]) if block.shape[1] > 1 else total
 
 
 def _open(data: bytes) -> soundfile.SoundFile:
@@ -164,7 +173,7 @@ def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tens
     if header.sample_rate == spec.sample_rate:
         return mono
     ratio = Fraction(spec.sample_rate, header.sample_rate).limit_denominator(_MAX_DENOMINATOR)
-    resampled = torchaudio.functional.resample(mono, ratio.denominator, ratio.numerator)
+    resampled = _resampler(ratio)(mono)
     missing = _num_samples(header, spec) - len(resampled)  # rounding of the ratio and of torchaudio's float32 length
     return torch.nn.functional.pad(resampled, (0, missing)) if missing > 0 else resampled[: len(resampled) + missing]
 
@@ -174,6 +183,13 @@ def _log_mel(samples: torch.Tensor, spec: AudioSpec) -> torch.Tensor:
     power = _mel_transform(spec)(samples)
     log = power.clamp(min=1e-10).log10()
     return (torch.maximum(log, log.max() - 8.0) + 4.0) / 4.0
+
+
+@lru_cache(maxsize=16)
+def _resampler(ratio: Fraction) -> Callable[[torch.Tensor], torch.Tensor]:
+    """With its filter made once: 0.6 MB from 22,050 to 16,000 Hz, 4 MB for the oddest of ratios near 1."""
+    resampler = torchaudio.transforms.Resample(ratio.denominator, ratio.numerator, dtype=torch.float32)
+    return cast(Callable[[torch.Tensor], torch.Tensor], resampler)
 
 
 @lru_cache(maxsize=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -14,13 +14,15 @@ import grpc
 from headrace.codec import probe_message, ref_value, rejection_message, shard_message, shard_value, vocabulary_message
 from headrace.errors import HeadraceError
 from headrace.rpc import aio_channel
+from headrace.sample import SampleRef
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from headrace.v1.fleet_pb2 import FleetReport
 from preprocessor.jobs import Job
 from preprocessor.sources import list_shards
-from preprocessor.store import Entry, PayloadStore
+from preprocessor.sources.blob import BlobCache
+from preprocessor.store import Entry, Payload, PayloadStore, PayloadWriter
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +43,24 @@ GOODBYE_S = 0.2  # how long a leaving preprocessor waits for the end of its stre
 class Engine:
     """One preprocessor. `run` until cancelled."""
 
-    def __init__(self, *, name: str, endpoint: str, reorder: str, threads: int, store: PayloadStore) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        endpoint: str,
+        reorder: str,
+        threads: int,
+        store: PayloadStore,
+        writer: PayloadWriter,
+        cache: BlobCache,
+    ) -> None:
         self._name = name
         self._endpoint = endpoint
         self._reorder = reorder
         self._threads = threads
         self._store = store
+        self._writer = writer
+        self._cache = cache
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="work")
         self._jobs: dict[str, Job] = {}
         self._leases: dict[str, str] = {}  # ticket -> lease to report when decoded
@@ -122,7 +136,7 @@ class Engine:
                 job = self._jobs.get(order.job)
                 if job is None or job.spec.to_json() != order.spec_json:
                     self._forget(order.job)
-                    job = self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json))
+                    job = self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json), self._cache)
                 job.shards = tuple(shard_value(shard) for shard in order.shards)
             case "job_closed":
                 self._forget(order.job)
@@ -207,7 +221,7 @@ class Engine:
         while True:
             entry = await self._store.take()
             try:
-                payload = await self._in_thread(self._jobs[entry.job].decode, entry.refs)
+                payload = await self._in_thread(self._decode, self._jobs[entry.job], entry.refs)
             except Exception as err:
                 self._store.abandon(entry)
                 if lease := self._leases.pop(entry.ticket, None):
@@ -218,6 +232,10 @@ class Engine:
             self._store.fill(entry, payload)
             if lease := self._leases.pop(entry.ticket, None):
                 self._report_decoded(lease)
+
+    def _decode(self, job: Job, refs: Sequence[SampleRef]) -> Payload:
+        """In a worker thread."""
+        return self._writer.write(*job.decode_batch(refs))
 
     def _report_decoded(self, lease: str) -> None:
         self._report(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=lease)))

@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -16,8 +17,9 @@ from headrace.manifest import ShardInfo
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
-from preprocessor.pipeline import Pipeline, Row
+from preprocessor.pipeline import Pipeline, Row, Sized
 from preprocessor.sources import Record, Shard, open_shard
+from preprocessor.sources.blob import BlobCache
 from preprocessor.store import Payload
 
 log = logging.getLogger(__name__)
@@ -30,9 +32,11 @@ _T = TypeVar("_T")
 class Job:
     """One job's spec, manifest, pipeline and open shards. Thread-safe."""
 
-    def __init__(self, name: str, spec: JobSpec) -> None:
+    def __init__(self, name: str, spec: JobSpec, cache: BlobCache | None = None) -> None:
+        """`cache`: for remote shards; None: below the system's temporary directory."""
         self.name = name
         self.spec = spec
+        self._cache = cache
         self.shards: tuple[ShardInfo, ...] = ()
         # Samples are shuffled over `shuffle_shards` shards of each source, and a window may lie across two such blocks.
         self._open_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
@@ -77,24 +81,40 @@ class Job:
         return good, rejected
 
     def decode(self, refs: Sequence[SampleRef]) -> Payload:
-        """The samples as one Arrow batch, those that turn out to be damaged left out."""
-        # Read in the order of the shards, which caches and disks like; hand on in the order of the plan.
-        read = {ref.sample_id: self._attempt(ref, self.pipeline.decode) for ref in sorted(refs, key=lambda r: (r.shard, r.row))}
-        ids: list[int] = []
-        rows: list[Row] = []
-        rejected: list[Rejected] = []
-        for ref in refs:
-            result = read[ref.sample_id]
-            if isinstance(result, Rejected):
-                rejected.append(result)
-            else:
-                ids.append(ref.sample_id)
-                rows.append(result)
-        batch = self.pipeline.encode(ids, rows)
+        """`decode_batch` as an Arrow IPC stream."""
+        batch, rejected = self.decode_batch(refs)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        return Payload(data=sink.getvalue(), num_samples=len(ids), rejected=tuple(rejected))
+        return Payload(data=sink.getvalue(), num_samples=batch.num_rows, rejected=rejected)
+
+    def decode_batch(self, refs: Sequence[SampleRef]) -> tuple[pa.RecordBatch, tuple[Rejected, ...]]:
+        """The samples as one Arrow batch, those that turn out to be damaged left out.
+
+        Read in the order of the shards, which caches and disks like; handed on in the order of the plan. Pixels and sound
+        are decoded right into the batch.
+        """
+        read = {ref: self._attempt(ref, self.pipeline.size) for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))}
+        rows = self._fill({ref: sized for ref in refs if isinstance(sized := read[ref], Sized)})
+        batch = self.pipeline.encode(
+            [ref.sample_id for ref, row in rows.items() if isinstance(row, Row)],
+            [row for row in rows.values() if isinstance(row, Row)],
+        )
+        results = [rows.get(ref, read[ref]) for ref in refs]
+        return batch, tuple(result for result in results if isinstance(result, Rejected))
+
+    def _fill(self, samples: Mapping[SampleRef, Sized]) -> dict[SampleRef, Row | Rejected]:
+        """Decode the samples into two arrays that hold them all, in the given order."""
+        patches, mel = self.pipeline.room(list(samples.values()))
+        rows: dict[SampleRef, Row | Rejected] = {}
+        patch = frame = 0
+        for ref, sized in samples.items():
+            of_patches = patches[patch : patch + sized.num_patches]
+            of_mel = mel[frame : frame + sized.num_frames]
+            rows[ref] = self._guarded(ref, partial(self.pipeline.fill, sized, of_patches, of_mel))
+            patch += sized.num_patches
+            frame += sized.num_frames
+        return rows
 
     def sample_name(self, ref: SampleRef) -> str:
         """SOURCE/SHARD/KEY."""
@@ -109,13 +129,17 @@ class Job:
             self._open.clear()
 
     def _attempt(self, ref: SampleRef, work: Callable[[Record, SourceSpec], _T]) -> _T | Rejected:
-        """`work` on one record. Damage is the sample's rejection, and so is an error of ours, which is logged.
+        """`work` on one record, `_guarded`."""
+        source = self.spec.sources[self.shards[ref.shard].source]
+        return self._guarded(ref, lambda: work(self._shard(ref.shard).read(ref.row), source))
+
+    def _guarded(self, ref: SampleRef, work: Callable[[], _T]) -> _T | Rejected:
+        """`work` on one sample. Damage is the sample's rejection, and so is an error of ours, which is logged.
 
         What is not the sample's fault is raised, so that another preprocessor may try: DatasetError, OSError, MemoryError.
         """
         try:
-            shard = self._shard(ref.shard)
-            return work(shard.read(ref.row), self.spec.sources[self.shards[ref.shard].source])
+            return work()
         except BadSampleError as err:
             reason, detail = err.reason, err.detail
         except (DatasetError, OSError, MemoryError):
@@ -136,7 +160,7 @@ class Job:
         with slot.lock:
             if slot.shard is None:
                 info = self.shards[index]
-                slot.shard = open_shard(info.url, self.spec.sources[info.source])
+                slot.shard = open_shard(info.url, self.spec.sources[info.source], self._cache)
             return slot.shard
 
 

@@ -1,17 +1,17 @@
-"""From records to payload: probe a sample, decode it, and put decoded samples into an Arrow batch.
+"""From records to payload: size a sample, decode its media, and put decoded samples into an Arrow batch.
 
-    record --mapping--> sample --image, audio--> counts --template--> input_ids, labels
-                                     |
-                                     +---------> patches, mel
+    record --mapping--> sample --headers--> counts --template--> input_ids, labels
+                                    |
+                                    +--media--> patches, mel
 
-Probe and decode take the same path but for the pixels and the sound, so that their counts agree.
+Probing stops at the counts, and decoding begins with them: so they agree, and pixels and sound go straight to their place
+in an array of the caller's that holds many samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +23,6 @@ from preprocessor import audio, image
 from preprocessor.mapping import Audio, Image, Sample, to_sample
 from preprocessor.record import Record
 from preprocessor.template import Sequence, load_template
-
-_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +51,28 @@ class Row:
         return sum(array.nbytes for array in arrays)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """A sample of which all is known but its pixels and its sound."""
+
+    name: str
+    sequence: Sequence
+    images: tuple[bytes, ...]
+    grids: tuple[image.Grid, ...]
+    recordings: tuple[bytes, ...]
+    mel_frames: tuple[int, ...]
+
+    @property
+    def num_patches(self) -> int:
+        """Of all images."""
+        return sum(grid.patches for grid in self.grids)
+
+    @property
+    def num_frames(self) -> int:
+        """Of all recordings."""
+        return sum(self.mel_frames)
+
+
 class Pipeline:
     """The preprocessing that a job's spec asks for. Has no state; thread-safe.
 
@@ -61,6 +81,7 @@ class Pipeline:
 
     def __init__(self, spec: JobSpec) -> None:
         """Raises SpecError: the tokenizer cannot be read or lacks a control token."""
+        image.log_codecs()
         self._template = load_template(spec.text)
         self.vocabulary = self._template.vocabulary
         self._image = spec.image
@@ -68,35 +89,66 @@ class Pipeline:
 
     def probe(self, record: Record, source: SourceSpec) -> Probe:
         """What a record costs, from headers and text; named by its key. Raises BadSampleError."""
-        sample = to_sample(record, source.mapping)
-        grids = [image.probe(segment.data, self._image) for segment in sample.segments if isinstance(segment, Image)]
-        frames = [audio.probe(segment.data, self._audio) for segment in sample.segments if isinstance(segment, Audio)]
-        sequence = self._render(sample, grids, frames)
+        sized = self.size(record, source)
         return Probe(
+            name=sized.name,
+            num_tokens=len(sized.sequence.input_ids),
+            num_targets=sized.sequence.num_targets,
+            image_patches=tuple(grid.patches for grid in sized.grids),
+            mel_frames=sized.mel_frames,
+        )
+
+    def size(self, record: Record, source: SourceSpec) -> Sized:
+        """A record's tokens, and its media with their headers read. Raises BadSampleError."""
+        sample = to_sample(record, source.mapping)
+        images = tuple(segment.data for segment in sample.segments if isinstance(segment, Image))
+        recordings = tuple(segment.data for segment in sample.segments if isinstance(segment, Audio))
+        grids = tuple(image.probe(data, self._image) for data in images)
+        frames = tuple(audio.probe(data, self._audio) for data in recordings)
+        return Sized(
             name=record.key,
-            num_tokens=len(sequence.input_ids),
-            num_targets=sequence.num_targets,
-            image_patches=tuple(grid.patches for grid in grids),
-            mel_frames=tuple(frames),
+            sequence=self._render(sample, grids, frames),
+            images=images,
+            grids=grids,
+            recordings=recordings,
+            mel_frames=frames,
         )
 
     def decode(self, record: Record, source: SourceSpec) -> Row:
-        """A record with its media decoded. Raises BadSampleError."""
-        sample = to_sample(record, source.mapping)
-        images = [image.decode(segment.data, self._image) for segment in sample.segments if isinstance(segment, Image)]
-        mels = [audio.decode(segment.data, self._audio) for segment in sample.segments if isinstance(segment, Audio)]
-        sequence = self._render(sample, [grid for _, grid in images], [len(mel) for mel in mels])
+        """A record with its media decoded, in arrays of its own. Raises BadSampleError."""
+        sized = self.size(record, source)
+        return self.fill(sized, *self.room([sized]))
+
+    def room(self, samples: SequenceOf[Sized]) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+        """Arrays for the patches, (P, 3 * patch * patch), and the mel frames, (F, mel_bins), of all samples together."""
+        patches = sum(sized.num_patches for sized in samples)
+        frames = sum(sized.num_frames for sized in samples)
+        return np.empty((patches, 3 * self._image.patch**2), np.uint8), np.empty((frames, self._audio.mel_bins), np.float16)
+
+    def fill(self, sized: Sized, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
+        """Decode a sample's media into arrays with room for just this sample; the row holds these. Raises BadSampleError."""
+        begin = 0
+        for data, grid in zip(sized.images, sized.grids, strict=True):
+            image.decode(data, self._image, patches[begin : begin + grid.patches])
+            begin += grid.patches
+        begin = 0
+        for data, frames in zip(sized.recordings, sized.mel_frames, strict=True):
+            mel[begin : begin + frames] = audio.decode(data, self._audio)
+            begin += frames
         return Row(
-            input_ids=sequence.input_ids,
-            labels=sequence.labels,
-            patches=_joined([patches for patches, _ in images], (0, 3 * self._image.patch**2), np.uint8),
-            image_grids=np.array([(1, grid.height, grid.width) for _, grid in images], np.int32).reshape(-1, 3),
-            mel=_joined(mels, (0, self._audio.mel_bins), np.float16),
-            mel_frames=np.array([len(mel) for mel in mels], np.int32),
+            input_ids=sized.sequence.input_ids,
+            labels=sized.sequence.labels,
+            patches=patches,
+            image_grids=np.array([(1, grid.height, grid.width) for grid in sized.grids], np.int32).reshape(-1, 3),
+            mel=mel,
+            mel_frames=np.array(sized.mel_frames, np.int32),
         )
 
     def encode(self, sample_ids: SequenceOf[int], rows: SequenceOf[Row]) -> pa.RecordBatch:
-        """One batch with headrace.sample.SCHEMA. Values are copied once into place, and not at all for a single row."""
+        """One batch with headrace.sample.SCHEMA.
+
+        Values are copied once into place, and not at all where the rows lie one behind the other in one array.
+        """
         grids = _values([row.image_grids for row in rows], pa.int32())
         columns = [
             pa.array(sample_ids, pa.int64()),
@@ -112,17 +164,13 @@ class Pipeline:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
-    def _render(self, sample: Sample, grids: list[image.Grid], frames: list[int]) -> Sequence:
+    def _render(self, sample: Sample, grids: SequenceOf[image.Grid], frames: SequenceOf[int]) -> Sequence:
         image_tokens = (grid.tokens(self._image.merge) for grid in grids)
         audio_tokens = (audio.num_tokens(count, self._audio) for count in frames)
         order = [segment for segment in sample.segments if isinstance(segment, Image | Audio)]
         return self._template.render(
             sample, [next(image_tokens if isinstance(segment, Image) else audio_tokens) for segment in order]
         )
-
-
-def _joined(arrays: list[NDArray[_T]], empty: tuple[int, int], dtype: type[_T]) -> NDArray[_T]:
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0] if arrays else np.empty(empty, dtype)
 
 
 def _lists(arrays: list[NDArray[np.int32]], kind: pa.DataType) -> pa.ListArray:
@@ -140,5 +188,19 @@ def _offsets(sizes: list[int], dtype: type[np.int32] | type[np.int64]) -> pa.Arr
 
 
 def _values(arrays: SequenceOf[NDArray[np.generic]], kind: pa.DataType) -> pa.Array:
-    flat = [array.reshape(-1) for array in arrays]
-    return pa.array(flat[0] if len(flat) == 1 else np.concatenate(flat) if flat else [], kind)
+    flat = [array.reshape(-1) for array in arrays if array.size]
+    return pa.array(_one_behind_the_other(flat) if flat else [], kind)
+
+
+def _one_behind_the_other(arrays: list[NDArray[np.generic]]) -> NDArray[np.generic]:
+    """All values of flat arrays: a view where they lie so in one larger array already, else a copy unless there is one."""
+    if len(arrays) == 1:
+        return arrays[0]
+    first, whole = arrays[0], arrays[0].base
+    ends = np.cumsum([array.nbytes for array in arrays])
+    begins = [first.ctypes.data, *(first.ctypes.data + ends[:-1])]
+    adjacent = all(array.base is whole and array.ctypes.data == begin for array, begin in zip(arrays, begins, strict=True))
+    if not adjacent or not isinstance(whole, np.ndarray) or not whole.flags.c_contiguous or whole.dtype != first.dtype:
+        return np.concatenate(arrays)
+    start = (first.ctypes.data - whole.ctypes.data) // first.itemsize
+    return whole.reshape(-1)[start : start + int(ends[-1]) // first.itemsize]

@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import grpc
 import pyarrow as pa
 
 from headrace import rpc
 from headrace.codec import rejection_message, rejection_value, vocabulary_value
-from headrace.errors import HeadraceError, NotFoundError, SupersededError, UnavailableError
+from headrace.errors import HeadraceError, NotFoundError, SupersededError, UnavailableError, UserError
 from headrace.manifest import Vocabulary
 from headrace.quarantine import Rejected
 from headrace.spec import JobSpec, load_spec_json
+from headrace.telemetry import pairs
+from headrace.transport.base import GRPC, SHARED_MEMORY, TRANSPORTS, Delivery, checksum
+from headrace.transport.chunks import ChunkReceiver
+from headrace.transport.shared_memory import ArenaError
+from headrace.transport.slots import SlotReceiver
 from headrace.v1 import payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -36,8 +41,10 @@ class Part:
     """A fetched part: one Arrow row a sample, and the samples that turned out to be damaged."""
 
     batch: pa.RecordBatch
+    """Lies in `delivery`: not to be read after its release."""
     rejected: tuple[Rejected, ...]
     num_bytes: int
+    delivery: Delivery
 
 
 class SessionClient:
@@ -183,56 +190,128 @@ class SessionClient:
 class PartClient:
     """Fetches parts from preprocessors, one connection each. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.Channel] = {}
+    def __init__(self, transports: Sequence[str] = TRANSPORTS) -> None:
+        """Raises UserError where `transports` are not some of headrace.transport.base.TRANSPORTS."""
+        if not transports or not set(transports) <= set(TRANSPORTS):
+            raise UserError(f"transports {tuple(transports)!r} must be some of {', '.join(TRANSPORTS)}")
+        self._transports = frozenset(transports)
+        self._connections: dict[str, _Connection] = {}
         self._lock = threading.Lock()
+        self.num_parts: Counter[str] = Counter()
+        """Parts received, by transport."""
 
     def fetch(self, endpoint: str, ticket: str) -> Part:
-        """Raises NotFoundError where the preprocessor does not hold the part, UnavailableError where it is gone."""
-        with self._lock:
-            channel = self._channels.get(endpoint)
-            if channel is None:
-                channel = self._channels[endpoint] = rpc.channel(endpoint)
-        try:
-            return _fetch(channel, endpoint, ticket)
-        except UnavailableError:
-            self._drop(endpoint, channel)
-            raise
+        """The part, valid until its delivery is released.
 
-    def _drop(self, endpoint: str, channel: grpc.Channel) -> None:
+        Raises NotFoundError where the preprocessor does not hold the part, UnavailableError where it is gone or the part came
+        damaged, UserError where it has none of the transports.
+        """
+        with self._lock:
+            connection = self._connections.get(endpoint)
+            if connection is None:
+                connection = self._connections[endpoint] = _Connection(endpoint, self._transports)
+        try:
+            delivery = connection.fetch(ticket)
+        except UnavailableError:
+            self._drop(connection)
+            raise
+        header = delivery.header
+        if header.HasField("crc32") and header.crc32 != checksum(delivery.buffer):
+            delivery.release()
+            raise UnavailableError(f"part {ticket} of {endpoint} came damaged through {delivery.transport}: its checksum differs")
+        with self._lock:
+            self.num_parts[delivery.transport] += 1
+        with pa.ipc.open_stream(delivery.buffer) as reader:
+            batch = reader.read_next_batch()
+        rejected = tuple(rejection_value(item) for item in header.rejections)
+        return Part(batch=batch, rejected=rejected, num_bytes=header.num_bytes, delivery=delivery)
+
+    def _drop(self, connection: _Connection) -> None:
         """Preprocessors come and go, each with a port of its own: keep no connection to those that went."""
         with self._lock:
-            if self._channels.get(endpoint) is channel:
-                del self._channels[endpoint]
-        channel.close()
+            if self._connections.get(connection.endpoint) is connection:
+                del self._connections[connection.endpoint]
+        connection.close()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. What was delivered through shared memory is held until it is released."""
         with self._lock:
-            for channel in self._channels.values():
-                channel.close()
-            self._channels.clear()
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
 
 
-def _fetch(channel: grpc.Channel, endpoint: str, ticket: str) -> Part:
-    stub = payload_pb2_grpc.PayloadStub(channel)
-    with rpc.translated(endpoint):
+class _Connection:
+    """One preprocessor, and the best transport that it and this process have in common. Thread-safe."""
+
+    def __init__(self, endpoint: str, transports: frozenset[str]) -> None:
+        self.endpoint = endpoint
+        self._transports = transports
+        self._channel = rpc.channel(endpoint)
+        self._stub = payload_pb2_grpc.PayloadStub(self._channel)
+        self._chunks = ChunkReceiver(self._channel, endpoint)
+        self._lock = threading.Lock()  # of both below
+        self._slots: SlotReceiver | None = None
+        self._arena: str | None = None  # that the preprocessor last named; None: it was not asked yet
+
+    def fetch(self, ticket: str) -> Delivery:
+        """Raises as PartClient.fetch, but does not look at the payload."""
+        slots = self._open_slots()
+        delivery = self._from_slot(slots, ticket) if slots is not None else None
+        if delivery is None:
+            delivery = self._chunks.fetch(ticket, FETCH_TIMEOUT_S)
+            with self._lock:
+                if delivery.header.arena != self._arena:  # another process has taken over the endpoint
+                    self._choose(delivery.header.arena)
+        return delivery
+
+    def _open_slots(self) -> SlotReceiver | None:
+        with self._lock:
+            if self._arena is None:
+                try:
+                    self._choose(rpc.call(self._stub.Offer, payload_pb2.OfferRequest(), self.endpoint).arena)
+                except ValueError as err:  # gRPC's word for a call on a closed channel: another thread found it broken
+                    raise UnavailableError(f"the connection to {self.endpoint} was closed") from err
+            return self._slots
+
+    def _from_slot(self, slots: SlotReceiver, ticket: str) -> Delivery | None:
         try:
-            replies = stub.Fetch(payload_pb2.FetchRequest(ticket=ticket), timeout=FETCH_TIMEOUT_S)
-        except ValueError as err:  # gRPC's word for a call on a closed channel: another thread found it broken
-            raise UnavailableError(f"the connection to {endpoint} was closed") from err
-        header = next(replies).header
-        buffer = bytearray(header.num_bytes)
-        end = 0
-        for reply in replies:
-            start, end = end, end + len(reply.chunk)
-            buffer[start:end] = reply.chunk
-    if end != header.num_bytes:
-        raise UnavailableError(f"{endpoint} sent {end} of {header.num_bytes} bytes of part {ticket}")
-    with pa.ipc.open_stream(pa.py_buffer(buffer)) as reader:
-        batch = reader.read_next_batch()
-    return Part(
-        batch=batch,
-        rejected=tuple(rejection_value(item) for item in header.rejections),
-        num_bytes=header.num_bytes,
-    )
+            return slots.fetch(ticket, FETCH_TIMEOUT_S)
+        except ArenaError as err:  # its owner may have died, or been started anew: gRPC tells
+            log.warning("shared memory is lost %s", pairs(endpoint=self.endpoint, reason=err))
+            with self._lock:
+                if self._slots is slots:
+                    self._slots = None
+            slots.close()
+            return None
+
+    def _choose(self, arena: str) -> None:
+        """Choose the transport. Raises UserError where none of those asked for is possible. The caller holds the lock."""
+        reason = ""
+        if self._slots is not None:
+            self._slots.close()
+            self._slots = None
+        if SHARED_MEMORY not in self._transports:
+            reason = "as asked for"
+        elif not arena:
+            reason = "the preprocessor has no shared memory"
+        else:
+            try:
+                self._slots = SlotReceiver(arena)
+            except ArenaError as err:
+                reason = str(err)
+        transport = GRPC if reason else SHARED_MEMORY
+        if transport not in self._transports:
+            raise UserError(
+                f"transport {SHARED_MEMORY} is asked for, but not possible with {self.endpoint}: {reason}; "
+                f"share /dev/shm between preprocessor and trainer, or allow {GRPC}"
+            )
+        self._arena = arena
+        log.info("receiving %s", pairs(endpoint=self.endpoint, transport=transport, **({"reason": reason} if reason else {})))
+
+    def close(self) -> None:
+        """End the calls that are open."""
+        self._channel.close()
+        with self._lock:
+            if self._slots is not None:
+                self._slots.close()

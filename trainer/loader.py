@@ -9,13 +9,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError
 from headrace.quarantine import Rejected
+from headrace.transport.base import TRANSPORTS
 from headrace.v1 import sessions_pb2
 from trainer.client import RECONNECT_TIMEOUT_S, SessionClient
 from trainer.collate import PackedMicrobatch, collate
@@ -28,7 +29,11 @@ STATE_VERSION = 1
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Microbatch:
-    """One microbatch of one of this rank's replicas."""
+    """One microbatch of one of this rank's replicas.
+
+    The tensors of `data` may be views of memory that a preprocessor on this host shares: read-only, and valid until the step is
+    committed or the loader is closed. Copy what is needed for longer.
+    """
 
     replica: int
     index: int
@@ -43,6 +48,7 @@ class Step:
     num_samples: int
     """Of the whole global batch, over all ranks."""
     _microbatches: Iterator[Microbatch]
+    _tickets: list[str]
     rejected: list[Rejected] = field(default_factory=list)
     """Samples that turned out to be damaged when decoded; complete once the step is iterated."""
     consumed: bool = False
@@ -58,10 +64,25 @@ class StepLoader:
     """Iterate over it for the job's steps; `commit` each one. See `trainer.connect`."""
 
     def __init__(
-        self, endpoint: str, *, job: str, rank: int, num_ranks: int, prefetch_parts: int, prefetch_bytes: int, threads: int
+        self,
+        endpoint: str,
+        *,
+        job: str,
+        rank: int,
+        num_ranks: int,
+        prefetch_parts: int,
+        prefetch_bytes: int,
+        threads: int,
+        transports: Sequence[str],
     ) -> None:
         self._client = SessionClient(endpoint, job, rank, num_ranks)
-        self._parts = PartFetcher(self._client.report_lost, max_parts=prefetch_parts, max_bytes=prefetch_bytes, threads=threads)
+        self._parts = PartFetcher(
+            self._client.report_lost,
+            max_parts=prefetch_parts,
+            max_bytes=prefetch_bytes,
+            threads=threads,
+            transports=transports,
+        )
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
         self._changed = threading.Condition()
         self._queued_step = 0
@@ -85,7 +106,7 @@ class StepLoader:
         return self
 
     def close(self) -> None:
-        """Stop fetching and end the session."""
+        """Stop fetching and end the session. The tensors of all steps become invalid."""
         self._closed = True
         self._parts.close()
         self._client.close()
@@ -126,11 +147,14 @@ class StepLoader:
     def commit(self, step: Step, *, loss: float = math.nan) -> None:
         """The step is applied. `loss`: of the whole step, if this rank knows it; for the ledger and for people.
 
+        From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is used again.
+
         Raises ConflictError where some of the step's microbatches were not consumed.
         """
         if not step.consumed:
             raise ConflictError(f"step {step.index} cannot be committed before all of its microbatches were consumed")
         step_s = time.perf_counter() - step.started_s
+        self._parts.release(step._tickets)  # before others hear of the commit: then the preprocessors find the room free
         self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s)
         with self._changed:
             self._committed = step.index + 1
@@ -151,6 +175,7 @@ class StepLoader:
                 index=plan.step,
                 num_samples=plan.num_samples,
                 _microbatches=iter(()),
+                _tickets=_tickets(plan),
                 started_s=started_s,
             )
             step.data_wait_s = time.perf_counter() - started_s
@@ -188,6 +213,8 @@ class StepLoader:
                 patch_values=3 * self.spec.image.patch**2,
                 mel_bins=self.spec.audio.mel_bins,
             )
+            if len(parts) > 1:
+                self._parts.release(message.tickets)  # they were copied into one
             step.data_wait_s += time.perf_counter() - began_s
             step.consumed = number == len(plan.microbatches)
             yield Microbatch(replica=message.replica, index=message.index, data=data)
@@ -251,6 +278,7 @@ def connect(
     prefetch_parts: int = 8,
     prefetch_bytes: int = 256 << 20,
     threads: int = 4,
+    transports: Sequence[str] = TRANSPORTS,
 ) -> StepLoader:
     """A loader of the steps of `job` for one rank.
 
@@ -263,8 +291,15 @@ def connect(
                 ...                 # optimizer step
                 loader.commit(step, loss=loss)
 
-    Up to `prefetch_parts` parts, and no more than about `prefetch_bytes`, lie ready ahead of the consumer. Raises EndpointError,
-    NotFoundError or ConflictError when it is opened, at `with` or at the first step.
+    Tensors may be views of memory that is shared with a preprocessor: do not write into them, and copy what is needed after the
+    step's `commit`. Up to `prefetch_parts` parts, and no more than about `prefetch_bytes`, lie ready ahead of the consumer.
+
+    `transports`: how parts may come, the best one that is possible with a preprocessor is taken. "shared_memory": in place, from
+    preprocessors that share /dev/shm with this process; "grpc": over the network. Without "grpc" a preprocessor that shares no
+    memory is an error; parts for which its shared memory has no room come over the network all the same.
+
+    Raises UserError where `transports` names another one; EndpointError, NotFoundError or ConflictError when it is opened, at
+    `with` or at the first step.
     """
     return StepLoader(
         endpoint,
@@ -274,4 +309,5 @@ def connect(
         prefetch_parts=prefetch_parts,
         prefetch_bytes=prefetch_bytes,
         threads=threads,
+        transports=transports,
     )

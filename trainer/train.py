@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 
 from headrace.telemetry import pairs
+from headrace.transport.base import TRANSPORTS
 from trainer.loader import connect
 from trainer.models.multimodal import build_model
 from trainer.step import PEAK_LEARNING_RATES, TrainStep, learning_rate, make_optimizer
@@ -18,17 +19,22 @@ from trainer.step import PEAK_LEARNING_RATES, TrainStep, learning_rate, make_opt
 log = logging.getLogger(__name__)
 
 
-def train(endpoint: str, *, job: str, model_name: str = "", threads: int | None = None) -> None:
+def train(
+    endpoint: str, *, job: str, model_name: str = "", threads: int | None = None, transports: Sequence[str] = TRANSPORTS
+) -> None:
     """Train until the job's last step is committed. Under torchrun, one of its ranks.
 
     The weights start afresh also where the job has committed steps already; the log then warns of it.
 
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
-    torch on the CPU; beside busy processes fewer are faster. None: torch's choice.
+    torch on the CPU; beside busy processes fewer are faster. None: torch's choice. `transports`: as of `trainer.connect`.
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    with _process_group() as (rank, num_ranks, device), connect(endpoint, job=job, rank=rank, num_ranks=num_ranks) as loader:
+    with (
+        _process_group() as (rank, num_ranks, device),
+        connect(endpoint, job=job, rank=rank, num_ranks=num_ranks, transports=transports) as loader,
+    ):
         name = model_name or loader.spec.model
         model = build_model(
             name,

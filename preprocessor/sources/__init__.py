@@ -1,14 +1,17 @@
-"""Data sets as shards of records: WebDataset tar, Parquet and JSONL, on local disks and on any fsspec URL.
+"""Data sets as shards of records: WebDataset tar, Parquet, JSONL, MosaicML MDS and Megatron-Energon, on any fsspec URL.
 
-    list_shards(job spec)      every shard of every source, in an order that all services agree on
-    open_shard(url, source)    one shard: an index of its rows, read at random
+    list_shards(job spec)             every shard of every source, in an order that all services agree on
+    open_shard(url, source, cache)    one shard: an index of its rows, read at random
 
-    listing.py     which files of a source are shards
-    base.py        Shard: what the three formats have in common
-    blob.py        random access to the bytes of one file, local or remote
-    tar.py         a strict tar header reader
-    webdataset.py  parquet.py  jsonl.py     one format each
-    annotation.py  JSON bytes to fields
+    listing.py      which files of a source are shards
+    base.py         Shard: what the formats have in common
+    blob.py         random access to the bytes of one file, local or remote
+    cache.py        remote shards on a local disk, shared by the preprocessors of a host
+    download.py     remote files brought down whole, in spite of throttling and broken connections
+    tar.py          a strict tar header reader
+    webdataset.py  parquet.py  jsonl.py  mds.py (mds_columns.py)     one format each
+    energon.py      WebDataset shards that a data set describes; metadataset.py: blends of such; braces.py: names
+    annotation.py   JSON bytes to fields
 
 What these modules do not know: which field of a record is its text or its image. That is `preprocessor.mapping`.
 """
@@ -18,25 +21,38 @@ from __future__ import annotations
 from headrace.errors import DatasetError
 from headrace.spec import SourceSpec
 from preprocessor.record import Record
+from preprocessor.sources import mds
 from preprocessor.sources.base import Shard
+from preprocessor.sources.blob import BlobCache, local_path
+from preprocessor.sources.cache import default_cache
+from preprocessor.sources.energon import EnergonShard, read_recipe
 from preprocessor.sources.jsonl import JsonlShard
-from preprocessor.sources.listing import list_shards
+from preprocessor.sources.listing import SUFFIXES, list_shards
+from preprocessor.sources.mds import MdsShard
 from preprocessor.sources.parquet import ParquetShard
 from preprocessor.sources.webdataset import WebDatasetShard
 
 __all__ = ["Record", "Shard", "list_shards", "open_shard"]
 
 
-def open_shard(url: str, source: SourceSpec) -> Shard:
+def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> Shard:
     """Index the shard at `url`, a file that `list_shards` gave for `source`.
+
+    A remote shard is read through `cache`; without one through a directory of this user below the system's temporary one.
+    Local shards, and those that are in this process's memory already, are read where they are.
 
     Damage inside of the file is not an error: it is in the shard's `rejected`, and the sound rows are there.
     Raises DatasetError where the file as a whole cannot be read.
     """
-    if url.endswith((".tar", ".tar.gz", ".tgz")):
-        return WebDatasetShard(url)
+    if not url.endswith(SUFFIXES):
+        raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {', '.join(SUFFIXES)}")
+    if local_path(url) is None and not url.startswith("memory://"):
+        cache = cache or default_cache()
     if url.endswith(".parquet"):
-        return ParquetShard(url)
+        return ParquetShard(url, cache)
     if url.endswith(".jsonl"):
-        return JsonlShard(url)
-    raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in .tar, .tar.gz, .tgz, .parquet or .jsonl")
+        return JsonlShard(url, cache)
+    if url.endswith(mds.SUFFIXES):
+        return MdsShard(url, cache)
+    recipe = read_recipe(source)
+    return WebDatasetShard(url, cache) if recipe is None else EnergonShard(url, recipe, source.mapping, cache)

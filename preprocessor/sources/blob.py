@@ -1,16 +1,20 @@
-"""Random access to the bytes of one file: pread for local files, a locked fsspec file for the rest."""
+"""Random access to the bytes of one file: pread for local files, a cache or a locked fsspec file for the rest."""
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 import fsspec
 
 from headrace.errors import DatasetError
+
+CONNECT_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 60.0  # between two packets, not for a whole file
 
 
 class Blob(ABC):
@@ -39,6 +43,11 @@ class LocalBlob(Blob):
         self.size = os.fstat(file.fileno()).st_size
         weakref.finalize(self, file.close)
 
+    @property
+    def unlinked(self) -> bool:
+        """Whether the file has lost its name, so that only those who have it open hold its space."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
     def pread(self, offset: int, size: int) -> bytes:
         """One system call, except above 2 GiB, where the system gives less at a time."""
         try:
@@ -55,16 +64,17 @@ class LocalBlob(Blob):
 
 
 class RemoteBlob(Blob):
-    """A file behind fsspec. Its buffering is the file system's; one read at a time."""
+    """A file behind fsspec, read by ranges. Its buffering is the file system's; one read at a time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._lock = threading.Lock()
         try:
-            self._file: BinaryIO = fsspec.open(url, "rb").open()
+            fs, path = filesystem(url)
+            self._file: BinaryIO = fs.open(path, "rb")
             weakref.finalize(self, self._file.close)
             self.size = self._file.seek(0, os.SEEK_END)
-        except OSError as err:
+        except Exception as err:  # drivers raise their libraries' errors as well: aiohttp's, botocore's
             raise unreadable(url, err) from err
 
     def pread(self, offset: int, size: int) -> bytes:
@@ -73,7 +83,7 @@ class RemoteBlob(Blob):
             with self._lock:
                 self._file.seek(offset)
                 return self._file.read(size)
-        except OSError as err:
+        except Exception as err:
             raise unreadable(self._url, err) from err
 
     def close(self) -> None:
@@ -81,15 +91,64 @@ class RemoteBlob(Blob):
         self._file.close()
 
 
-def open_blob(url: str) -> Blob:
-    """The file at a local path or fsspec URL. Raises DatasetError where it cannot be opened."""
+class BlobReader(io.RawIOBase):
+    """A blob as a file for libraries that want one. Does not close the blob."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._offset = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move; returns the new offset."""
+        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._blob.size}[whence]
+        return self._offset
+
+    def tell(self) -> int:
+        """The present offset."""
+        return self._offset
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer; fewer bytes only at the end."""
+        data = self._blob.pread(self._offset, len(buffer))
+        buffer[: len(data)] = data
+        self._offset += len(data)
+        return len(data)
+
+
+class BlobCache(Protocol):
+    """Keeps remote files on a local disk."""
+
+    def open(self, url: str) -> Blob:
+        """The file at `url`. Raises DatasetError."""
+
+
+def open_blob(url: str, cache: BlobCache | None = None) -> Blob:
+    """The file at a local path or fsspec URL, a remote one through `cache`. Raises DatasetError where it cannot be opened."""
     path = local_path(url)
     if path is None:
-        return RemoteBlob(url)
+        return RemoteBlob(url) if cache is None else cache.open(url)
     try:
         return LocalBlob(open(path, "rb"), url)
     except OSError as err:
         raise unreadable(url, err) from err
+
+
+def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a path or URL and the path in it. Raises ImportError where its driver is not installed."""
+    if not url.startswith(("http://", "https://")):
+        return cast(tuple[fsspec.AbstractFileSystem, str], fsspec.core.url_to_fs(url))
+    import aiohttp  # comes with the driver; its own limit is five minutes for a whole file
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
+    return cast(tuple[fsspec.AbstractFileSystem, str], fsspec.core.url_to_fs(url, client_kwargs={"timeout": timeout}))
 
 
 def local_path(url: str) -> str | None:
@@ -99,6 +158,9 @@ def local_path(url: str) -> str | None:
     return None if "://" in url else url
 
 
-def unreadable(url: str, error: OSError) -> DatasetError:
+def unreadable(url: str, error: Exception) -> DatasetError:
     """The error for a file that does not open or read."""
-    return DatasetError(f"cannot read the shard {url}: {error}; check that it exists and that this process may read it")
+    what = str(error) or type(error).__name__
+    if (cause := error.__cause__) is not None and str(cause) not in what:
+        what += f": {cause}"
+    return DatasetError(f"cannot read the shard {url}: {what}; check that it exists and that this process may read it")

@@ -13,13 +13,11 @@ import posixpath
 import stat
 from array import array
 
-import fsspec
-
 from headrace.quarantine import BadSampleError, Reason
 from preprocessor.record import Record
 from preprocessor.sources.annotation import parse_annotation
 from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
-from preprocessor.sources.blob import Blob, local_path, open_blob, unreadable
+from preprocessor.sources.blob import Blob, BlobCache, filesystem, local_path, open_blob, unreadable
 
 _CHUNK_BYTES = 2**20
 # What the system says of a name that leads to nothing readable; anything else (EIO, EMFILE) is no fault of the sample.
@@ -29,8 +27,8 @@ _ABSENT = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLO
 class JsonlShard(Shard):
     """A JSONL file, read by line."""
 
-    def __init__(self, url: str) -> None:
-        self._blob = open_blob(url)
+    def __init__(self, url: str, cache: BlobCache | None = None) -> None:
+        self._blob = open_blob(url, cache)
         self._media: _LocalFolder | _RemoteFolder = _folder(url)
         self._lines, self._starts = _index_lines(self._blob)
         self.num_rows = len(self._lines)
@@ -108,7 +106,7 @@ class _RemoteFolder:
     """Media files beside a JSONL file behind fsspec."""
 
     def __init__(self, url: str) -> None:
-        self._fs, path = fsspec.core.url_to_fs(url)
+        self._fs, path = filesystem(url)
         self._root = posixpath.dirname(path)
 
     def load(self, name: str) -> bytes:
@@ -118,7 +116,9 @@ class _RemoteFolder:
             return bytes(self._fs.cat_file(path))
         except FileNotFoundError as err:
             raise BadSampleError(Reason.MISSING_MEDIA, f"no file {name!r} beside the JSONL file") from err
-        except OSError as err:
+        except BadSampleError:
+            raise
+        except Exception as err:  # drivers raise their libraries' errors as well
             raise unreadable(path, err) from err
 
 

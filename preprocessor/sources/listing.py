@@ -11,47 +11,99 @@ from fsspec.implementations.local import LocalFileSystem
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
 from headrace.spec import JobSpec, SourceSpec
+from preprocessor.sources import energon, mds
+from preprocessor.sources.blob import filesystem
+from preprocessor.sources.download import Retry
+from preprocessor.sources.metadataset import is_metadataset
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".jsonl")
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".jsonl", *mds.SUFFIXES)
 _MAGIC = frozenset("*?[")
 
 
-def list_shards(spec: JobSpec) -> list[ShardInfo]:
+def list_shards(spec: JobSpec, retry: Retry = Retry()) -> list[ShardInfo]:  # noqa: B008 - frozen
     """The shards of all sources, in the order of the sources, then by name: the same list on every machine.
 
     A source's path is a folder (searched recursively; names that begin with a dot are skipped), one file, a glob, or an
-    fsspec URL of any of these. Raises DatasetError: no such path, no shard in it, no access, an unknown protocol.
+    fsspec URL of any of these. Of an Energon data set the shards of one split are listed; of MDS shards those in the
+    index.json beside them. Raises DatasetError: no such path, no shard in it, no access, an unknown protocol, a damaged index.
     """
-    return [shard for index, source in enumerate(spec.sources) for shard in _list_source(index, source)]
+    return [shard for index, source in enumerate(spec.sources) for shard in _list_source(index, source, retry)]
 
 
-def _list_source(index: int, source: SourceSpec) -> list[ShardInfo]:
+def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo]:
+    if is_metadataset(source):
+        raise DatasetError(
+            f"source {source.name!r}: {source.path} is a blend of data sets, which is expanded when a job is submitted; "
+            "submit it where the file can be read"
+        )
+    selection = energon.parse_selection(source.path)
     try:
-        fs, path = fsspec.core.url_to_fs(source.path)
-        root, files = _find(fs, path)
+        fs, path = filesystem(selection.root)
+        names, root = retry.call(lambda: _names(fs, path, selection), source.path)
+    except DatasetError as err:
+        raise DatasetError(f"source {source.name!r}: {err}") from err
     except ImportError as err:
         raise DatasetError(f"source {source.name!r}: {source.path} needs another package: {err}") from err
-    except (OSError, ValueError) as err:
+    except Exception as err:  # drivers raise their libraries' errors as well
         raise DatasetError(f"source {source.name!r}: cannot list {source.path} ({err}); check the path and its access") from err
-    if files is None:
+    if names is None:
         raise DatasetError(
             f"source {source.name!r}: {source.path} does not exist; give a folder, a file, a glob or an fsspec URL"
         )
-    relative = {file: posixpath.relpath(file, root) for file in files}
-    shards = sorted((name, file) for file, name in relative.items() if _is_shard(name))
-    if not shards:
+    if not names:
         raise DatasetError(
             f"source {source.name!r}: {source.path} holds no shard; shards are files that end in {', '.join(SUFFIXES)}"
         )
-    return [ShardInfo(source=index, url=_url(fs, file), name=f"{source.name}/{name}") for name, file in shards]
+    return [
+        ShardInfo(source=index, url=_url(fs, posixpath.join(root, name)), name=f"{source.name}/{name}") for name in sorted(names)
+    ]
+
+
+def _names(fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selection) -> tuple[list[str] | None, str]:
+    """The shards, relative to the folder that is the second result; None for a path that is not there."""
+    root, files = _find(fs, path)
+    if files is None:
+        return None, root
+    names = [posixpath.relpath(file, root) for file in files]
+    if root == path and energon.is_dataset(fs, root):
+        wanted = energon.split_shards(fs, root, selection)
+        missing = sorted(set(wanted) - set(names))
+        if missing:
+            raise DatasetError(f"{selection.root} has no {missing[0]}, which its split {selection.split!r} lists; complete it")
+        return wanted, root
+    shards = [name for name in names if _is_shard(name)]
+    of_mds = [name for name in shards if name.endswith(mds.SUFFIXES)]
+    others = [name for name in shards if not name.endswith(mds.SUFFIXES)]
+    return others + _indexed(fs, root, of_mds, whole=root == path), root
+
+
+def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: bool) -> list[str]:
+    """Of MDS shards those that the index of their folder lists, one file of each; all that it lists where `whole`.
+
+    Raises DatasetError where there is no index, or a shard of it is missing.
+    """
+    folders: dict[str, set[str]] = {}
+    for name in names:
+        folders.setdefault(posixpath.dirname(name), set()).add(posixpath.basename(name))
+    chosen = []
+    for folder, present in folders.items():
+        path = posixpath.join(root, folder, mds.INDEX_NAME)
+        try:
+            data = fs.cat_file(path)
+        except FileNotFoundError as err:
+            raise DatasetError(f"there is no {path} beside {min(present)}; MDS shards need their index") from err
+        chosen += [posixpath.join(folder, name) for name in mds.choose(mds.parse_index(data, path), present, whole, path)]
+    return chosen
 
 
 def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | None]:
     """The folder that names are relative to, and all files below it; None for a path that is not there."""
-    if fs.isdir(path):
+    if not path.endswith(SUFFIXES) and fs.isdir(path):  # over HTTP only a request for the whole file tells one from a folder
         return path, fs.find(path)
-    if fs.exists(path):
+    if fs.isfile(path):
         return posixpath.dirname(path), [path]
+    if path.endswith(SUFFIXES) and fs.isdir(path):
+        return path, fs.find(path)
     if _MAGIC & set(path):
         fixed = path[: min(path.index(c) for c in _MAGIC & set(path))]
         return posixpath.dirname(fixed), [file for file in fs.glob(path) if fs.isfile(file)]

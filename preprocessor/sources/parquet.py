@@ -12,7 +12,6 @@ from collections.abc import Callable
 from itertools import accumulate, count
 from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from preprocessor.record import Record
 from preprocessor.sources.base import Shard
-from preprocessor.sources.blob import local_path, open_blob, unreadable
+from preprocessor.sources.blob import Blob, BlobCache, BlobReader, local_path, open_blob, unreadable
 
 CACHE_BYTES = 512 * 2**20
 MAX_ROW_GROUP_BYTES = 4 * 2**30
@@ -62,16 +61,20 @@ _SERIALS = count()
 class ParquetShard(Shard):
     """A Parquet file, read by row group."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, cache: BlobCache | None = None) -> None:
+        self._url = url
         self._serial = next(_SERIALS)
         self._lock = threading.Lock()
         self._file: Any = None  # pq.ParquetFile; None where the file is damaged as a whole
         self.num_rows = 0
         self.rejected = ()
-        failure = _cut_short(url)
+        path = local_path(url)
+        self._blob = open_blob(url, cache)
+        failure = _cut_short(self._blob)
         if failure is None:
             try:
-                self._file = pq.ParquetFile(local_path(url) or fsspec.open(url, "rb").open())
+                # Arrow reads a local file by itself, without the interpreter's lock.
+                self._file = pq.ParquetFile(path or pa.PythonFile(BlobReader(self._blob), mode="r"))
             except pa.ArrowException as err:
                 failure = Rejected(name="", reason=Reason.ARCHIVE_CORRUPT, detail=f"the footer is damaged: {err}")
             except OSError as err:
@@ -107,6 +110,7 @@ class ParquetShard(Shard):
         _CACHE.drop(self._serial)
         if self._file is not None:
             self._file.close(force=True)
+        self._blob.close()
 
     def _decode(self, group: int) -> pa.Table:
         if self._sizes[group] > MAX_ROW_GROUP_BYTES:
@@ -115,15 +119,13 @@ class ParquetShard(Shard):
             with self._lock:
                 return self._file.read_row_group(group, use_threads=False)
         except (pa.ArrowException, OSError) as err:
+            if isinstance(err, OSError) and err.errno is not None:
+                raise unreadable(self._url, err) from err
             raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"row group {group} does not decode: {err}") from err
 
 
-def _cut_short(url: str) -> Rejected | None:
-    blob = open_blob(url)
-    try:
-        size, end = blob.size, blob.pread(max(0, blob.size - len(_MAGIC)), len(_MAGIC))
-    finally:
-        blob.close()
+def _cut_short(blob: Blob) -> Rejected | None:
+    size, end = blob.size, blob.pread(max(0, blob.size - len(_MAGIC)), len(_MAGIC))
     if end == _MAGIC and size >= 3 * len(_MAGIC):
         return None
     return Rejected(name="", reason=Reason.ARCHIVE_TRUNCATED, detail=f"the file of {size} bytes does not end with a footer")

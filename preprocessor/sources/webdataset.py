@@ -24,7 +24,7 @@ from headrace.quarantine import BadSampleError, Reason, Rejected
 from preprocessor.record import Record
 from preprocessor.sources.annotation import parse_annotation, parse_text
 from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
-from preprocessor.sources.blob import Blob, LocalBlob, open_blob
+from preprocessor.sources.blob import Blob, BlobCache, BlobReader, LocalBlob, open_blob
 from preprocessor.sources.tar import Damage, Member, scan
 
 MAX_UNPACKED_BYTES = 8 * 2**30  # of one .tar.gz, into a temporary file
@@ -41,9 +41,9 @@ class _Span:
 class WebDatasetShard(Shard):
     """A tar shard, read by offset."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, cache: BlobCache | None = None) -> None:
         index = _Index()
-        self._blob = open_blob(url)
+        self._blob = open_blob(url, cache)
         if self._blob.pread(0, len(_GZIP_MAGIC)) != _GZIP_MAGIC:
             index.add_archive(self._blob)
         elif url.endswith(".tar"):
@@ -73,17 +73,16 @@ class WebDatasetShard(Shard):
         if not fields and spans.keys().isdisjoint(("json", "txt")):
             raise BadSampleError(Reason.SCHEMA_ERROR, f"no json or txt member, only {', '.join(spans)}")
         members = tuple(sorted(spans.keys() - {"json", "txt"}, key=_natural))
-        return Record(key=self._keys[row], fields=fields, load=self._loader(spans), members=members)
+        return Record(key=self._keys[row], fields=fields, load=self.loader(row), members=members)
 
-    def close(self) -> None:
-        """Close the archive."""
-        self._blob.close()
+    def extensions(self, row: int) -> tuple[str, ...]:
+        """The extensions of a row's members, in the archive's order."""
+        return tuple(self._spans[row])
 
-    def _annotation(self, span: _Span, extension: str) -> bytes:
-        check_size(f"the {extension} member", span.size, MAX_ANNOTATION_BYTES)
-        return self._bytes(span)
+    def loader(self, row: int) -> Callable[[str], bytes]:
+        """A function from an extension to the bytes of that member of a row; see `Record.load`."""
+        spans = self._spans[row]
 
-    def _loader(self, spans: dict[str, _Span]) -> Callable[[str], bytes]:
         def load(extension: str) -> bytes:
             span = spans.get(extension.lower())
             if span is None:
@@ -92,6 +91,14 @@ class WebDatasetShard(Shard):
             return self._bytes(span)
 
         return load
+
+    def close(self) -> None:
+        """Close the archive."""
+        self._blob.close()
+
+    def _annotation(self, span: _Span, extension: str) -> bytes:
+        check_size(f"the {extension} member", span.size, MAX_ANNOTATION_BYTES)
+        return self._bytes(span)
 
     def _bytes(self, span: _Span) -> bytes:
         data = self._blob.pread(span.offset, span.size)
@@ -171,7 +178,7 @@ def _unpacked(packed: Blob, url: str) -> tuple[Blob, tuple[Reason, str] | None]:
     file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the blob closes it
     failure = None
     try:
-        with gzip.GzipFile(fileobj=io.BufferedReader(_Stream(packed), _COPY_BYTES)) as stream:
+        with gzip.GzipFile(fileobj=io.BufferedReader(BlobReader(packed), _COPY_BYTES)) as stream:
             while chunk := stream.read(_COPY_BYTES):
                 file.write(chunk)
                 if file.tell() > MAX_UNPACKED_BYTES:
@@ -185,20 +192,3 @@ def _unpacked(packed: Blob, url: str) -> tuple[Blob, tuple[Reason, str] | None]:
         packed.close()
     file.flush()
     return LocalBlob(file, url), failure
-
-
-class _Stream(io.RawIOBase):
-    """A blob as a stream for gzip."""
-
-    def __init__(self, blob: Blob) -> None:
-        self._blob = blob
-        self._offset = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._blob.pread(self._offset, len(buffer))
-        buffer[: len(data)] = data
-        self._offset += len(data)
-        return len(data)

@@ -18,8 +18,7 @@ from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 
 CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
 CALL_TIMEOUT_S = 10.0  # deadline of every unary call
-MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload comes in chunks of CHUNK_BYTES
-CHUNK_BYTES = 1 << 20  # the fastest size for grpcio streams
+MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload comes in chunks
 KEEPALIVE_MS = 2_000  # a cut wire is noticed after this time plus the timeout below
 KEEPALIVE_TIMEOUT_MS = 3_000
 

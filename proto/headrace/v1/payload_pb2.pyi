@@ -7,6 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class OfferRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OfferReply(_message.Message):
+    __slots__ = ("arena",)
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    arena: str
+    def __init__(self, arena: _Optional[str] = ...) -> None: ...
+
 class FetchRequest(_message.Message):
     __slots__ = ("ticket",)
     TICKET_FIELD_NUMBER: _ClassVar[int]
@@ -22,11 +32,35 @@ class FetchReply(_message.Message):
     def __init__(self, header: _Optional[_Union[PartHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class PartHeader(_message.Message):
-    __slots__ = ("num_bytes", "num_samples", "rejections")
+    __slots__ = ("num_bytes", "num_samples", "rejections", "arena", "crc32")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    ARENA_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_samples: int
     rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
-    def __init__(self, num_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ...) -> None: ...
+    arena: str
+    crc32: int
+    def __init__(self, num_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., arena: _Optional[str] = ..., crc32: _Optional[int] = ...) -> None: ...
+
+class SlotRequest(_message.Message):
+    __slots__ = ("ticket", "arena_token")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ARENA_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ticket: str
+    arena_token: bytes
+    def __init__(self, ticket: _Optional[str] = ..., arena_token: _Optional[bytes] = ...) -> None: ...
+
+class SlotReply(_message.Message):
+    __slots__ = ("header", "offset", "generation", "not_found")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
+    header: PartHeader
+    offset: int
+    generation: int
+    not_found: str
+    def __init__(self, header: _Optional[_Union[PartHeader, _Mapping]] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., not_found: _Optional[str] = ...) -> None: ...

@@ -34,6 +34,11 @@ class PayloadStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Offer = channel.unary_unary(
+                '/headrace.v1.Payload/Offer',
+                request_serializer=headrace_dot_v1_dot_payload__pb2.OfferRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_payload__pb2.OfferReply.FromString,
+                _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/headrace.v1.Payload/Fetch',
                 request_serializer=headrace_dot_v1_dot_payload__pb2.FetchRequest.SerializeToString,
@@ -43,6 +48,13 @@ class PayloadStub:
 
 class PayloadServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Offer(self, request, context):
+        """How parts can be had beside Fetch.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request, context):
         """One part of one microbatch as an Arrow IPC stream, cut into chunks. Waits until the part is decoded; NOT_FOUND where
@@ -55,6 +67,11 @@ class PayloadServicer:
 
 def add_PayloadServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Offer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Offer,
+                    request_deserializer=headrace_dot_v1_dot_payload__pb2.OfferRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_payload__pb2.OfferReply.SerializeToString,
+            ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
                     request_deserializer=headrace_dot_v1_dot_payload__pb2.FetchRequest.FromString,
@@ -70,6 +87,33 @@ def add_PayloadServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Payload:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Offer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Payload/Offer',
+            headrace_dot_v1_dot_payload__pb2.OfferRequest.SerializeToString,
+            headrace_dot_v1_dot_payload__pb2.OfferReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Fetch(request,

@@ -77,8 +77,10 @@ class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer
         ]
         return sessions_pb2.PlanEvent(plan=sessions_pb2.RankPlan(step=step, microbatches=messages, num_samples=9))
 
-    def place(self, ticket: str, lease: str = "lease-1") -> sessions_pb2.PlanEvent:
-        return sessions_pb2.PlanEvent(location=sessions_pb2.PartLocation(ticket=ticket, lease=lease, endpoint=self.endpoint))
+    def place(self, ticket: str, lease: str = "lease-1", endpoint: str = "") -> sessions_pb2.PlanEvent:
+        """At our own port, unless told otherwise."""
+        location = sessions_pb2.PartLocation(ticket=ticket, lease=lease, endpoint=endpoint or self.endpoint)
+        return sessions_pb2.PlanEvent(location=location)
 
     def step(self, index: int, num_microbatches: int = 2) -> None:
         """A step of one part a microbatch, all placed. The sample of ticket S/K has the id 100 S + K."""
@@ -138,6 +140,11 @@ class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer
 
     def Close(self, request: sessions_pb2.CloseRequest, context: grpc.ServicerContext) -> sessions_pb2.CloseReply:  # noqa: N802
         return sessions_pb2.CloseReply()
+
+    def Offer(  # noqa: N802
+        self, request: payload_pb2.OfferRequest, context: grpc.ServicerContext
+    ) -> payload_pb2.OfferReply:
+        return payload_pb2.OfferReply()
 
     def Fetch(  # noqa: N802
         self, request: payload_pb2.FetchRequest, context: grpc.ServicerContext

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preprocessor.store import Entry, Payload, PayloadStore
+from headrace.transport.shared_memory import ArenaReader
+from preprocessor.arena import Arena
+from preprocessor.store import Entry, Payload, PayloadStore, PayloadWriter
 
 MIB = 1 << 20
 
@@ -193,6 +197,97 @@ def test_releasing_one_job_leaves_the_others() -> None:
     store.add(make_entry("b", 0, job="two"))
     store.release("one")
     assert store.get("a") is None
+
+
+# -- in the arena -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    arena = Arena(4 * MIB, tmp_path)
+    yield arena
+    arena.close()
+
+
+def write(arena: Arena | None, num_bytes: int, *, with_checksum: bool = False) -> Payload:
+    batch = pa.record_batch({"bytes": pa.array([bytes(range(256)) * (num_bytes // 256)])})
+    return PayloadWriter(arena, with_checksum=with_checksum).write(batch, ())
+
+
+def test_a_part_has_the_same_bytes_in_the_arena_and_on_the_heap(arena: Arena) -> None:
+    shared, heap = write(arena, MIB), write(None, MIB)
+    assert shared.slot is not None
+    assert heap.slot is None
+    assert shared.data.equals(heap.data)
+    with pa.ipc.open_stream(shared.data) as reader:
+        assert reader.read_next_batch().num_rows == shared.num_samples == 1
+
+
+def test_where_the_arena_is_full_parts_lie_on_the_heap(arena: Arena) -> None:
+    slots = [write(arena, MIB).slot for _ in range(5)]
+    assert [slot is not None for slot in slots] == [True, True, True, False, False], "heads and metadata take some room"
+
+
+def test_every_way_out_of_the_store_frees_the_slot(arena: Arena) -> None:
+    store = PayloadStore(4 * MIB, arena)
+    for n in range(4):
+        store.add(make_entry(f"t{n}", n, step=n))
+    for size in (MIB, MIB, 3 * MIB // 2):
+        entry = store.next_to_decode()
+        assert entry is not None
+        store.fill(entry, write(arena, size))
+    late = store.get("t3")
+    assert late is not None
+    late.decoding = True
+    store.release("job", step=0)
+    entries = [entry for n in (1, 2) if (entry := store.get(f"t{n}")) is not None and entry.payload is not None]
+    assert arena.statistics().used_bytes == sum(entry.payload.slot.num_bytes for entry in entries)  # type: ignore[union-attr]
+    store.release("job")
+    store.fill(late, write(arena, MIB))
+    assert (arena.statistics().used_bytes, store.held_bytes) == (0, 0)
+
+
+async def test_a_release_waits_for_who_is_being_sent_the_part(arena: Arena) -> None:
+    store = PayloadStore(4 * MIB, arena)
+    entry = store.add(make_entry("t", 0))
+    assert store.next_to_decode() is entry
+    store.fill(entry, write(arena, MIB))
+    async with store.held(entry) as found:
+        store.release("job")
+        assert entry.payload is found
+        assert store.held_bytes > MIB
+    assert (arena.statistics().used_bytes, store.held_bytes) == (0, 0)
+
+
+def test_a_part_that_a_trainer_holds_is_not_evicted(arena: Arena) -> None:
+    store = PayloadStore(2 * MIB, arena)
+    for n in range(2):
+        entry = store.add(make_entry(f"t{n}", n))
+        assert store.next_to_decode() is entry
+        store.fill(entry, write(arena, 900_000))
+        store.mark_fetched(entry)
+    held, other = store.get("t0"), store.get("t1")
+    assert held is not None
+    assert other is not None
+    slot = store.lend(held)
+    assert slot is not None
+    _, let_go = ArenaReader(arena.path.name, arena.path.parent).view(slot.offset, slot.buffer.size, slot.generation)
+    store.add(make_entry("t2", 2))
+    assert store.next_to_decode() is not None
+    assert held.payload is not None
+    assert other.payload is None
+    let_go()
+    store.add(make_entry("t3", 3))
+    assert store.next_to_decode() is not None
+    assert held.payload is None
+
+
+def test_damage_is_seen_with_a_checksum_only(arena: Arena) -> None:
+    for with_checksum in (True, False):
+        part = write(arena, MIB, with_checksum=with_checksum)
+        assert not part.is_damaged
+        memoryview(part.data).cast("B")[MIB // 2] ^= 1
+        assert part.is_damaged is with_checksum
 
 
 Operation = tuple[str, int]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
@@ -75,6 +79,33 @@ def test_remote_folder() -> None:
     for shard in shards:
         with fsspec.open(shard.url) as file:
             assert file.read() == b"1"
+
+
+@pytest.fixture
+def web_folder(folder: Path) -> Iterator[str]:
+    """The folder on a web server of the standard library, which lists it as a page and takes no ranges."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_web_folder(web_folder: str, folder: Path) -> None:
+    assert [shard.name for shard in listed(web_folder)] == [
+        f"s0/{name}" for name in ("a/x.parquet", "a/y.jsonl", "b.tar", "c.tar.gz", "d.tgz", "e%5B1%5D.tar")
+    ]
+    assert listed(f"{web_folder}/b.tar") == [ShardInfo(source=0, url=f"{web_folder}/b.tar", name="s0/b.tar")]
+    with pytest.raises(DatasetError, match=f"{web_folder}/none.tar does not exist"):
+        listed(f"{web_folder}/none.tar")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""A part is decoded right into its batch, in the order of the plan, without what turns out to be damaged."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import soundfile
+
+from headrace.manifest import ShardInfo
+from headrace.quarantine import Reason
+from headrace.sample import SampleRef
+from headrace.spec import JobSpec
+from preprocessor.jobs import Job
+from preprocessor.pipeline import Pipeline, Row
+
+NAMES = ("whole", "cut", "sound", "words", "last")
+
+
+def recording(seconds: float) -> bytes:
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.sin(np.arange(int(seconds * 16_000)) / 30), 16_000, format="FLAC")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def job(tmp_path: Path, spec: JobSpec, write_tar: Callable[..., Path], jpeg: bytes, hostile: Path) -> Iterator[Job]:
+    """Five samples; the second one's pixels are cut short behind a sound header."""
+    png = (hostile / "images" / "rgba.png").read_bytes()
+    members: dict[str, Any] = {
+        "whole.0.jpg": jpeg,
+        "whole.1.png": png,
+        "whole.json": {"images": ["0.jpg", "1.png"], "texts": ["<image> and <image>"]},
+        "cut.jpg": jpeg[:-200],
+        "cut.json": {"images": ["jpg"], "texts": ["<image>"]},
+        "sound.flac": recording(0.7),
+        "sound.json": {"audios": ["flac"], "texts": ["<audio>", "what it is"]},
+        "words.json": {"texts": ["only words"]},
+        "last.jpg": jpeg,
+        "last.flac": recording(0.3),
+        "last.json": {"images": ["jpg"], "audios": ["flac"], "texts": ["<image><audio>", "both"]},
+    }
+    job = Job("test", spec)
+    job.shards = (ShardInfo(source=0, url=str(write_tar(members)), name="data/shard.tar"),)
+    yield job
+    job.close()
+
+
+def refs(*names: str) -> list[SampleRef]:
+    return [SampleRef(sample_id=100 + NAMES.index(name), shard=0, row=NAMES.index(name)) for name in names]
+
+
+def cells(batch: pa.RecordBatch, column: str) -> list[list[Any]]:
+    return [list(cell) for cell in batch.column(column).to_pylist()]
+
+
+def row_of(job: Job, name: str) -> Row:
+    (ref,) = refs(name)
+    row = job._attempt(ref, job.pipeline.decode)
+    assert isinstance(row, Row)
+    return row
+
+
+def test_rows_come_in_the_given_order_with_their_values(job: Job) -> None:
+    order = ["last", "words", "whole", "sound"]
+    batch, rejected = job.decode_batch(refs(*order))
+    batch.validate(full=True)
+    assert rejected == ()
+    assert batch.column("sample_id").to_pylist() == [104, 103, 100, 102]
+    for name, patches, mel in zip(order, cells(batch, "patches"), cells(batch, "mel"), strict=True):
+        row = row_of(job, name)
+        assert patches == row.patches.reshape(-1).tolist()
+        assert mel == row.mel.reshape(-1).tolist()
+
+
+def test_damage_behind_the_header_is_left_out(job: Job) -> None:
+    batch, rejected = job.decode_batch(refs("whole", "cut", "last"))
+    batch.validate(full=True)
+    assert batch.column("sample_id").to_pylist() == [100, 104]
+    assert [(item.name, item.reason, item.sample_id) for item in rejected] == [("data/shard.tar/cut", Reason.CORRUPT_MEDIA, 101)]
+    assert cells(batch, "patches") == [row_of(job, name).patches.reshape(-1).tolist() for name in ("whole", "last")]
+
+
+def test_nothing_left(job: Job) -> None:
+    batch, rejected = job.decode_batch(refs("cut"))
+    assert (batch.num_rows, len(rejected)) == (0, 1)
+    assert job.decode_batch([])[0].num_rows == 0
+
+
+def test_pixels_and_sound_are_not_copied_into_the_batch(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[tuple[int, int]] = []
+    room = Pipeline.room
+
+    def noting(pipeline: Pipeline, samples: Any) -> Any:
+        patches, mel = room(pipeline, samples)
+        given.append((patches.ctypes.data, mel.ctypes.data))
+        return patches, mel
+
+    monkeypatch.setattr(Pipeline, "room", noting)
+    batch, _ = job.decode_batch(refs("last", "whole", "sound"))
+    assert [(values("patches", batch), values("mel", batch))] == given
+
+
+def values(column: str, batch: pa.RecordBatch) -> int:
+    return int(batch.column(column).values.buffers()[1].address)
+
+
+def test_payload_is_the_batch_as_a_stream(job: Job) -> None:
+    wanted = refs("whole", "cut", "last")
+    payload = job.decode(wanted)
+    batch, rejected = job.decode_batch(wanted)
+    with pa.ipc.open_stream(payload.data) as reader:
+        assert reader.read_next_batch().equals(batch)
+    assert (payload.num_samples, payload.rejected) == (2, rejected)

@@ -1,0 +1,107 @@
+"""Preprocessors to fetch from, clients that fetch, and processes that can be killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from trainer.client import PartClient
+
+_path = Path(__file__).with_name("payload_world.py")
+
+
+def _load(path: Path) -> ModuleType:
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[path.stem] = module
+    module_spec.loader.exec_module(module)
+    return module
+
+
+_world = _load(_path)
+_loader_world = _load(_path.parents[1] / "control" / "loader_world.py")
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., Any]:
+    """(num_bytes, sample_id) -> a batch of one sample whose payload bytes are all sample_id % 256."""
+    return _world.make_batch
+
+
+@pytest.fixture
+def make_producer() -> Iterator[Callable[..., Any]]:
+    """(budget_bytes, **options) -> a Producer, stopped at the end unless the test has stopped it."""
+    with ExitStack() as stack:
+
+        def make(budget_bytes: int = 16 << 20, **options: Any) -> Any:
+            producer = _world.Producer(budget_bytes, **options)
+            stack.callback(producer.stop)
+            return producer
+
+        yield make
+
+
+@pytest.fixture
+def make_wire() -> Iterator[Callable[..., Any]]:
+    """(endpoint, **faults) -> a Wire."""
+    with ExitStack() as stack:
+
+        def make(endpoint: str, **faults: Any) -> Any:
+            wire = _world.Wire(endpoint, **faults)
+            stack.callback(wire.stop)
+            return wire
+
+        yield make
+
+
+@pytest.fixture
+def make_world() -> Iterator[Callable[[], Any]]:
+    """() -> a reorder service that tells a loader what the test says."""
+    with ExitStack() as stack:
+
+        def make() -> Any:
+            world = _loader_world.World()
+            stack.callback(world.stop)
+            return world
+
+        yield make
+
+
+@pytest.fixture
+def make_client() -> Iterator[Callable[..., PartClient]]:
+    """(transports) -> a PartClient."""
+    with ExitStack() as stack:
+
+        def make(*transports: str) -> PartClient:
+            client = PartClient(transports) if transports else PartClient()
+            stack.callback(client.close)
+            return client
+
+        yield make
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[str]]]]:
+    """(*arguments of payload_world.py) -> (process, words of its first line). Killed at the end."""
+    with ExitStack() as stack:
+
+        def start(*arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
+            command = [sys.executable, str(_path), *arguments]
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_path.parents[3])
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            return process, process.stdout.readline().split()
+
+        yield start
