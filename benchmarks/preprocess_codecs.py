@@ -89,6 +89,7 @@ def _sound(rounds: int) -> Section:
 
 
 def _threads(rounds: int) -> Section:
+    """By the wall's clock, so other programs show: no goal."""
     rates = in_turns(["samples, 1 thread", "samples, 2 threads"], rounds)
     one = Rival(value=rates["samples, 1 thread"], source="one thread")
     row = Row(name="two threads", value=rates["samples, 2 threads"], unit="/s", rival=one, detail=f"on {os.cpu_count()} cores")

@@ -10,6 +10,8 @@ Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, 
 1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
 frame is dropped.
 
+Spectra are floating-point sums: between kinds of processors the last bit of a feature may differ.
+
 All functions are thread-safe. torch parallelises inside of a call by default: a process that decodes from a thread pool
 calls `torch.set_num_threads(1)` at its start.
 """

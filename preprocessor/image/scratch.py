@@ -11,8 +11,9 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-KEEP_BYTES = 64 * 2**20
-"""A thread keeps buffers up to this size each: 16 megapixels. Larger ones are made and freed with their image."""
+KEEP_BYTES = 16 * 2**20
+"""A thread keeps buffers up to this size each: 4 megapixels. Larger ones are made and freed with their image; there numpy asks
+for huge pages, whose first touch is cheap."""
 
 
 class Scratch(threading.local):

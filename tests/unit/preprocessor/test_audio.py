@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
 from preprocessor import audio
+from preprocessor.torchaudio_import import torchaudio
 
 SPEC = AudioSpec()
 
@@ -154,3 +156,21 @@ def test_damaged_bytes_are_refused_or_agree(flac: bytes) -> None:
             except BadSampleError:
                 continue
             assert len(mel) == audio.probe(bytes(data), SPEC)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 6])
+def test_mono_is_the_mean(channels: int) -> None:
+    sound = np.random.default_rng(0).uniform(-0.9, 0.9, (5000, channels)).astype(np.float32)
+    buffer = io.BytesIO()
+    soundfile.write(buffer, sound, 16_000, format="WAV", subtype="FLOAT")
+    np.testing.assert_allclose(audio.read_mono(buffer.getvalue(), AudioSpec()), sound.mean(axis=1), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
+def test_kept_filters_are_those_of_the_plain_function(rate: int) -> None:
+    """A filter is made once a ratio; the function of torchaudio makes one a call."""
+    sound = torch.from_numpy(np.random.default_rng(1).normal(0, 0.1, 3 * rate).astype(np.float32))
+    header = audio.Header(sample_rate=rate, channels=1, frames=len(sound))
+    resampled = audio._resample(sound, header, AudioSpec())
+    expected = torchaudio.functional.resample(sound, rate, 16_000)
+    torch.testing.assert_close(resampled, expected[: len(resampled)], rtol=0, atol=0)
