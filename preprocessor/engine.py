@@ -68,6 +68,11 @@ class Engine:
         self._samples_decoded = 0
         self._bytes_decoded = 0
 
+    def ticket_key(self, job: str) -> bytes | None:
+        """What the tickets of a job are signed with (headrace.ticket); None where the job is not known here."""
+        known = self._jobs.get(job)
+        return known.ticket_key if known is not None else None
+
     async def run(self) -> None:
         """Serve the reorder service, over as many connections as it takes, until cancelled.
 
@@ -138,6 +143,7 @@ class Engine:
                     self._forget(order.job)
                     job = self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json), self._cache)
                 job.shards = tuple(shard_value(shard) for shard in order.shards)
+                job.ticket_key = order.ticket_key
             case "job_closed":
                 self._forget(order.job)
             case "step_committed":

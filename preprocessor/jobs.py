@@ -38,6 +38,7 @@ class Job:
         self.spec = spec
         self._cache = cache
         self.shards: tuple[ShardInfo, ...] = ()
+        self.ticket_key = b""
         # Samples are shuffled over `shuffle_shards` shards of each source, and a window may lie across two such blocks.
         self._open_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
         self._lock = threading.Lock()

@@ -10,13 +10,17 @@ import heapq
 import itertools
 import logging
 import uuid
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.telemetry import pairs
 
 log = logging.getLogger(__name__)
+
+REMEMBERED_SHARDS = 4096  # of a member
+NEARNESS = 0.5  # of a member's slots: so much less free it may be than another one that would have to fetch all shards
 
 Order = Any  # a FleetOrder without its lease; the fleet only passes it on
 
@@ -42,6 +46,8 @@ class Work:
     urgent: Callable[[], bool] = lambda: False
     """Whether somebody waits for it now: then it is placed even where no slot is free."""
     lease: str | None = None
+    shards: Mapping[int, int] = field(default_factory=dict)
+    """Shard of the job -> how many of its samples the work reads."""
     avoid: set[str] = field(default_factory=set)
     """Members that failed to deliver it: taken again only where there is no other."""
 
@@ -61,6 +67,10 @@ class Member:
     """The order that makes a job known, sent before the job's first work."""
     leases: dict[str, Work] = field(default_factory=dict)
     kept: dict[str, Work] = field(default_factory=dict)
+    overdue: dict[str, Work] = field(default_factory=dict)
+    """Leases that others have now, while this member still works on them, or hangs: they take up its slots."""
+    shards: OrderedDict[tuple[str, int], None] = field(default_factory=OrderedDict)
+    """(job, shard) that it read last, the latest at the end: it may have them open or cached."""
     jobs: set[str] = field(default_factory=set)
     samples_decoded: int = 0
     bytes_decoded: int = 0
@@ -69,7 +79,20 @@ class Member:
 
     def free(self, *, keep: bool) -> int:
         """Slots left for work of this kind."""
-        return self.slots - sum(work.keep == keep for work in self.leases.values())
+        return self.slots - sum(work.keep == keep for work in (*self.leases.values(), *self.overdue.values()))
+
+    def has_read(self, work: Work) -> float:
+        """Share of the work's samples that lie in shards which it read of late."""
+        read = sum(samples for shard, samples in work.shards.items() if (work.job, shard) in self.shards)
+        return read / max(1, sum(work.shards.values()))
+
+    def will_read(self, work: Work) -> None:
+        """Note the shards of work that it takes."""
+        for shard in work.shards:
+            self.shards[work.job, shard] = None
+            self.shards.move_to_end((work.job, shard))
+        while len(self.shards) > REMEMBERED_SHARDS:
+            self.shards.popitem(last=False)
 
 
 class Fleet:
@@ -80,12 +103,16 @@ class Fleet:
         self._waiting: dict[bool, list[tuple[tuple[int, ...], int, Work]]] = {False: [], True: []}  # by `keep`
         self._count = itertools.count()
         self._leases = itertools.count(1)
+        self.samples_placed = 0
+        self.samples_near = 0
+        """Of those placed, how many lie in shards that their member read of late."""
         self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
 
     def join(self, member: Member) -> None:
         """Add a member. A member of the same name (a stream that broke without our noticing) leaves first."""
         former = self.members.get(member.name)
         if former is not None:
+            member.shards = former.shards
             self.leave(former, "reconnected")
         self.members[member.name] = member
         log.info("joined %s", pairs(preprocessor=member.name, endpoint=member.endpoint, slots=member.slots))
@@ -112,17 +139,19 @@ class Fleet:
     def finish(self, member: Member, lease: str, result: Any) -> None:
         """`member` reports the result of `lease`. A lease that was given up meanwhile is ignored."""
         work = member.leases.pop(lease, None)
-        if work is None:
-            return
-        if work.keep:
-            member.kept[lease] = work
-        work.on_done(result)
-        self._fill_slots()
+        if work is not None:
+            if work.keep:
+                member.kept[lease] = work
+            work.on_done(result)
+        if work is not None or member.overdue.pop(lease, None) is not None:
+            self._fill_slots()
 
     def fail(self, member: Member, lease: str, error: str) -> None:
         """`member` cannot carry out `lease` (it may lack a mount, say): every other one is asked before the work has failed."""
         work = member.leases.pop(lease, None)
         if work is None:
+            if member.overdue.pop(lease, None) is not None:
+                self._fill_slots()
             return
         log.warning("order failed %s", pairs(preprocessor=member.name, job=work.job, error=error))
         work.avoid.add(member.name)
@@ -135,11 +164,14 @@ class Fleet:
         self._dispatch()
 
     def lost(self, lease: str) -> None:
-        """A trainer could not get what `lease` stands for: place it again, elsewhere if possible."""
+        """A trainer could not get what `lease` stands for, or not in time: place it again, elsewhere if possible."""
         for member in self.members.values():
-            work = member.leases.pop(lease, None) or member.kept.pop(lease, None)
+            unfinished = member.leases.pop(lease, None)
+            work = unfinished or member.kept.pop(lease, None)
             if work is not None:
                 work.avoid.add(member.name)
+                if unfinished is not None and not work.avoid >= self.members.keys():
+                    member.overdue[lease] = unfinished
                 self._wait_again(work)
                 self._dispatch()
                 return
@@ -153,6 +185,8 @@ class Fleet:
             for lease in leases & member.kept.keys():
                 del member.kept[lease]
         gone = set(map(id, works))
+        for member in self.members.values():
+            member.overdue = {lease: work for lease, work in member.overdue.items() if id(work) not in gone}
         self._keep_waiting(lambda work: id(work) not in gone)
         self._dispatch()
 
@@ -162,6 +196,7 @@ class Fleet:
         for member in self.members.values():
             member.leases = {lease: work for lease, work in member.leases.items() if work.job != job}
             member.kept = {lease: work for lease, work in member.kept.items() if work.job != job}
+            member.overdue = {lease: work for lease, work in member.overdue.items() if work.job != job}
             if job in member.jobs:
                 member.jobs.discard(job)
                 member.send(order)
@@ -206,6 +241,9 @@ class Fleet:
             lease = f"{member.name}-{self._life}-{next(self._leases)}"
             work.lease = lease
             member.leases[lease] = work
+            self.samples_placed += sum(work.shards.values())
+            self.samples_near += round(member.has_read(work) * sum(work.shards.values()))
+            member.will_read(work)
             if work.job not in member.jobs:
                 member.jobs.add(work.job)
                 member.send(member.introduce(work.job))
@@ -214,7 +252,9 @@ class Fleet:
         return member is not None
 
     def _choose(self, work: Work) -> Member | None:
-        """The member with most free slots; one without any only for urgent work."""
+        """The member with most free slots, where its shards count as slots; one without any only for urgent work."""
         candidates = [m for m in self.members.values() if m.name not in work.avoid] or list(self.members.values())
-        best = max(candidates, key=lambda m: (m.free(keep=work.keep), m.name))
-        return best if best.free(keep=work.keep) > 0 or work.urgent() else None
+        free = [m for m in candidates if m.free(keep=work.keep) > 0]
+        if not free and not work.urgent():
+            return None
+        return max(free or candidates, key=lambda m: (m.free(keep=work.keep) + NEARNESS * m.slots * m.has_read(work), m.name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from headrace.errors import ConflictError, HeadraceError, JobFailedError, Supers
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec, load_spec_json
 from headrace.telemetry import pairs
+from headrace.ticket import make_ticket
 from reorder_service import messages
 from reorder_service.fleet import Fleet
 from reorder_service.manifest import Manifest
@@ -37,6 +38,7 @@ class JobRun:
     def __init__(self, record: JobRecord, store: StateStore, fleet: Fleet) -> None:
         self.name = record.job
         self.uid = record.uid
+        self.key = record.key
         self.spec: JobSpec = load_spec_json(record.spec_json)
         self.state = record.state
         self.message = record.message
@@ -223,7 +225,7 @@ class JobRun:
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
         vocab = self.manifest.vocabulary.size if self.manifest.vocabulary else 0
         plan = await asyncio.to_thread(step.make_plan, self.spec, vocab=vocab, generation=self.generation)
-        step.cut(plan, prefix=f"{self.name}/{self.uid}", part_samples=self.spec.part_samples)
+        step.cut(plan, part_samples=self.spec.part_samples, ticket=self._ticket)
         log.info(
             "planned %s",
             pairs(
@@ -248,9 +250,13 @@ class JobRun:
             )
         await self._notify()
 
+    def _ticket(self, part: str) -> str:
+        return make_ticket(self.name, f"{self.uid}/{part}", self.key)
+
     async def _probe(self, step: Step, number: int, refs: list[SampleRef]) -> None:
         priority = (step.index, PROBE, number)
-        reply = await self._orders.ask(priority, lambda lease: messages.probe_samples(lease, self.name, refs))
+        shards = Counter(ref.shard for ref in refs)
+        reply = await self._orders.ask(priority, lambda lease: messages.probe_samples(lease, self.name, refs), shards)
         for item in reply.probes:
             step.probes[item.sample_id] = probe_value(item)
         step.rejected += [rejection_value(item) for item in reply.rejections]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from headrace.codec import rejection_value, shard_value, vocabulary_value
@@ -15,8 +15,8 @@ from reorder_service import messages
 from reorder_service.order import GlobalOrder, SourceShards
 from reorder_service.state import JobRecord, StateStore
 
-Ask = Callable[[tuple[int, ...], Callable[[str], FleetOrder]], Awaitable[Any]]
-"""Has any preprocessor carry out an order, given the priority and the order's maker; its report."""
+Ask = Callable[[tuple[int, ...], Callable[[str], FleetOrder], Mapping[int, int]], Awaitable[Any]]
+"""Has any preprocessor carry out an order, given the priority, the order's maker and the shards it reads; its report."""
 
 _PRIORITY = -1  # before any step's work
 
@@ -35,7 +35,7 @@ class Manifest:
 
     async def list_shards(self, ask: Ask) -> None:
         """Find the shards. Raises JobFailedError where a data set cannot be read."""
-        reply = await ask((_PRIORITY,), lambda lease: messages.list_shards(lease, self._job))
+        reply = await ask((_PRIORITY,), lambda lease: messages.list_shards(lease, self._job), {})
         shards = [shard_value(message) for message in reply.shards]
         vocabulary = vocabulary_value(reply.vocabulary)
         await self._store.save_manifest(self._job, shards, vocabulary)
@@ -49,7 +49,7 @@ class Manifest:
                     group.create_task(self._index_shard(ask, shard))
 
     async def _index_shard(self, ask: Ask, shard: int) -> None:
-        reply = await ask((_PRIORITY, shard), lambda lease: messages.index_shard(lease, self._job, shard))
+        reply = await ask((_PRIORITY, shard), lambda lease: messages.index_shard(lease, self._job, shard), {shard: 1})
         rejected = [rejection_value(item) for item in reply.rejections]
         await self._store.save_index(self._job, shard, reply.num_samples, rejected)
         self.indexed[shard] = reply.num_samples

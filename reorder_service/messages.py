@@ -12,9 +12,9 @@ from headrace.v1.fleet_pb2 import FleetOrder
 from reorder_service.step import Part
 
 
-def job_opened(job: str, spec_json: str, shards: Iterable[ShardInfo]) -> FleetOrder:
-    opened = fleet_pb2.JobOpened(job=job, spec_json=spec_json, shards=[shard_message(shard) for shard in shards])
-    return FleetOrder(job_opened=opened)
+def job_opened(job: str, spec_json: str, shards: Iterable[ShardInfo], key: bytes) -> FleetOrder:
+    messages = [shard_message(shard) for shard in shards]
+    return FleetOrder(job_opened=fleet_pb2.JobOpened(job=job, spec_json=spec_json, shards=messages, ticket_key=key))
 
 
 def job_closed(job: str) -> FleetOrder:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.errors import JobFailedError
@@ -25,16 +26,23 @@ class Orders:
         self._job = job
         self._fleet = fleet
 
-    async def ask(self, priority: tuple[int, ...], order: Callable[[str], FleetOrder]) -> Any:
-        """Have any preprocessor do something; its report. Raises JobFailedError where none can, after some pauses."""
+    async def ask(
+        self, priority: tuple[int, ...], order: Callable[[str], FleetOrder], shards: Mapping[int, int] | None = None
+    ) -> Any:
+        """Have any preprocessor do something; its report. Raises JobFailedError where none can, after some pauses.
+
+        `shards`: how many samples of which the order reads.
+        """
         for pause_s in RETRY_PAUSES_S:
             try:
-                return await self.ask_once(priority, order)
+                return await self.ask_once(priority, order, shards)
             except JobFailedError:
                 await asyncio.sleep(pause_s)
-        return await self.ask_once(priority, order)
+        return await self.ask_once(priority, order, shards)
 
-    async def ask_once(self, priority: tuple[int, ...], order: Callable[[str], FleetOrder]) -> Any:
+    async def ask_once(
+        self, priority: tuple[int, ...], order: Callable[[str], FleetOrder], shards: Mapping[int, int] | None = None
+    ) -> Any:
         """The same, without pauses: each preprocessor that is there is asked once."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -46,7 +54,8 @@ class Orders:
             if not future.done():
                 future.set_exception(JobFailedError(error))
 
-        self._fleet.submit(Work(job=self._job, priority=priority, order=order, on_done=done, on_failed=failed))
+        work = Work(job=self._job, priority=priority, order=order, on_done=done, on_failed=failed, shards=shards or {})
+        self._fleet.submit(work)
         return await future
 
     def decode(
@@ -90,6 +99,7 @@ class Orders:
             on_placed=place,
             keep=True,
             urgent=urgent,
+            shards=Counter(ref.shard for ref in part.samples),
         )
         part.work = work
         self._fleet.submit(work)

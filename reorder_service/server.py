@@ -274,7 +274,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
     def _introduce(self, job: str) -> fleet_pb2.FleetOrder:
         run = self._service.find(job)
-        return messages.job_opened(job, run.spec.to_json(), run.manifest.shards)
+        return messages.job_opened(job, run.spec.to_json(), run.manifest.shards, run.key)
 
     def _hear(self, member: Member, report: fleet_pb2.FleetReport) -> None:
         kind = report.WhichOneof("report")

@@ -3,7 +3,7 @@
 One interface on redis-py. `redis://HOST:PORT/DB` is a server of the user's; `embedded:FOLDER` a private one
 (reorder_service.embedded). Keys of a job, all under `headrace:{job}:`:
 
-    job          hash    spec, uid, state, message, vocabulary (JSON), cursor (next step), samples (committed so far)
+    job          hash    spec, uid, key (hex), state, message, vocabulary (JSON), cursor (next step), samples (committed so far)
     shards       list    the manifest: JSON (source, url, name), in manifest order
     indexed      hash    shard -> number of rows
     quarantine   hash    name -> JSON (reason, detail, sample_id, step)
@@ -32,18 +32,20 @@ from headrace.errors import ConflictError, UnavailableError, UserError
 from headrace.ledger import LedgerEntry
 from headrace.manifest import ShardInfo, Vocabulary
 from headrace.quarantine import Reason, Rejected
+from headrace.ticket import make_key
 from reorder_service.embedded import EmbeddedRedis
 
-FORMAT = "1"  # of the keys below `headrace:`; raised with every change that an older release would misread
+FORMAT = "2"  # of the keys below `headrace:`; raised with every change that an older release would misread
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
 _LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
 _PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
 
-# KEYS: job, list of jobs. ARGV: spec, name, uid.
+# KEYS: job, list of jobs. ARGV: spec, name, uid, key.
 _CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'spec', ARGV[1], 'uid', ARGV[3], 'state', 'INDEXING', 'message', '', 'cursor', 0, 'samples', 0)
+redis.call('HSET', KEYS[1], 'spec', ARGV[1], 'uid', ARGV[3], 'key', ARGV[4])
+redis.call('HSET', KEYS[1], 'state', 'INDEXING', 'message', '', 'cursor', 0, 'samples', 0)
 redis.call('RPUSH', KEYS[2], ARGV[2])
 return 1
 """
@@ -78,6 +80,8 @@ class JobRecord:
     job: str
     uid: str
     """Tells this job from any other that ever had its name."""
+    key: bytes
+    """Signs its tickets (headrace.ticket)."""
     spec_json: str
     state: str
     message: str
@@ -134,7 +138,7 @@ class StateStore:
 
     async def create_job(self, job: str, spec_json: str) -> bool:
         """False where the job is there already."""
-        keys, args = [_key(job, "job"), "headrace:jobs"], [spec_json, job, uuid.uuid4().hex[:8]]
+        keys, args = [_key(job, "job"), "headrace:jobs"], [spec_json, job, uuid.uuid4().hex[:8], make_key().hex()]
         return bool(await self._do(self._create(keys=keys, args=args)))
 
     async def jobs(self) -> list[str]:
@@ -151,6 +155,7 @@ class StateStore:
         return JobRecord(
             job=job,
             uid=fields["uid"],
+            key=bytes.fromhex(fields["key"]),
             spec_json=fields["spec"],
             state=fields["state"],
             message=fields["message"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,8 +59,10 @@ class Step:
     parts: dict[str, Part] = field(default_factory=dict)
     commits: dict[int, RankCommit] = field(default_factory=dict)
 
-    def cut(self, plan: StepPlan, *, prefix: str, part_samples: int) -> None:
-        """Take the plan and cut its microbatches into parts of at most `part_samples` samples; `prefix` begins their tickets.
+    def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:
+        """Take the plan and cut its microbatches into parts of at most `part_samples` samples, which lie in few shards each.
+
+        `ticket`: of the part with that name, which is unique in the job.
 
         Raises ValueError for a plan that is none (headrace.plan.StepPlan.check).
         """
@@ -68,11 +71,15 @@ class Step:
         refs = {ref.sample_id: ref for ref in self.refs}
         for r, replica in enumerate(plan.replicas):
             for k, microbatch in enumerate(replica):
-                ids = microbatch.sample_ids
-                for n, start in enumerate(range(0, len(ids), part_samples)):
-                    ticket = f"{prefix}/{self.index}/{r}/{k}/{n}"
-                    samples = tuple(refs[i] for i in ids[start : start + part_samples])
-                    self.parts[ticket] = Part(ticket=ticket, replica=r, microbatch=k, samples=samples)
+                samples = sorted((refs[i] for i in microbatch.sample_ids), key=lambda ref: (ref.shard, ref.row))
+                for n, start in enumerate(range(0, len(samples), part_samples)):
+                    part = Part(
+                        ticket=ticket(f"{self.index}/{r}/{k}/{n}"),
+                        replica=r,
+                        microbatch=k,
+                        samples=tuple(samples[start : start + part_samples]),
+                    )
+                    self.parts[part.ticket] = part
 
     def make_plan(self, spec: JobSpec, *, vocab: int, generation: int) -> StepPlan:
         """The plan of the step's good samples, after filling `costs`. Pure otherwise: runs in a worker thread.

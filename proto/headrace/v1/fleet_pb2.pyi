@@ -126,14 +126,16 @@ class Welcome(_message.Message):
     def __init__(self, heartbeat_s: _Optional[float] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobOpened(_message.Message):
-    __slots__ = ("job", "spec_json", "shards")
+    __slots__ = ("job", "spec_json", "shards", "ticket_key")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
     job: str
     spec_json: str
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
-    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ...) -> None: ...
+    ticket_key: bytes
+    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., ticket_key: _Optional[bytes] = ...) -> None: ...
 
 class ListShards(_message.Message):
     __slots__ = ("lease", "job")

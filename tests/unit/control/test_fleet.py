@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reorder_service.fleet import Fleet, Member, Work
+from reorder_service.fleet import REMEMBERED_SHARDS, Fleet, Member, Work
 
 
 @dataclass(kw_only=True)
@@ -29,7 +29,14 @@ class Bench:
         return member
 
     def work(
-        self, name: str, priority: int = 0, *, job: str = "job", keep: bool = False, urgent: Callable[[], bool] = lambda: False
+        self,
+        name: str,
+        priority: int = 0,
+        *,
+        job: str = "job",
+        keep: bool = False,
+        urgent: Callable[[], bool] = lambda: False,
+        shards: dict[int, int] | None = None,
     ) -> Work:
         return Work(
             job=job,
@@ -40,6 +47,7 @@ class Bench:
             on_placed=lambda lease, endpoint: self.placed.setdefault(name, []).append((lease, endpoint)),
             keep=keep,
             urgent=urgent,
+            shards=shards or {},
         )
 
     def submit(self, name: str, priority: int = 0, **options: object) -> Work:
@@ -84,6 +92,60 @@ def test_the_member_with_most_free_slots_gets_the_work() -> None:
         bench.submit(f"w{n}")
     assert len(bench.sent["large"]) == 1 + 3
     assert len(bench.sent["small"]) == 1 + 1
+
+
+def test_work_goes_to_who_has_read_its_shards() -> None:
+    bench = Bench()
+    members = {name: bench.join(name, slots=4) for name in "pq"}
+    for n in range(2):
+        finish(bench, members["q" if n == 0 else "p"], bench.submit(f"first{n}", shards={n: 1}))
+        members["q"].slots = 1  # so that the second one goes to p
+    members["q"].slots = 4
+    for n in range(4):
+        bench.submit(f"again{n}", shards={n % 2: 3, 7 + n: 1})
+    assert {name: [work for work in sent if work.startswith("again")] for name, sent in bench.sent.items()} == {
+        "q": ["again0", "again2"],
+        "p": ["again1", "again3"],
+    }
+    assert (bench.fleet.samples_placed, bench.fleet.samples_near) == (18, 12)
+
+
+def test_shards_read_before_do_not_make_a_queue_where_another_member_idles() -> None:
+    bench = Bench()
+    bench.join("busy", slots=4)
+    for n in range(5):
+        if n == 2:
+            bench.join("idle", slots=4)
+        bench.submit(f"w{n}", shards={0: 1})
+    assert [endpoint for n in range(5) for _, endpoint in bench.placed[f"w{n}"]] == 2 * ["busy:1"] + 3 * ["idle:1"]
+
+
+def test_only_the_latest_shards_count() -> None:
+    bench = Bench()
+    p = bench.join("p", slots=9)
+    bench.submit("many", shards=dict.fromkeys(range(REMEMBERED_SHARDS + 1), 1))
+    assert len(p.shards) == REMEMBERED_SHARDS
+    assert p.has_read(bench.work("old", shards={0: 1})) == 0
+    assert p.has_read(bench.work("half", shards={0: 1, 1: 1})) == 0.5
+
+
+def test_a_member_that_hangs_on_its_work_gets_no_more_than_its_slots() -> None:
+    """What a trainer waits for too long is done by another; the first one's slots stay taken until it answers."""
+    bench = Bench()
+    hangs = bench.join("hangs", slots=2)
+    parts = [bench.submit(f"part{n}", n, keep=True) for n in range(2)]
+    bench.join("helps", slots=2)
+    leases = [str(part.lease) for part in parts]
+    for lease in leases:
+        bench.fleet.lost(lease)
+    bench.submit("next", 9, keep=True)
+    assert [bench.placed[name][-1][1] for name in ("part0", "part1")] == ["helps:1"] * 2
+    assert "next" not in bench.placed
+    bench.fleet.finish(hangs, leases[0], None)
+    assert bench.placed["next"][-1][1] == "hangs:1"
+    assert bench.done == [], "the late answer is nobody's"
+    bench.fleet.release(parts)
+    assert hangs.free(keep=True) == 1
 
 
 def test_urgent_work_is_placed_without_a_free_slot() -> None:

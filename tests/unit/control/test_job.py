@@ -287,7 +287,7 @@ async def test_a_data_set_that_cannot_be_read_fails_the_job_with_its_sentence(st
 async def test_work_of_a_preprocessor_that_leaves_is_done_by_another(start: Start) -> None:
     service = await start()
     run = await submit(service, join=False)
-    member = Preprocessor(service=service, name="dies", answers=False).join()
+    member = Preprocessor(service=service, name="mortal", answers=False).join()
     Preprocessor(service=service, name="lives").join()
     await until(lambda: bool(member.leases))
     service.fleet.leave(member, "test")

