@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.preprocess_inputs import large_photos, members
-from benchmarks.preprocess_rates import CONTENDERS, IMAGE, by_pillow, in_turns
+from benchmarks.preprocess_inputs import camera_mosaics, camera_photos, large_photos, members
+from benchmarks.preprocess_rates import CONTENDERS, IMAGE, REDUCED, by_headrace, by_pillow, in_turns
 from benchmarks.report import Report, Rival, Row, Section, at_least, at_most
-from preprocessor import image
+from preprocessor import flac, image
 
 RESULTS = Path(__file__).parent / "results"
 IMAGE_GOAL_RATIO, DIFFERENCE_GOAL, PROBE_GOAL_PER_S, AUDIO_GOAL = 2.3, 5, 20_000, 700
@@ -38,7 +38,7 @@ def main() -> None:
 def sections(*, quick: bool) -> list[Section]:
     """The codecs' part of the preprocessing benchmark."""
     rounds = 1 if quick else ROUNDS
-    return [_images(rounds), _differences(), _headers(rounds), _sound(rounds), _threads(rounds)]
+    return [_images(rounds), _camera(rounds), _differences(), _headers(rounds), _sound(rounds), _threads(rounds)]
 
 
 def _images(rounds: int) -> Section:
@@ -56,6 +56,18 @@ def _images(rounds: int) -> Section:
     return Section(title=f"Photographs: {codec}, bicubic with antialiasing, uint8 patches; one core", rows=rows)
 
 
+def _camera(rounds: int) -> Section:
+    names = ("12 megapixels", "12 megapixels, reduced")
+    rates = in_turns([f"{name}, {size}" for name in ("Pillow", "headrace") for size in names], rounds)
+    rows = []
+    for size, source in zip(names, ("Pillow", "Pillow with draft()"), strict=True):
+        pillow = Rival(value=rates[f"Pillow, {size}"], source=source)
+        rows.append(
+            Row(name=f"{size} scale" if "reduced" in size else size, value=rates[f"headrace, {size}"], unit="/s", rival=pillow)
+        )
+    return Section(title="Photographs of 12 megapixels to 1; one core", rows=rows)
+
+
 def _differences() -> Section:
     files = [*large_photos(), *members(".png", ".jpg")]
     pillow = [by_pillow(data, IMAGE).astype(np.int16) for data in files]
@@ -66,8 +78,16 @@ def _differences() -> Section:
     rows = [
         Row(name="ours", value=worst["headrace"], goal=at_most(DIFFERENCE_GOAL)),
         Row(name="ours, resized by torch", value=worst["torch"]),
+        Row(name="ours at reduced scale, 12 megapixels", value=_reduced(camera_photos()), detail="enlarged photographs"),
+        Row(name="ours at reduced scale, sharp to the pixel", value=_reduced(camera_mosaics()), detail="a mosaic of photographs"),
     ]
     return Section(title=f"Largest difference from Pillow's patches, of 255; {len(files)} photographs and charts", rows=rows)
+
+
+def _reduced(files: list[bytes]) -> int:
+    """Largest difference of `reduced_scale` from the full size."""
+    pairs = [(by_headrace(data, REDUCED), by_headrace(data, IMAGE)) for data in files]
+    return max(int(np.abs(reduced.astype(np.int16) - full).max()) for reduced, full in pairs)
 
 
 def _headers(rounds: int) -> Section:
@@ -85,7 +105,8 @@ def _sound(rounds: int) -> Section:
     names = ("16,000 Hz, 10 s", "16,000 and 22,050 Hz, 1 to 5 s", "44,100 Hz stereo, 10 s")
     rates = in_turns(names, rounds)
     rows = [Row(name=name, value=rates[name], unit="x real time", goal=at_least(AUDIO_GOAL)) for name in names]
-    return Section(title="FLAC to log-mel, 128 bins of 16 kHz; one core", rows=rows)
+    codec = flac.NAME or "libsndfile"
+    return Section(title=f"FLAC to log-mel, 128 bins of 16 kHz: {codec}; one core", rows=rows)
 
 
 def _threads(rounds: int) -> Section:

@@ -14,6 +14,8 @@ from PIL import Image
 EXAMPLE = Path(__file__).parents[1] / "examples" / "data"
 PHOTO_PIXELS = 610_000
 """Of the larger photographs: 0.6 megapixels, what web data sets are made of."""
+CAMERA_PIXELS = 12_200_000
+NUM_CAMERA_PHOTOS = 6
 
 
 def members(*suffixes: str, shards: str = "*.tar") -> list[bytes]:
@@ -34,13 +36,32 @@ def photos() -> list[bytes]:
 @cache
 def large_photos() -> list[bytes]:
     """The same brought to PHOTO_PIXELS, JPEG of quality 90."""
-    return [_enlarged(data) for data in photos()]
+    return [_enlarged(data, PHOTO_PIXELS) for data in photos()]
 
 
-def _enlarged(data: bytes) -> bytes:
+@cache
+def camera_photos() -> list[bytes]:
+    """Some of them at CAMERA_PIXELS, as a telephone takes them: larger than they are sharp."""
+    return [_enlarged(data, CAMERA_PIXELS) for data in photos()[:NUM_CAMERA_PHOTOS]]
+
+
+@cache
+def camera_mosaics() -> list[bytes]:
+    """All photographs side by side on CAMERA_PIXELS: sharp to the pixel, with an edge between any two."""
+    tiles = [Image.open(io.BytesIO(data)).convert("RGB") for data in photos()]
+    columns, width, height = 7, 640, 480
+    mosaic = Image.new("RGB", (columns * width, -(-len(tiles) // columns) * height))
+    for index, tile in enumerate(tiles):
+        mosaic.paste(tile, (index % columns * width, index // columns * height))
+    buffer = io.BytesIO()
+    mosaic.save(buffer, "JPEG", quality=90)
+    return [buffer.getvalue()]
+
+
+def _enlarged(data: bytes, pixels: int) -> bytes:
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(data)) as photo:
-        factor = (PHOTO_PIXELS / (photo.width * photo.height)) ** 0.5
+        factor = (pixels / (photo.width * photo.height)) ** 0.5
         size = round(photo.width * factor), round(photo.height * factor)
         photo.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
     return buffer.getvalue()

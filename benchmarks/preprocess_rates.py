@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from benchmarks.preprocess_inputs import EXAMPLE, clip, large_photos, members, photos, recordings
+from benchmarks.preprocess_inputs import EXAMPLE, camera_photos, clip, large_photos, members, photos, recordings
 from benchmarks.timing import progress
 from headrace.sample import SampleRef
 from headrace.spec import AudioSpec, ImageSpec, JobSpec, parse_spec
@@ -31,6 +31,7 @@ from preprocessor.sources import list_shards, open_shard
 
 IMAGE = ImageSpec()
 SMALLER = ImageSpec(max_pixels=28 * 28 * 512)
+REDUCED = ImageSpec(reduced_scale=True)
 AUDIO = AudioSpec()
 PASSES = 6
 PART_SAMPLES = 8
@@ -42,6 +43,15 @@ def by_pillow(data: bytes, spec: ImageSpec) -> NDArray[np.uint8]:
         rgb = opened.convert("RGB")
     resized = rgb.resize(image.smart_resize(*rgb.size, spec), Image.Resampling.BICUBIC)
     return _patches(np.asarray(resized), spec)
+
+
+def by_pillow_reduced(data: bytes, spec: ImageSpec) -> NDArray[np.uint8]:
+    """The same with Pillow's own reduced scale: the smallest that is no smaller than the result."""
+    with Image.open(io.BytesIO(data)) as opened:
+        size = image.smart_resize(*opened.size, spec)
+        opened.draft("RGB", size)
+        rgb = opened.convert("RGB")
+    return _patches(np.asarray(rgb.resize(size, Image.Resampling.BICUBIC)), spec)
 
 
 def by_torch(data: bytes, spec: ImageSpec) -> NDArray[np.uint8]:
@@ -102,7 +112,7 @@ def _passes_per_s(work: Callable[[], object], clock: Callable[[], float] = proce
 
 
 def _images(contender: str, files: Callable[[], list[bytes]], spec: ImageSpec) -> float:
-    work, images = CONTENDERS[contender], files()
+    work, images = {**CONTENDERS, "Pillow, reduced": by_pillow_reduced}[contender], files()
     return len(images) * _passes_per_s(lambda: [work(data, spec).shape for data in images])
 
 
@@ -147,6 +157,10 @@ RATES: dict[str, Callable[[], float]] = {
     **{f"{name}, 0.6 megapixels": functools.partial(_images, name, large_photos, IMAGE) for name in CONTENDERS},
     **{f"{name}, 0.6 to 0.4 megapixels": functools.partial(_images, name, large_photos, SMALLER) for name in CONTENDERS},
     **{f"{name}, 0.3 megapixels": functools.partial(_images, name, photos, IMAGE) for name in CONTENDERS},
+    "Pillow, 12 megapixels": functools.partial(_images, "Pillow", camera_photos, IMAGE),
+    "headrace, 12 megapixels": functools.partial(_images, "headrace", camera_photos, IMAGE),
+    "Pillow, 12 megapixels, reduced": functools.partial(_images, "Pillow, reduced", camera_photos, IMAGE),
+    "headrace, 12 megapixels, reduced": functools.partial(_images, "headrace", camera_photos, REDUCED),
     "headers": lambda: _headers(image.probe),
     "headers, Pillow": lambda: _headers(reference.read_header),
     "headers, shard": _headers_of_shard,

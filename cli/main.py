@@ -28,9 +28,16 @@ COMMANDS = {
     "compare": ("cli.compare", "what planning would gain on your data: every strategy against arrival order"),
     "plan": ("cli.plan", "plan one global batch from a cost table"),
     "simulate": ("cli.simulate", "simulate every strategy on one global batch: times, pictures, traces"),
+    "bench": ("cli.bench", "measure what this machine can do: preprocessing, transports"),
     "health": ("cli.health", "exit 0 if the service at an endpoint is serving"),
 }
-_EXTRAS = {"preprocessor": "preprocessor", "inspect": "preprocessor", "compare": "preprocessor", "train": "trainer"}
+_EXTRAS = {
+    "preprocessor": "preprocessor",
+    "bench": "preprocessor,trainer",
+    "inspect": "preprocessor",
+    "compare": "preprocessor",
+    "train": "trainer",
+}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1

@@ -53,6 +53,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="send a CRC-32 with every part: what is damaged on the way is found and fetched again",
     )
+    parser.add_argument(
+        "--flight-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="for payload over the network, by Arrow Flight, on the host of --listen and --advertise (default: a free port)",
+    )
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM: trainers connect over TLS (default: no TLS)"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, not encrypted")
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,13 +77,19 @@ def run(args: argparse.Namespace) -> int:
     from cli.service import run_service
     from headrace import rpc
     from headrace.errors import UserError
+    from headrace.transport.tls import load_certificate
     from preprocessor.server import serve
     from preprocessor.sources.cache import ShardCache, default_cache
 
     if min(args.threads, args.budget_mib, args.cache_gib) < 1:
         raise UserError("--threads, --budget-mib and --cache-gib must be at least 1")
-    for endpoint in filter(None, (args.reorder, args.listen, args.advertise)):
+    for endpoint in filter(None, (args.reorder, args.listen, args.advertise, args.metrics)):
         rpc.check_endpoint(endpoint)
+    if not 0 <= args.flight_port <= 65535:
+        raise UserError(f"--flight-port must be a port, 0 to 65535, got {args.flight_port}")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise UserError("--tls-cert and --tls-key go together: name both, or neither")
+    certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
     rpc.await_reorder_service(args.reorder, REORDER_TIMEOUT_S)
     cache_bytes = args.cache_gib << 30
     service = serve(
@@ -77,5 +100,8 @@ def run(args: argparse.Namespace) -> int:
         budget_bytes=args.budget_mib << 20,
         cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
         with_checksum=args.checksum,
+        flight_port=args.flight_port,
+        certificate=certificate,
+        metrics_listen=args.metrics,
     )
     return run_service("preprocessor", service)

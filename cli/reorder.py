@@ -21,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="redis://HOST:PORT/DB, or embedded:FOLDER for a private store on this machine (default: %(default)s)",
     )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,4 +34,4 @@ def run(args: argparse.Namespace) -> int:
     from cli.service import run_service
     from reorder_service.server import serve
 
-    return run_service("reorder", serve(args.listen, args.store))
+    return run_service("reorder", serve(args.listen, args.store, args.metrics))

@@ -20,9 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model (default: torch's choice)")
     parser.add_argument(
         "--transport",
-        choices=("auto", "grpc", "shared_memory"),
+        choices=("auto", "shared_memory", "flight"),
         default="auto",
-        help="how parts come; auto: through shared memory where a preprocessor is on this host (default: %(default)s)",
+        help="how parts come; auto: through shared memory where a preprocessor is on this host, else by Arrow Flight "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of preprocessors that speak TLS (default: they do not)"
+    )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve Prometheus metrics there, a rank at PORT plus its local rank; port 0 takes a free one (default: off)",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
 
@@ -33,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     from cli.client import JobsClient
     from cli.summary import print_summary, summarise
+    from headrace import metrics
     from headrace.spec import load_spec_yaml
     from headrace.telemetry import configure_logging
     from headrace.transport.base import TRANSPORTS
@@ -45,7 +56,27 @@ def run(args: argparse.Namespace) -> int:
     with JobsClient(args.endpoint) as client:
         job = client.submit(expand(load_spec_yaml(args.submit))) if args.submit else args.job
         transports = TRANSPORTS if args.transport == "auto" else (args.transport,)
-        train(args.endpoint, job=job, model_name=args.model or "", threads=args.threads, transports=transports)
+        with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER):
+            train(
+                args.endpoint,
+                job=job,
+                model_name=args.model or "",
+                threads=args.threads,
+                transports=transports,
+                tls_ca=args.tls_ca,
+            )
         if os.environ.get("RANK", "0") == "0":
             print_summary(summarise(client, job), args.format)
     return 0
+
+
+def metrics_of_rank(listen: str) -> str:
+    """The address of this rank's metrics. Raises EndpointError."""
+    import os
+
+    from headrace.rpc import check_endpoint
+
+    if not listen or check_endpoint(listen).endswith(":0"):
+        return listen
+    host, _, port = listen.rpartition(":")
+    return f"{host}:{int(port) + int(os.environ.get('LOCAL_RANK', '0'))}"

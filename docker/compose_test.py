@@ -116,6 +116,8 @@ def check_running(protocol: Protocol, compose: Compose, endpoint: str, folder: P
         expect("exit code", run(["docker", "wait", trainer], timeout_s=JOB_S).strip(), "0")
         inside = json.loads(run(["docker", "logs", trainer]))  # stdout alone: logs go to stderr
         notes.append(summary(inside))
+    with protocol.check("payload came through shared memory"):
+        expect("transport=shared_memory in the trainer's log", "transport=shared_memory" in compose("logs", "trainer"), True)
     with protocol.check("two preprocessors, no process as root"):
         expect("preprocessors", len(compose.containers("preprocessor")), 2)
         for service in ("reorder", "preprocessor"):

@@ -1,4 +1,8 @@
-"""What a preprocessor does for a job: list, index, probe and decode. Blocking functions for worker threads."""
+"""What a preprocessor does for a job: list, index, probe, read and decode. Blocking functions for worker threads.
+
+Reading a part waits for disks and servers and brings it into memory; decoding it needs nothing else. So the two go to
+threads of their own (preprocessor.engine).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,25 @@ import dataclasses
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
-from preprocessor.pipeline import Pipeline, Row, Sized
+from headrace.transport.base import read_batches
+from preprocessor.part import Payload
+from preprocessor.pipeline import Loaded, LoadedPart, Pipeline, Row, Sized
 from preprocessor.sources import Record, Shard, open_shard
 from preprocessor.sources.blob import BlobCache
-from preprocessor.store import Payload
+from preprocessor.writer import PayloadWriter
 
 log = logging.getLogger(__name__)
 
@@ -81,41 +89,54 @@ class Job:
                 good.append((ref.sample_id, dataclasses.replace(result, name=self.sample_name(ref))))
         return good, rejected
 
-    def decode(self, refs: Sequence[SampleRef]) -> Payload:
-        """`decode_batch` as an Arrow IPC stream."""
-        batch, rejected = self.decode_batch(refs)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        return Payload(data=sink.getvalue(), num_samples=batch.num_rows, rejected=rejected)
+    def load(self, refs: Sequence[SampleRef]) -> LoadedPart:
+        """Bring samples into memory, in the order of the shards, which caches and disks like.
+
+        Raises DatasetError, OSError or MemoryError where a shard cannot be read here.
+        """
+        read = {ref: self._attempt(ref, self.pipeline.load) for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))}
+        return LoadedPart(samples={ref: read[ref] for ref in refs})
+
+    def decode(self, part: LoadedPart, writer: PayloadWriter) -> Payload:
+        """The samples in the order of the plan, those that turn out to be damaged left out.
+
+        Pixels and sound are decoded right into the payload.
+        """
+        sized = {ref: self._size(ref, loaded) for ref, loaded in part.samples.items()}
+        good = {ref: sample for ref, sample in sized.items() if isinstance(sample, Sized)}
+        room = self.pipeline.room(list(good.values()))
+        draft = self._encode(
+            {ref: self.pipeline.row(sample, of_patches, of_mel) for ref, sample, of_patches, of_mel in _cut(good, *room)}
+        )
+        reserved = writer.reserve(draft, *room)
+        try:
+            rows = {
+                ref: self._guarded(ref, partial(self.pipeline.fill, sample, of_patches, of_mel))
+                for ref, sample, of_patches, of_mel in _cut(good, reserved.patches, reserved.mel)
+            }
+            results = [rows.get(ref, sample) for ref, sample in sized.items()]
+            rejected = tuple(result for result in results if isinstance(result, Rejected))
+            kept = {ref: row for ref, row in rows.items() if isinstance(row, Row)}
+            if len(kept) == len(rows):
+                return writer.finish(reserved, len(kept), rejected)
+            payload = writer.write(self._encode(kept), rejected)
+        except BaseException:
+            writer.discard(reserved)
+            raise
+        writer.discard(reserved)
+        return payload
 
     def decode_batch(self, refs: Sequence[SampleRef]) -> tuple[pa.RecordBatch, tuple[Rejected, ...]]:
-        """The samples as one Arrow batch, those that turn out to be damaged left out.
+        """`load` and `decode`, onto the heap."""
+        payload = self.decode(self.load(refs), PayloadWriter())
+        (batch,) = read_batches(payload.data)
+        return batch, payload.rejected
 
-        Read in the order of the shards, which caches and disks like; handed on in the order of the plan. Pixels and sound
-        are decoded right into the batch.
-        """
-        read = {ref: self._attempt(ref, self.pipeline.size) for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))}
-        rows = self._fill({ref: sized for ref in refs if isinstance(sized := read[ref], Sized)})
-        batch = self.pipeline.encode(
-            [ref.sample_id for ref, row in rows.items() if isinstance(row, Row)],
-            [row for row in rows.values() if isinstance(row, Row)],
-        )
-        results = [rows.get(ref, read[ref]) for ref in refs]
-        return batch, tuple(result for result in results if isinstance(result, Rejected))
+    def _size(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sized | Rejected:
+        return loaded if isinstance(loaded, Rejected) else self._guarded(ref, partial(self.pipeline.size, loaded))
 
-    def _fill(self, samples: Mapping[SampleRef, Sized]) -> dict[SampleRef, Row | Rejected]:
-        """Decode the samples into two arrays that hold them all, in the given order."""
-        patches, mel = self.pipeline.room(list(samples.values()))
-        rows: dict[SampleRef, Row | Rejected] = {}
-        patch = frame = 0
-        for ref, sized in samples.items():
-            of_patches = patches[patch : patch + sized.num_patches]
-            of_mel = mel[frame : frame + sized.num_frames]
-            rows[ref] = self._guarded(ref, partial(self.pipeline.fill, sized, of_patches, of_mel))
-            patch += sized.num_patches
-            frame += sized.num_frames
-        return rows
+    def _encode(self, rows: Mapping[SampleRef, Row]) -> pa.RecordBatch:
+        return self.pipeline.encode([ref.sample_id for ref in rows], list(rows.values()))
 
     def sample_name(self, ref: SampleRef) -> str:
         """SOURCE/SHARD/KEY."""
@@ -171,3 +192,14 @@ class _Slot:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.shard: Shard | None = None
+
+
+def _cut(
+    samples: Mapping[SampleRef, Sized], patches: NDArray[np.uint8], mel: NDArray[np.float16]
+) -> Iterator[tuple[SampleRef, Sized, NDArray[np.uint8], NDArray[np.float16]]]:
+    """The samples, each with its share of arrays that hold them all."""
+    patch = frame = 0
+    for ref, sized in samples.items():
+        yield ref, sized, patches[patch : patch + sized.num_patches], mel[frame : frame + sized.num_frames]
+        patch += sized.num_patches
+        frame += sized.num_frames

@@ -1,15 +1,16 @@
 """From records to payload: size a sample, decode its media, and put decoded samples into an Arrow batch.
 
     record --mapping--> sample --headers--> counts --template--> input_ids, labels
-                                    |
+             (read)                 |
                                     +--media--> patches, mel
 
-Probing stops at the counts, and decoding begins with them: so they agree, and pixels and sound go straight to their place
-in an array of the caller's that holds many samples.
+Reading ends at the sample: from there on everything is in memory. Probing stops at the counts, and decoding begins with
+them: so they agree, and pixels and sound go straight to their place in an array of the caller's that holds many samples.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -17,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headrace.sample import SCHEMA, Probe
+from headrace.quarantine import Rejected
+from headrace.sample import SCHEMA, Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from preprocessor import audio, image
-from preprocessor.mapping import Audio, Image, Sample, to_sample
+from preprocessor.mapping import Audio, Image, Sample, Text, to_sample
 from preprocessor.record import Record
 from preprocessor.template import Sequence, load_template
 
@@ -49,6 +51,32 @@ class Row:
         """Bytes of all arrays."""
         arrays = (self.input_ids, self.labels, self.patches, self.image_grids, self.mel, self.mel_frames)
         return sum(array.nbytes for array in arrays)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A record in memory with its media, of which nothing is decoded."""
+
+    name: str
+    sample: Sample
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the media, and characters of the text."""
+        return sum(len(item.text) if isinstance(item, Text) else len(item.data) for item in self.sample.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPart:
+    """The samples of a part in memory, none of them decoded."""
+
+    samples: Mapping[SampleRef, Loaded | Rejected]
+    """In the order of the plan."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the media and of the text."""
+        return sum(loaded.nbytes for loaded in self.samples.values() if isinstance(loaded, Loaded))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +117,7 @@ class Pipeline:
 
     def probe(self, record: Record, source: SourceSpec) -> Probe:
         """What a record costs, from headers and text; named by its key. Raises BadSampleError."""
-        sized = self.size(record, source)
+        sized = self.size(self.load(record, source))
         return Probe(
             name=sized.name,
             num_tokens=len(sized.sequence.input_ids),
@@ -98,15 +126,19 @@ class Pipeline:
             mel_frames=sized.mel_frames,
         )
 
-    def size(self, record: Record, source: SourceSpec) -> Sized:
-        """A record's tokens, and its media with their headers read. Raises BadSampleError."""
-        sample = to_sample(record, source.mapping)
+    def load(self, record: Record, source: SourceSpec) -> Loaded:
+        """Read a record's media. Raises BadSampleError."""
+        return Loaded(name=record.key, sample=to_sample(record, source.mapping))
+
+    def size(self, loaded: Loaded) -> Sized:
+        """A sample's tokens, and its media with their headers read. Raises BadSampleError."""
+        sample = loaded.sample
         images = tuple(segment.data for segment in sample.segments if isinstance(segment, Image))
         recordings = tuple(segment.data for segment in sample.segments if isinstance(segment, Audio))
         grids = tuple(image.probe(data, self._image) for data in images)
         frames = tuple(audio.probe(data, self._audio) for data in recordings)
         return Sized(
-            name=record.key,
+            name=loaded.name,
             sequence=self._render(sample, grids, frames),
             images=images,
             grids=grids,
@@ -116,7 +148,7 @@ class Pipeline:
 
     def decode(self, record: Record, source: SourceSpec) -> Row:
         """A record with its media decoded, in arrays of its own. Raises BadSampleError."""
-        sized = self.size(record, source)
+        sized = self.size(self.load(record, source))
         return self.fill(sized, *self.room([sized]))
 
     def room(self, samples: SequenceOf[Sized]) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
@@ -135,6 +167,10 @@ class Pipeline:
         for data, frames in zip(sized.recordings, sized.mel_frames, strict=True):
             mel[begin : begin + frames] = audio.decode(data, self._audio)
             begin += frames
+        return self.row(sized, patches, mel)
+
+    def row(self, sized: Sized, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
+        """A sample with the arrays that its media are, or will be, in."""
         return Row(
             input_ids=sized.sequence.input_ids,
             labels=sized.sequence.labels,

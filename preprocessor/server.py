@@ -1,55 +1,70 @@
-"""gRPC face of a preprocessor: trainers fetch parts here."""
+"""A preprocessor's face towards trainers: they learn by gRPC how to fetch parts, and fetch them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
 import socket
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import torch
 
+from headrace import metrics
 from headrace.codec import rejection_message
-from headrace.errors import NotFoundError
-from headrace.rpc import Server, answers_stream, reachable_address
+from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
+from headrace.rpc import Server, reachable_address
 from headrace.telemetry import pairs
-from headrace.transport import chunks
-from headrace.transport.base import GRPC, SHARED_MEMORY
+from headrace.ticket import is_genuine, job_of
+from headrace.transport.base import FLIGHT, SHARED_MEMORY, refusal_message
+from headrace.transport.flight_server import FlightServer, Loan
 from headrace.transport.slots import Reply, SlotServer
-from headrace.v1 import payload_pb2
+from headrace.transport.tls import Certificate
+from headrace.v1 import payload_pb2, payload_pb2_grpc
+from preprocessor import occupancy
 from preprocessor.arena import Arena, open_arena
-from preprocessor.engine import Engine
+from preprocessor.engine import Engine, read_ahead_parts
+from preprocessor.part import Entry, Payload
 from preprocessor.sources.blob import BlobCache
-from preprocessor.store import Entry, Payload, PayloadStore, PayloadWriter
+from preprocessor.staging import ReadAhead
+from preprocessor.store import PayloadStore
+from preprocessor.writer import PayloadWriter
 
 log = logging.getLogger(__name__)
 
+READ_AHEAD_SHARE = 0.125  # of the budget: JPEGs take a thirtieth of their patches, FLAC as much as its mel frames
+STREAM_GRACE_S = 2.0  # how long a leaving preprocessor goes on with the parts that it is sending
 
-class PayloadServicer:
-    """Hands decoded parts over: by `tell_slot` to clients that share memory with us, by `Fetch` to all."""
 
-    def __init__(self, store: PayloadStore, arena: Arena | None = None) -> None:
+class PayloadServicer(payload_pb2_grpc.PayloadServicer):
+    """Hands decoded parts over: by `tell_slot` to clients that share memory with us, by `lend` to the Flight server for all.
+
+    A part goes to whoever has its ticket, signed with the key of its job.
+    """
+
+    def __init__(self, store: PayloadStore, keys: Callable[[str], bytes | None], arena: Arena | None = None) -> None:
+        """`keys`: the key of a job's tickets; None where the job is not known here."""
         self._store = store
+        self._keys = keys
         self._arena = arena
-        self._arena_name = arena.path.name if arena is not None else ""
+        self.offer = payload_pb2.OfferReply(arena=arena.path.name if arena is not None else "")
+        """What clients are told. Where its Flight server is, the owner fills in."""
         self.num_parts: Counter[str] = Counter()
         """Parts handed over, by transport."""
 
     async def Offer(self, request: payload_pb2.OfferRequest, context: grpc.aio.ServicerContext) -> payload_pb2.OfferReply:
-        return payload_pb2.OfferReply(arena=self._arena_name)
+        return self.offer
 
-    @answers_stream
-    async def Fetch(self, request: payload_pb2.FetchRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[chunks.Reply]:
+    @contextlib.asynccontextmanager
+    async def lend(self, request: payload_pb2.FetchRequest) -> AsyncIterator[Loan]:
+        """The part for the Flight server, kept during the block. Raises as `_held`."""
         async with self._held(request.ticket) as (entry, payload):
-            yield payload_pb2.FetchReply(header=self._header(payload))
-            for chunk in chunks.split(payload.data):
-                yield chunk
-            self._store.mark_fetched(entry)
-            self.num_parts[GRPC] += 1
+            self._handed_over(entry, FLIGHT)
+            yield Loan(header=_header(payload), data=payload.data)
 
     async def tell_slot(self, request: payload_pb2.SlotRequest, reply: Reply) -> None:
         """Answer on the arena's socket. Raises ConnectionRefusedError where the client has not read the arena."""
@@ -57,18 +72,18 @@ class PayloadServicer:
             raise ConnectionRefusedError("a client asks for slots of another arena")
         try:
             async with self._held(request.ticket) as (entry, payload):
-                message = payload_pb2.SlotReply(header=self._header(payload))
+                message = payload_pb2.SlotReply(header=_header(payload))
                 if slot := self._store.lend(entry):
                     message.offset, message.generation = slot.offset, slot.generation
-                    self._store.mark_fetched(entry)
-                    self.num_parts[SHARED_MEMORY] += 1
+                    self._handed_over(entry, SHARED_MEMORY)
                 await reply(message)  # the client has locked the slot when this returns
-        except NotFoundError as err:
-            await reply(payload_pb2.SlotReply(not_found=str(err)))
+        except HeadraceError as err:
+            await reply(payload_pb2.SlotReply(refusal=refusal_message(err)))
 
     @contextlib.asynccontextmanager
     async def _held(self, ticket: str) -> AsyncIterator[tuple[Entry, Payload]]:
-        """The part once it is decoded, kept during the block. Raises NotFoundError."""
+        """The part once it is decoded, kept during the block. Raises NotFoundError or PermissionDeniedError."""
+        self._check(ticket)
         entry = self._store.get(ticket)
         if entry is None:
             raise NotFoundError(f"part {ticket!r} is not held here")
@@ -77,14 +92,46 @@ class PayloadServicer:
                 raise NotFoundError(f"part {ticket!r} is held here no longer")
             yield entry, payload
 
-    def _header(self, payload: Payload) -> payload_pb2.PartHeader:
-        return payload_pb2.PartHeader(
-            num_bytes=payload.data.size,
-            num_samples=payload.num_samples,
-            rejections=[rejection_message(item) for item in payload.rejected],
-            arena=self._arena_name,
-            crc32=payload.crc32,
-        )
+    def _handed_over(self, entry: Entry, transport: str) -> None:
+        self._store.mark_fetched(entry)
+        self.num_parts[transport] += 1
+        metrics.PARTS_DELIVERED.labels(transport).inc()
+
+    def _check(self, ticket: str) -> None:
+        key = self._keys(job_of(ticket))
+        if key is None:
+            raise NotFoundError(f"the job of ticket {ticket!r} is not known here")
+        if not is_genuine(ticket, key):
+            raise PermissionDeniedError(f"ticket {ticket!r} does not bear the signature of its job")
+
+
+def _header(payload: Payload) -> payload_pb2.PartHeader:
+    return payload_pb2.PartHeader(
+        num_bytes=payload.data.size,
+        num_samples=payload.num_samples,
+        rejections=[rejection_message(item) for item in payload.rejected],
+        crc32=payload.crc32,
+    )
+
+
+@contextlib.asynccontextmanager
+async def payload_servers(
+    listen: str, servicer: PayloadServicer, arena: Arena | None, *, flight_port: int = 0, certificate: Certificate | None = None
+) -> AsyncIterator[str]:
+    """All that trainers fetch from, during the block. Its gRPC endpoint. Raises EndpointError where a port cannot be had."""
+    services = {"headrace.v1.Payload": lambda s: payload_pb2_grpc.add_PayloadServicer_to_server(servicer, s)}
+    server = Server(listen, services, certificate.server_credentials() if certificate is not None else None)
+    async with contextlib.AsyncExitStack() as stack:
+        flight = FlightServer(f"{listen.rpartition(':')[0]}:{flight_port}", servicer.lend, certificate)
+        stack.push_async_callback(asyncio.to_thread, flight.stop, STREAM_GRACE_S)
+        servicer.offer.flight_port, servicer.offer.flight_tls = flight.port, certificate is not None
+        if arena is not None:
+            slots = SlotServer(arena.path, servicer.tell_slot)
+            await slots.start()
+            stack.push_async_callback(slots.stop)
+        await server.start()
+        stack.push_async_callback(server.stop, 0.2)
+        yield server.endpoint
 
 
 async def serve(
@@ -96,36 +143,40 @@ async def serve(
     budget_bytes: int,
     cache: BlobCache,
     with_checksum: bool = False,
+    flight_port: int = 0,
+    certificate: Certificate | None = None,
+    metrics_listen: str = "",
 ) -> None:
-    """Run until cancelled. Raises EndpointError where the port cannot be had.
+    """Run until cancelled. Raises EndpointError where a port cannot be had.
 
     `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the route to the reorder service. `with_checksum`:
-    trainers compare every part with its CRC-32, and fetch again what was damaged on the way.
+    trainers compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of
+    `listen`; 0: a free one. `certificate`: of both ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
+    metrics; empty: none. What is read ahead takes up to READ_AHEAD_SHARE of the budget, as much as it needs.
     """
     torch.set_num_threads(1)  # the engine's own threads use the cores
     arena = open_arena(budget_bytes)
-    store = PayloadStore(budget_bytes, arena)
-    servicer = PayloadServicer(store, arena)
+    read_ahead = ReadAhead(max_bytes=int(READ_AHEAD_SHARE * budget_bytes), max_parts=read_ahead_parts(threads))
+    store = PayloadStore(budget_bytes, arena, read_ahead)
+    occupancy.watch(store, read_ahead, arena)
+    servicer = PayloadServicer(store, lambda job: engine.ticket_key(job), arena)
+    writer = PayloadWriter(arena, with_checksum=with_checksum)
+    name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # process ids are alike in containers
     try:
-        server = Server(listen, {chunks.SERVICE: lambda s: chunks.add_service(s, servicer)})
-        endpoint = advertise or reachable_address(server.endpoint, reorder)
-        name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # process ids are alike in containers
-        writer = PayloadWriter(arena, with_checksum=with_checksum)
-        engine = Engine(name=name, endpoint=endpoint, reorder=reorder, threads=threads, store=store, writer=writer, cache=cache)
-        async with contextlib.AsyncExitStack() as stack:
-            if arena is not None:
-                slots = SlotServer(arena.path, servicer.tell_slot)
-                await slots.start()
-                stack.push_async_callback(slots.stop)
-            await server.start()
-            stack.push_async_callback(server.stop, 0.2)
-            print(f"headrace preprocessor listening on {server.endpoint}", flush=True)
-            try:
-                await engine.run()
-            finally:
-                log.info("parts handed over %s", pairs(**servicer.num_parts))
-                if arena is not None:
-                    log.info("arena %s", pairs(**dataclasses.asdict(arena.statistics())))
+        with metrics.exported(metrics_listen, metrics.PREPROCESSOR):
+            servers = payload_servers(listen, servicer, arena, flight_port=flight_port, certificate=certificate)
+            async with servers as listening:
+                endpoint = advertise or reachable_address(listening, reorder)
+                engine = Engine(
+                    name=name, endpoint=endpoint, reorder=reorder, threads=threads, store=store, writer=writer, cache=cache
+                )
+                print(f"headrace preprocessor listening on {listening}", flush=True)
+                try:
+                    await engine.run()
+                finally:
+                    log.info("parts handed over %s", pairs(**servicer.num_parts))
+                    if arena is not None:
+                        log.info("arena %s", pairs(**dataclasses.asdict(arena.statistics())))
     finally:
         if arena is not None:
             arena.close()

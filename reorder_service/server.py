@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from headrace import codec
+from headrace import codec, metrics
 from headrace.errors import ConflictError, NotFoundError
 from headrace.rpc import Server, answers, answers_stream
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc, jobs_pb2, jobs_pb2_grpc, sessions_pb2, sessions_pb2_grpc
 from headrace.v1.common_pb2 import Rejection
 from reorder_service import messages, planning
 from reorder_service.fleet import Member
-from reorder_service.job import JobRun
+from reorder_service.job import FINAL, JobRun
 from reorder_service.service import ReorderService
 from reorder_service.sessions import Ended, Session
 from reorder_service.state import StateStore
@@ -289,10 +289,36 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
             self._service.fleet.finish(member, result.lease, result)
 
 
-async def serve(listen: str, store_url: str) -> None:
-    """Run until cancelled. Raises UserError where the port or the store cannot be had, UnavailableError where it is lost."""
+def _watch(service: ReorderService) -> None:
+    """Let the gauges of this process show the service; they are read in another thread."""
+
+    def parts(*, placed: bool) -> int:
+        steps = [step for run in list(service.jobs.values()) for step in list(run.steps.values())]
+        return sum(bool(part.endpoint) == placed for step in steps for part in list(step.parts.values()))
+
+    members = service.fleet.members
+    metrics.MEMBERS.set_function(lambda: len(members))
+    metrics.LEASES.set_function(lambda: sum(len(member.leases) for member in list(members.values())))
+    metrics.JOBS.set_function(lambda: sum(run.state not in FINAL for run in list(service.jobs.values())))
+    metrics.PLANNED_STEPS.set_function(
+        lambda: sum(step.plan is not None for run in list(service.jobs.values()) for step in list(run.steps.values()))
+    )
+    metrics.watch(metrics.PARTS, {"waiting": lambda: parts(placed=False), "placed": lambda: parts(placed=True)})
+
+
+async def serve(listen: str, store_url: str, metrics_listen: str = "") -> None:
+    """Run until cancelled. Raises UserError where a port or the store cannot be had, UnavailableError where it is lost.
+
+    `metrics_listen`: HOST:PORT of the metrics; empty: none.
+    """
+    with metrics.exported(metrics_listen, metrics.REORDER):
+        await _serve(listen, store_url)
+
+
+async def _serve(listen: str, store_url: str) -> None:
     store = await StateStore.open(store_url)
     service = ReorderService(store)
+    _watch(service)
     try:
         server = Server(
             listen,

@@ -1,5 +1,6 @@
 """The consumer: `connect` to a reorder service and iterate over the packed microbatches of its job."""
 
-from trainer.loader import Microbatch, Step, StepLoader, connect
+from trainer.loader import StepLoader, connect
+from trainer.steps import Microbatch, Step
 
 __all__ = ["Microbatch", "Step", "StepLoader", "connect"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,16 +13,21 @@ import pyarrow as pa
 
 from headrace import rpc
 from headrace.codec import rejection_message, rejection_value, vocabulary_value
-from headrace.errors import HeadraceError, NotFoundError, SupersededError, UnavailableError, UserError
+from headrace.errors import (
+    HeadraceError,
+    NotFoundError,
+    PermissionDeniedError,
+    SupersededError,
+    UnavailableError,
+    UserError,
+)
 from headrace.manifest import Vocabulary
 from headrace.quarantine import Rejected
+from headrace.sample import SCHEMA
 from headrace.spec import JobSpec, load_spec_json
-from headrace.telemetry import pairs
-from headrace.transport.base import GRPC, SHARED_MEMORY, TRANSPORTS, Delivery, checksum
-from headrace.transport.chunks import ChunkReceiver
-from headrace.transport.shared_memory import ArenaError
-from headrace.transport.slots import SlotReceiver
-from headrace.v1 import payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
+from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
+from headrace.v1 import sessions_pb2, sessions_pb2_grpc
+from trainer.connection import Connection, Terms
 
 log = logging.getLogger(__name__)
 
@@ -33,17 +37,17 @@ INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are 
 RECONNECT_TIMEOUT_S = 60.0  # how long a trainer waits for a reorder service that went away
 COMMIT_TIMEOUT_S = 600.0  # how long a commit waits for a lost service: its restart, and the planning of the window again
 RETRY_S = 0.2  # pause before a service is asked again
-FETCH_TIMEOUT_S = 120.0  # a part is waited for while it is decoded; a dead preprocessor is noticed by its connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A fetched part: one Arrow row a sample, and the samples that turned out to be damaged."""
 
-    batch: pa.RecordBatch
-    """Lies in `delivery`: not to be read after its release."""
+    batches: tuple[pa.RecordBatch, ...]
+    """All rows in order, with the columns asked for. They lie in `delivery`: not to be read after its release."""
     rejected: tuple[Rejected, ...]
     num_bytes: int
+    """Of memory that it keeps."""
     delivery: Delivery
 
 
@@ -190,43 +194,49 @@ class SessionClient:
 class PartClient:
     """Fetches parts from preprocessors, one connection each. Thread-safe."""
 
-    def __init__(self, transports: Sequence[str] = TRANSPORTS) -> None:
-        """Raises UserError where `transports` are not some of headrace.transport.base.TRANSPORTS."""
+    def __init__(
+        self, transports: Sequence[str] = TRANSPORTS, columns: Sequence[str] | None = None, *, tls_ca: bytes | None = None
+    ) -> None:
+        """`columns`: of headrace.sample.SCHEMA, those to fetch; none: all. `tls_ca`: as of `trainer.connection.Terms`.
+
+        Raises UserError where `transports` are not some of headrace.transport.base.TRANSPORTS, or columns not of the schema.
+        """
+        columns = tuple(columns or ())
         if not transports or not set(transports) <= set(TRANSPORTS):
             raise UserError(f"transports {tuple(transports)!r} must be some of {', '.join(TRANSPORTS)}")
-        self._transports = frozenset(transports)
-        self._connections: dict[str, _Connection] = {}
+        if not set(columns) <= set(SCHEMA.names):
+            raise UserError(f"columns {columns!r} must be some of {', '.join(SCHEMA.names)}")
+        self._terms = Terms(transports=frozenset(transports), columns=columns, tls_ca=tls_ca)
+        self._connections: dict[str, Connection] = {}
         self._lock = threading.Lock()
-        self.num_parts: Counter[str] = Counter()
-        """Parts received, by transport."""
 
     def fetch(self, endpoint: str, ticket: str) -> Part:
         """The part, valid until its delivery is released.
 
-        Raises NotFoundError where the preprocessor does not hold the part, UnavailableError where it is gone or the part came
-        damaged, UserError where it has none of the transports.
+        Raises NotFoundError where the preprocessor does not hold the part or does not take the ticket for genuine (either way it
+        is to be had elsewhere), UnavailableError where it is gone or the part came damaged, UserError where it has none of the
+        transports or does not speak TLS as we do.
         """
         with self._lock:
             connection = self._connections.get(endpoint)
             if connection is None:
-                connection = self._connections[endpoint] = _Connection(endpoint, self._transports)
+                connection = self._connections[endpoint] = Connection(endpoint, self._terms)
         try:
             delivery = connection.fetch(ticket)
+        except PermissionDeniedError as err:
+            raise NotFoundError(str(err)) from err
+        except DamagedError:
+            raise
         except UnavailableError:
             self._drop(connection)
             raise
-        header = delivery.header
-        if header.HasField("crc32") and header.crc32 != checksum(delivery.buffer):
+        try:
+            return _part(delivery, self._terms.columns, f"part {ticket} of {endpoint}")
+        except BaseException:
             delivery.release()
-            raise UnavailableError(f"part {ticket} of {endpoint} came damaged through {delivery.transport}: its checksum differs")
-        with self._lock:
-            self.num_parts[delivery.transport] += 1
-        with pa.ipc.open_stream(delivery.buffer) as reader:
-            batch = reader.read_next_batch()
-        rejected = tuple(rejection_value(item) for item in header.rejections)
-        return Part(batch=batch, rejected=rejected, num_bytes=header.num_bytes, delivery=delivery)
+            raise
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         """Preprocessors come and go, each with a port of its own: keep no connection to those that went."""
         with self._lock:
             if self._connections.get(connection.endpoint) is connection:
@@ -241,77 +251,13 @@ class PartClient:
             self._connections.clear()
 
 
-class _Connection:
-    """One preprocessor, and the best transport that it and this process have in common. Thread-safe."""
-
-    def __init__(self, endpoint: str, transports: frozenset[str]) -> None:
-        self.endpoint = endpoint
-        self._transports = transports
-        self._channel = rpc.channel(endpoint)
-        self._stub = payload_pb2_grpc.PayloadStub(self._channel)
-        self._chunks = ChunkReceiver(self._channel, endpoint)
-        self._lock = threading.Lock()  # of both below
-        self._slots: SlotReceiver | None = None
-        self._arena: str | None = None  # that the preprocessor last named; None: it was not asked yet
-
-    def fetch(self, ticket: str) -> Delivery:
-        """Raises as PartClient.fetch, but does not look at the payload."""
-        slots = self._open_slots()
-        delivery = self._from_slot(slots, ticket) if slots is not None else None
-        if delivery is None:
-            delivery = self._chunks.fetch(ticket, FETCH_TIMEOUT_S)
-            with self._lock:
-                if delivery.header.arena != self._arena:  # another process has taken over the endpoint
-                    self._choose(delivery.header.arena)
-        return delivery
-
-    def _open_slots(self) -> SlotReceiver | None:
-        with self._lock:
-            if self._arena is None:
-                try:
-                    self._choose(rpc.call(self._stub.Offer, payload_pb2.OfferRequest(), self.endpoint).arena)
-                except ValueError as err:  # gRPC's word for a call on a closed channel: another thread found it broken
-                    raise UnavailableError(f"the connection to {self.endpoint} was closed") from err
-            return self._slots
-
-    def _from_slot(self, slots: SlotReceiver, ticket: str) -> Delivery | None:
-        try:
-            return slots.fetch(ticket, FETCH_TIMEOUT_S)
-        except ArenaError as err:  # its owner may have died, or been started anew: gRPC tells
-            log.warning("shared memory is lost %s", pairs(endpoint=self.endpoint, reason=err))
-            with self._lock:
-                if self._slots is slots:
-                    self._slots = None
-            slots.close()
-            return None
-
-    def _choose(self, arena: str) -> None:
-        """Choose the transport. Raises UserError where none of those asked for is possible. The caller holds the lock."""
-        reason = ""
-        if self._slots is not None:
-            self._slots.close()
-            self._slots = None
-        if SHARED_MEMORY not in self._transports:
-            reason = "as asked for"
-        elif not arena:
-            reason = "the preprocessor has no shared memory"
-        else:
-            try:
-                self._slots = SlotReceiver(arena)
-            except ArenaError as err:
-                reason = str(err)
-        transport = GRPC if reason else SHARED_MEMORY
-        if transport not in self._transports:
-            raise UserError(
-                f"transport {SHARED_MEMORY} is asked for, but not possible with {self.endpoint}: {reason}; "
-                f"share /dev/shm between preprocessor and trainer, or allow {GRPC}"
-            )
-        self._arena = arena
-        log.info("receiving %s", pairs(endpoint=self.endpoint, transport=transport, **({"reason": reason} if reason else {})))
-
-    def close(self) -> None:
-        """End the calls that are open."""
-        self._channel.close()
-        with self._lock:
-            if self._slots is not None:
-                self._slots.close()
+def _part(delivery: Delivery, columns: tuple[str, ...], what: str) -> Part:
+    """Raises DamagedError."""
+    header, buffer = delivery.header, delivery.buffer
+    if buffer is not None:
+        verify(header, lambda: checksum(buffer), what)
+        batches, num_bytes = read_batches(buffer, columns), buffer.size
+    else:
+        batches, num_bytes = delivery.batches, sum(batch.get_total_buffer_size() for batch in delivery.batches)
+    rejected = tuple(rejection_value(item) for item in header.rejections)
+    return Part(batches=batches, rejected=rejected, num_bytes=num_bytes, delivery=delivery)

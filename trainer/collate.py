@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from headrace.errors import HeadraceError
-from headrace.sample import LABEL_IGNORED, SCHEMA
+from headrace.sample import LABEL_IGNORED
+from trainer.buffers import BufferPool
+from trainer.columns import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,7 +25,8 @@ class PackedMicrobatch:
     `position_ids`, `patches`, `mel`) goes to the device; the layout (`sample_ids`, `image_grids`, `mel_frames` and the
     cumulative lengths) stays on the host, where its numbers are read without waiting for the device.
 
-    Payload may be a view of the Arrow buffers that it came from: do not write into it.
+    Payload may be a view of the Arrow buffers that it came from: do not write into it. A rank that receives a unit's columns
+    only has empty tensors for the others: T = 0 without tokens; (0, width) patches or mel, beside the true grids and frames.
     """
 
     sample_ids: Tensor
@@ -66,37 +69,44 @@ class PackedMicrobatch:
 _PAYLOAD = ("input_ids", "labels", "position_ids", "patches", "mel")
 
 
-def collate(batches: Sequence[pa.RecordBatch], *, patch_values: int = 0, mel_bins: int = 0) -> PackedMicrobatch:
+def collate(
+    batches: Sequence[pa.RecordBatch], *, patch_values: int = 0, mel_bins: int = 0, buffers: BufferPool | None = None
+) -> PackedMicrobatch:
     """Packs batches of `headrace.sample.SCHEMA` in the order given; none, or batches without rows, give n = 0.
 
-    patch_values, mel_bins: widths of `patches` and `mel` where no sample has any, (0, width).
+    Batches may have some of the columns only, all of them the same: a unit's (`headrace.sample.UNIT_COLUMNS`). What is not
+    there is empty: without input_ids T = 0, without labels there are no targets.
 
-    One batch is taken without a copy of `patches` and `mel`; several cost one copy. Raises HeadraceError where a batch
-    has another schema or its columns do not fit each other.
+    patch_values, mel_bins: widths of `patches` and `mel` where no sample has any, (0, width). buffers: where they are copied
+    to; None: into new memory.
+
+    One batch is taken without a copy of `patches` and `mel`. Several are copied once, and so is one into pinned buffers; then
+    nothing of the batches is read any more (`trainer.columns.is_view`).
+
+    Raises HeadraceError where a batch has another schema or its columns do not fit each other.
     """
-    for batch in batches:
-        if not batch.schema.equals(SCHEMA):
-            raise HeadraceError(f"a payload batch has the columns {batch.schema.names}, not the schema of this release")
-    lengths = _lengths(batches, "input_ids")
-    if not torch.equal(lengths, _lengths(batches, "labels")):
-        raise HeadraceError("a payload batch has samples with different numbers of input_ids and labels")
+    columns = Columns(batches, buffers or BufferPool(max_idle_bytes=0))
+    lengths = _token_lengths(columns)
     cu_seqlens = cumulative(lengths)
-    labels = _predicted(_values(batches, "labels"), lengths, cu_seqlens)
-    grids = _values(batches, "image_grids").view(-1, 3)
-    mel_frames = _values(batches, "mel_frames")
+    labels = _predicted(columns.values("labels"), lengths, cu_seqlens)
+    grids = columns.values("image_grids").view(-1, 3)
+    mel_frames = columns.values("mel_frames")
     image_cu_seqlens = cumulative(grids.prod(dim=1))
     mel_cu_seqlens = cumulative(mel_frames)
-    starts = torch.repeat_interleave(cu_seqlens[:-1], lengths)
+    starts = torch.from_numpy(np.repeat(cu_seqlens[:-1].numpy(), lengths.numpy()))  # torch's own wakes a team of threads
+    media = columns.media()
+    num_patches = int(image_cu_seqlens[-1]) if "patches" in columns.names else 0
+    num_frames = int(mel_cu_seqlens[-1]) if "mel" in columns.names else 0
     return PackedMicrobatch(
-        sample_ids=_values(batches, "sample_id"),
-        input_ids=_values(batches, "input_ids").long(),
+        sample_ids=columns.values("sample_id"),
+        input_ids=columns.values("input_ids").long(),
         labels=labels,
-        position_ids=torch.arange(len(labels)) - starts,
+        position_ids=torch.arange(len(starts)) - starts,
         cu_seqlens=cu_seqlens,
-        patches=_rows(_values(batches, "patches"), int(image_cu_seqlens[-1]), patch_values, "patches"),
+        patches=_rows(media["patches"], num_patches, patch_values, "patches"),
         image_grids=grids,
         image_cu_seqlens=image_cu_seqlens,
-        mel=_rows(_values(batches, "mel"), int(mel_cu_seqlens[-1]), mel_bins, "mel frames"),
+        mel=_rows(media["mel"], num_frames, mel_bins, "mel frames"),
         mel_frames=mel_frames,
         mel_cu_seqlens=mel_cu_seqlens,
         num_targets=int((labels != LABEL_IGNORED).sum()),
@@ -110,35 +120,22 @@ def cumulative(lengths: Tensor) -> Tensor:
     return offsets
 
 
+def _token_lengths(columns: Columns) -> Tensor:
+    """(n,) int32. Zeros where there are no tokens."""
+    lengths = [columns.lengths(name) for name in ("input_ids", "labels") if name in columns.names]
+    if len(lengths) == 2 and not torch.equal(*lengths):
+        raise HeadraceError("a payload batch has samples with different numbers of input_ids and labels")
+    return lengths[0] if lengths else torch.zeros(columns.num_rows, dtype=torch.int32)
+
+
 def _predicted(labels: Tensor, lengths: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Labels moved one to the left inside every sample, so that each lies where it is predicted."""
+    if not len(labels):
+        return labels.long()
     shifted = labels.long().roll(-1)
     last = cu_seqlens[1:][lengths > 0] - 1
     shifted[last.long()] = LABEL_IGNORED
     return shifted
-
-
-def _values(batches: Sequence[pa.RecordBatch], name: str) -> Tensor:
-    """The innermost values of a column over all batches, flat; a view where there is one batch."""
-    tensors = []
-    for batch in batches:
-        column = batch.column(name)
-        while pa.types.is_nested(column.type):
-            column = column.flatten()  # respects the offset of a sliced batch
-        tensors.append(from_dlpack(column))
-    if not tensors:
-        return torch.empty(0, dtype=_DTYPES[name])
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-_DTYPES = {"sample_id": torch.int64, "patches": torch.uint8, "mel": torch.float16} | dict.fromkeys(
-    ("input_ids", "labels", "image_grids", "mel_frames"), torch.int32
-)
-
-
-def _lengths(batches: Sequence[pa.RecordBatch], name: str) -> Tensor:
-    lengths = [from_dlpack(batch.column(name).value_lengths()) for batch in batches]
-    return torch.cat(lengths) if lengths else torch.empty(0, dtype=torch.int32)
 
 
 def _rows(values: Tensor, num_rows: int, empty_width: int, what: str) -> Tensor:

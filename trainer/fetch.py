@@ -4,22 +4,55 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from headrace import metrics
 from headrace.errors import NotFoundError, UnavailableError
 from headrace.telemetry import pairs
-from headrace.transport.base import TRANSPORTS
+from headrace.transport.base import TRANSPORTS, DamagedError
 from trainer.client import RETRY_S, Part, PartClient
+from trainer.hedging import HEDGE_S, Hedging
+from trainer.statistics import FetchStatistics
 
 log = logging.getLogger(__name__)
 
+_ORDER_S = 0.5  # the order to decode a part may reach its preprocessor so long after its place was told here
+_ORDER_RETRY_S = 0.01  # pause before such a part is asked for again
+_MAX_THREADS = 256  # a limit for a fleet that hangs as a whole; they are started as they are needed
+
+
+class _Place(NamedTuple):
+    lease: str
+    endpoint: str
+    told_s: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Wanted:
+    """A part that has not come yet, and the attempts to get it."""
+
+    ticket: str
+    future: Future[Part]
+    attempts: dict[str, float] = field(default_factory=dict)
+    """Endpoints that were asked and have not answered, and when they were asked."""
+    asked_lease: str = ""
+    failed_lease: str = ""
+    is_awaited: bool = False
+    """Whether the consumer waits for it."""
+
 
 class PartFetcher:
-    """A small pool fetches parts in the order in which they are queued, so that few of them lie ready. Thread-safe.
+    """Parts are fetched in the order in which they are queued, so that few of them lie ready. Thread-safe.
 
-    A part is fetched when it has a place. Where the place does not deliver it, that is reported, and a newer one awaited.
+    A part is fetched when it has a place, and when it gets a newer one, there as well: the first delivery counts, a later one
+    is released at once. A place that fails is reported, so that the part gets another; and so is one where the consumer
+    waits in vain (`Hedging`). No more than `threads` attempts, and one more for the part that the consumer waits for, are
+    pending at a preprocessor: that many threads one that hangs can hold up, and no other preprocessor's.
     """
 
     def __init__(
@@ -30,134 +63,272 @@ class PartFetcher:
         max_bytes: int,
         threads: int,
         transports: Sequence[str] = TRANSPORTS,
+        columns: Sequence[str] | None = None,
+        tls_ca: bytes | None = None,
+        hedge_s: float = HEDGE_S,
     ) -> None:
         """`report_lost(ticket, lease)`: asks for another place. At most `max_parts` parts, and about `max_bytes`, lie ready.
 
-        Raises UserError where `transports` are none that there are.
+        `columns`: of headrace.sample.SCHEMA, those to fetch; None: all. `tls_ca`: of the preprocessors' certificates, in PEM;
+        None: they speak no TLS. Raises UserError where `transports` are none that there are, or `hedge_s` is no time.
         """
         self._report_lost = report_lost
         self._max_parts = max_parts
         self._max_bytes = max_bytes
-        self._client = PartClient(transports)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fetch")
-        self._changed = threading.Condition()  # of all below
-        self._places: dict[str, tuple[str, str]] = {}  # ticket -> (lease, endpoint)
+        self._threads = threads
+        self._hedging = Hedging(hedge_s)
+        self._client = PartClient(transports, columns, tls_ca=tls_ca)
+        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="fetch")
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # of all below
+        self._places: dict[str, _Place] = {}
         self._queue: deque[str] = deque()
-        self._futures: dict[str, Future[Part]] = {}
-        self._taken: dict[str, Callable[[], None]] = {}  # ticket -> what releases the part
+        self._futures: dict[str, Future[Part]] = {}  # of parts that are fetched or ready, until they are taken
+        self._wanted: dict[str, _Wanted] = {}  # those of them that have not come, in the order of consumption
+        self._pending: Counter[str] = Counter()  # attempts by endpoint
+        self._taken: dict[str, tuple[Callable[[], None], int]] = {}  # what releases the part, and its bytes
         self._ready_bytes = 0
+        self._num_parts: Counter[str] = Counter()
+        self._received_bytes = self._num_hedged = self._num_fetched_again = self._num_late = 0
         self._error: BaseException | None = None
 
     def queue(self, tickets: Iterable[str]) -> None:
         """Parts that are consumed next, after those queued before."""
-        with self._changed:
+        with self._lock:
             self._queue.extend(tickets)
             self._fetch_ahead()
 
     def place(self, ticket: str, lease: str, endpoint: str) -> None:
         """Where a part is, from now on."""
-        with self._changed:
-            self._places[ticket] = (lease, endpoint)
-            self._changed.notify_all()
+        with self._lock:
+            self._places[ticket] = _Place(lease, endpoint, time.monotonic())
+            if ticket in self._wanted:
+                self._ask(self._wanted[ticket])
 
     def take(self, ticket: str) -> Part:
         """Wait for a queued part and hand it over, to be read until it is released.
 
         Raises what `fail` was told where it can no longer come.
         """
-        with self._changed:
+        with self._lock:
             self._fetch_ahead(needed=ticket)
             if self._error is not None and ticket not in self._futures:
                 raise self._error
-            future = self._futures[ticket]
+            future, wanted = self._futures[ticket], self._wanted.get(ticket)
+            if wanted is not None:
+                wanted.is_awaited = True
+                self._ask(wanted)
+        if wanted is not None:
+            self._await(wanted)
         part = future.result()
-        with self._changed:
+        with self._lock:
             del self._futures[ticket]
             self._ready_bytes -= part.num_bytes
-            self._taken[ticket] = part.delivery.release
+            self._taken[ticket] = (part.delivery.release, part.num_bytes)
             self._fetch_ahead()
         return part
 
+    def _await(self, wanted: _Wanted) -> None:
+        """Until the part has come or cannot come any more."""
+        awaited_s = time.monotonic()
+        while not wanted.future.done():
+            pause_s = self._hedge(wanted, awaited_s) - time.monotonic()
+            wait([wanted.future], timeout=min(max(0.0, pause_s), threading.TIMEOUT_MAX))
+
     def release(self, tickets: Iterable[str]) -> None:
         """The consumer reads these parts no more: those that it took go back to their preprocessors."""
-        with self._changed:
-            releases = [self._taken.pop(ticket) for ticket in tickets if ticket in self._taken]
-        for release in releases:
+        with self._lock:
+            taken = [self._taken.pop(ticket) for ticket in tickets if ticket in self._taken]
+        for release, _ in taken:
             release()
 
     def forget(self, tickets: Iterable[str]) -> None:
         """These parts are not needed any more."""
-        with self._changed:
+        with self._lock:
             for ticket in tickets:
                 self._places.pop(ticket, None)
 
     def fail(self, error: BaseException) -> None:
         """No further place will be told: whoever waits for one raises `error`."""
-        with self._changed:
+        with self._lock:
             self._error = error
-            self._changed.notify_all()
+            self._ask_all()
 
     def close(self) -> None:
         """Stop fetching, and release every part."""
-        self.fail(UnavailableError("the loader is closed"))
+        error = UnavailableError("the loader is closed")
+        self.fail(error)
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
-        with self._changed:
+        with self._lock:
+            for wanted in list(self._wanted.values()):
+                self._settle(wanted, error)
             futures, taken = list(self._futures.values()), list(self._taken)
         for future in futures:
-            future.add_done_callback(_release_untaken)
+            if future.exception() is None:
+                future.result().delivery.release()
         self.release(taken)
-        log.info("parts received %s", pairs(**self._client.num_parts))
+        log.info("parts received %s", pairs(**self._num_parts, hedged=self._num_hedged, again=self._num_fetched_again))
+
+    def statistics(self) -> FetchStatistics:
+        """What was fetched so far, and what is held now."""
+        with self._lock:
+            return FetchStatistics(
+                num_parts=dict(self._num_parts),
+                ready_bytes=self._ready_bytes,
+                held_bytes=sum(num_bytes for _, num_bytes in self._taken.values()),
+                num_pending=self._pending.total(),
+                hedge_deadline_s=self._hedging.deadline_s,
+                received_bytes=self._received_bytes,
+                num_hedged=self._num_hedged,
+                num_fetched_again=self._num_fetched_again,
+                num_late=self._num_late,
+            )
+
+    # -- asking: the caller holds the lock ----------------------------------------------------------------------------
 
     def _fetch_ahead(self, needed: str | None = None) -> None:
-        """Start fetching: `needed` in any case, then as far as the bounds allow. The caller holds the lock."""
+        """Want `needed` in any case, then as many parts as the bounds allow."""
         while self._queue and self._error is None:
             bounded = len(self._futures) >= self._max_parts or self._ready_bytes >= self._max_bytes
             if bounded and (needed is None or needed in self._futures):
-                return
+                break
             ticket = self._queue.popleft()
-            self._futures[ticket] = self._pool.submit(self._fetch, ticket)
+            future: Future[Part] = Future()
+            self._futures[ticket] = future
+            self._wanted[ticket] = _Wanted(ticket=ticket, future=future)
+        self._ask_all()
 
-    def _fetch(self, ticket: str) -> Part:
-        """Until one preprocessor delivers the part."""
-        failed_lease = ""
-        while True:
-            lease, endpoint = self._wait_for_place(ticket, failed_lease)
-            try:
-                part = self._client.fetch(endpoint, ticket)
-            except (NotFoundError, UnavailableError) as err:
-                if self._error is not None:
-                    raise self._error from err
-                log.warning("fetch failed ticket=%s endpoint=%s: %s", ticket, endpoint, err)
-                failed_lease = self._report(ticket, lease)
-                continue
-            with self._changed:
-                self._ready_bytes += part.num_bytes
-            return part
+    def _ask_all(self) -> None:
+        for wanted in list(self._wanted.values()):
+            self._ask(wanted)
 
-    def _wait_for_place(self, ticket: str, failed_lease: str) -> tuple[str, str]:
-        """(lease, endpoint) of a place that is newer than the one that failed."""
-        with self._changed:
-            while True:
-                if self._error is not None:
-                    raise self._error
-                place = self._places.get(ticket)
-                if place is not None and place[0] != failed_lease:
-                    return place
-                self._changed.wait()
+    def _ask(self, wanted: _Wanted) -> None:
+        """Ask for a part where it is now, unless that was done, or as much is asked for or ready as may be."""
+        place = self._places.get(wanted.ticket)
+        if wanted.future.done():
+            return
+        if self._error is not None:
+            if not wanted.attempts:
+                self._settle(wanted, self._error)
+            return
+        if place is None or place.lease == wanted.failed_lease or place.endpoint in wanted.attempts:
+            return
+        if self._pending[place.endpoint] >= self._threads + wanted.is_awaited:
+            return
+        if self._ready_bytes >= self._max_bytes and not wanted.is_awaited:
+            return
+        if wanted.asked_lease not in ("", place.lease):
+            self._num_fetched_again += 1
+            metrics.PARTS_REFETCHED.inc()
+        self._pending[place.endpoint] += 1
+        wanted.asked_lease = place.lease
+        wanted.attempts[place.endpoint] = time.monotonic()
+        self._pool.submit(self._attempt, wanted, place)
 
-    def _report(self, ticket: str, lease: str) -> str:
-        """The lease that is lost; empty, after a pause, where nobody heard of it and the same place may be told again."""
+    def _settle(self, wanted: _Wanted, result: Part | BaseException) -> None:
+        """The consumer gets the first result."""
+        if wanted.future.done():
+            return
+        del self._wanted[wanted.ticket]
+        if isinstance(result, BaseException):
+            wanted.future.set_exception(result)
+        else:
+            self._ready_bytes += result.num_bytes
+            wanted.future.set_result(result)
+
+    # -- attempts: threads of the pool --------------------------------------------------------------------------------
+
+    def _attempt(self, wanted: _Wanted, place: _Place) -> None:
+        """One fetch of a part, from one place."""
         try:
-            self._report_lost(ticket, lease)
+            part = self._client.fetch(place.endpoint, wanted.ticket)
         except (NotFoundError, UnavailableError) as err:
-            log.warning("report of a lost part failed ticket=%s: %s", ticket, err)
-            with self._changed:
-                self._changed.wait_for(lambda: self._error is not None, timeout=RETRY_S)
-            return ""
-        return lease
+            self._failed(wanted, place, err)
+        except Exception as err:  # whatever it is: the consumer raises it
+            with self._lock:
+                self._ended(wanted, place)
+                self._settle(wanted, err)
+        else:
+            self._delivered(wanted, place, part)
 
+    def _delivered(self, wanted: _Wanted, place: _Place, part: Part) -> None:
+        with self._lock:
+            asked_s = self._ended(wanted, place)
+            self._hedging.answered(place.endpoint, time.monotonic() - asked_s)
+            is_late = wanted.future.done()
+            self._num_parts[part.delivery.transport] += 1
+            self._received_bytes += part.num_bytes
+            metrics.PARTS_RECEIVED.labels(part.delivery.transport).inc()
+            metrics.RECEIVED_BYTES.inc(part.num_bytes)
+            self._num_late += is_late
+            self._settle(wanted, part)
+            self._ask_all()
+        if is_late:
+            part.delivery.release()
 
-def _release_untaken(future: Future[Part]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().delivery.release()
+    def _failed(self, wanted: _Wanted, place: _Place, err: Exception) -> None:
+        """Have the part placed elsewhere, unless it is already."""
+        if isinstance(err, DamagedError):
+            metrics.PARTS_CORRUPT.inc()
+        with self._lock:
+            self._ended(wanted, place)
+            self._hedging.answered(place.endpoint)
+            current = self._places.get(wanted.ticket)
+            is_lost = current is not None and current.lease == place.lease and not wanted.future.done() and self._error is None
+            if is_lost:
+                wanted.failed_lease = place.lease  # until it is told anew, or asked again below
+            self._ask_all()
+        if not is_lost:
+            return
+        if isinstance(err, NotFoundError) and time.monotonic() < place.told_s + _ORDER_S:
+            log.debug("not there yet ticket=%s endpoint=%s", wanted.ticket, place.endpoint)
+            pause_s = _ORDER_RETRY_S
+        else:
+            log.warning("fetch failed ticket=%s endpoint=%s: %s", wanted.ticket, place.endpoint, err)
+            if self._report(wanted, place):
+                return
+            pause_s = RETRY_S
+        self._closed.wait(pause_s)
+        with self._lock:
+            wanted.failed_lease = ""
+            self._ask(wanted)
+
+    def _ended(self, wanted: _Wanted, place: _Place) -> float:
+        """The attempt is over. When it began. The caller holds the lock."""
+        self._pending[place.endpoint] -= 1
+        if not self._pending[place.endpoint]:
+            del self._pending[place.endpoint]
+        return wanted.attempts.pop(place.endpoint)
+
+    def _hedge(self, wanted: _Wanted, awaited_s: float) -> float:
+        """Have a part placed elsewhere that the consumer has awaited for too long. Until when there is nothing to do."""
+        with self._lock:
+            now_s = time.monotonic()
+            next_s = now_s + self._hedging.deadline_s
+            place = self._places.get(wanted.ticket)
+            if place is None or place.lease == wanted.failed_lease or self._error is not None:
+                return next_s
+            asked_s = wanted.attempts.get(place.endpoint, awaited_s)
+            due_s = self._hedging.due_s(place.endpoint, awaited_s=awaited_s, asked_s=asked_s)
+            if now_s < due_s or wanted.future.done():
+                return due_s
+            self._hedging.passed(place.endpoint)
+            self._num_hedged += 1
+            metrics.PARTS_HEDGED.inc()
+            self._pool.submit(self._report, wanted, place)
+        log.warning("hedged %s", pairs(ticket=wanted.ticket, endpoint=place.endpoint, waited_s=now_s - awaited_s))
+        return next_s
+
+    def _report(self, wanted: _Wanted, place: _Place) -> bool:
+        """Whether anybody heard of it: otherwise the same place may be told again."""
+        try:
+            self._report_lost(wanted.ticket, place.lease)
+        except (NotFoundError, UnavailableError) as err:
+            log.warning("report of a lost part failed ticket=%s: %s", wanted.ticket, err)
+            return False
+        except Exception as err:  # another process took over, say: the consumer raises it
+            with self._lock:
+                self._settle(wanted, err)
+        return True

@@ -10,54 +10,32 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError
-from headrace.quarantine import Rejected
+import pyarrow as pa
+import torch
+
+from headrace import metrics
+from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
+from headrace.sample import UNIT_COLUMNS
 from headrace.transport.base import TRANSPORTS
+from headrace.transport.tls import load_ca
 from headrace.v1 import sessions_pb2
+from trainer.buffers import BufferPool
 from trainer.client import RECONNECT_TIMEOUT_S, SessionClient
 from trainer.collate import PackedMicrobatch, collate
+from trainer.columns import is_view
 from trainer.fetch import PartFetcher
+from trainer.hedging import HEDGE_S
+from trainer.statistics import LoaderStatistics
+from trainer.steps import Microbatch, Step
 
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Microbatch:
-    """One microbatch of one of this rank's replicas.
-
-    The tensors of `data` may be views of memory that a preprocessor on this host shares: read-only, and valid until the step is
-    committed or the loader is closed. Copy what is needed for longer.
-    """
-
-    replica: int
-    index: int
-    data: PackedMicrobatch
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Step:
-    """One global batch as this rank sees it. Iterate over it once."""
-
-    index: int
-    num_samples: int
-    """Of the whole global batch, over all ranks."""
-    _microbatches: Iterator[Microbatch]
-    _tickets: list[str]
-    rejected: list[Rejected] = field(default_factory=list)
-    """Samples that turned out to be damaged when decoded; complete once the step is iterated."""
-    consumed: bool = False
-    """Whether its microbatches were all handed out."""
-    data_wait_s: float = 0.0
-    started_s: float = field(default_factory=time.perf_counter)
-
-    def __iter__(self) -> Iterator[Microbatch]:
-        return self._microbatches
 
 
 class StepLoader:
@@ -74,6 +52,9 @@ class StepLoader:
         prefetch_bytes: int,
         threads: int,
         transports: Sequence[str],
+        tls_ca: bytes | None,
+        unit: str | None,
+        hedge_s: float,
     ) -> None:
         self._client = SessionClient(endpoint, job, rank, num_ranks)
         self._parts = PartFetcher(
@@ -82,7 +63,12 @@ class StepLoader:
             max_bytes=prefetch_bytes,
             threads=threads,
             transports=transports,
+            columns=_columns(unit),
+            tls_ca=tls_ca,
+            hedge_s=hedge_s,
         )
+        self._buffers = BufferPool(prefetch_bytes, pinned=torch.cuda.is_available())
+        self._data_wait_s = 0.0
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
         self._changed = threading.Condition()
         self._queued_step = 0
@@ -155,6 +141,7 @@ class StepLoader:
             raise ConflictError(f"step {step.index} cannot be committed before all of its microbatches were consumed")
         step_s = time.perf_counter() - step.started_s
         self._parts.release(step._tickets)  # before others hear of the commit: then the preprocessors find the room free
+        metrics.DATA_WAIT_SECONDS.observe(step.data_wait_s)
         self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s)
         with self._changed:
             self._committed = step.index + 1
@@ -178,7 +165,7 @@ class StepLoader:
                 _tickets=_tickets(plan),
                 started_s=started_s,
             )
-            step.data_wait_s = time.perf_counter() - started_s
+            self._waited(step, started_s)
             step._microbatches = self._microbatches(plan, step)
             self._next_step = plan.step + 1  # before the step is handed out: a new loop over the loader goes on behind it
             yield step
@@ -203,21 +190,35 @@ class StepLoader:
     def _microbatches(self, plan: sessions_pb2.RankPlan, step: Step) -> Iterator[Microbatch]:
         for number, message in enumerate(plan.microbatches, 1):
             began_s = time.perf_counter()
-            parts = []
-            for ticket in message.tickets:
-                part = self._parts.take(ticket)
-                parts.append(part)
-                step.rejected.extend(part.rejected)
-            data = collate(
-                [part.batch for part in parts],
-                patch_values=3 * self.spec.image.patch**2,
-                mel_bins=self.spec.audio.mel_bins,
-            )
-            if len(parts) > 1:
-                self._parts.release(message.tickets)  # they were copied into one
-            step.data_wait_s += time.perf_counter() - began_s
+            data = self._pack(list(message.tickets), step)
+            self._waited(step, began_s)
             step.consumed = number == len(plan.microbatches)
             yield Microbatch(replica=message.replica, index=message.index, data=data)
+
+    def _pack(self, tickets: list[str], step: Step) -> PackedMicrobatch:
+        """The parts of a microbatch as one. Those that are copied into it go back at once."""
+        batches: list[pa.RecordBatch] = []
+        for ticket in tickets:
+            part = self._parts.take(ticket)
+            batches += [batch for batch in part.batches if batch.num_rows]
+            step.rejected.extend(part.rejected)
+        data = collate(
+            batches, patch_values=3 * self.spec.image.patch**2, mel_bins=self.spec.audio.mel_bins, buffers=self._buffers
+        )
+        if not is_view(batches, self._buffers):
+            self._parts.release(tickets)
+        return data
+
+    def _waited(self, step: Step, since_s: float) -> None:
+        waited_s = time.perf_counter() - since_s
+        step.data_wait_s += waited_s
+        self._data_wait_s += waited_s
+
+    def statistics(self) -> LoaderStatistics:
+        """How the loader has fared so far, and what it holds now. From any thread."""
+        return LoaderStatistics(
+            **asdict(self._parts.statistics()), data_wait_s=self._data_wait_s, idle_buffer_bytes=self._buffers.idle_bytes
+        )
 
     # -- listening ----------------------------------------------------------------------------------------------------
 
@@ -265,6 +266,13 @@ class StepLoader:
             self._queued_step += 1
 
 
+def _columns(unit: str | None) -> tuple[str, ...] | None:
+    """What a rank of that unit receives; None: everything."""
+    if unit is not None and unit not in UNIT_COLUMNS:
+        raise UserError(f"unit {unit!r} must be one of {', '.join(UNIT_COLUMNS)}, or None for a rank that needs every column")
+    return UNIT_COLUMNS[unit] if unit is not None else None
+
+
 def _tickets(plan: sessions_pb2.RankPlan) -> list[str]:
     return [ticket for microbatch in plan.microbatches for ticket in microbatch.tickets]
 
@@ -279,6 +287,9 @@ def connect(
     prefetch_bytes: int = 256 << 20,
     threads: int = 4,
     transports: Sequence[str] = TRANSPORTS,
+    tls_ca: str | Path | None = None,
+    unit: str | None = None,
+    hedge_s: float = HEDGE_S,
 ) -> StepLoader:
     """A loader of the steps of `job` for one rank.
 
@@ -292,14 +303,26 @@ def connect(
                 loader.commit(step, loss=loss)
 
     Tensors may be views of memory that is shared with a preprocessor: do not write into them, and copy what is needed after the
-    step's `commit`. Up to `prefetch_parts` parts, and no more than about `prefetch_bytes`, lie ready ahead of the consumer.
+    step's `commit`. Where a GPU is, patches and mel lie in pinned memory. Up to `prefetch_parts` parts, and no more than about
+    `prefetch_bytes`, lie ready ahead of the consumer; no more than `threads` parts are asked of one preprocessor at a time.
 
     `transports`: how parts may come, the best one that is possible with a preprocessor is taken. "shared_memory": in place, from
-    preprocessors that share /dev/shm with this process; "grpc": over the network. Without "grpc" a preprocessor that shares no
-    memory is an error; parts for which its shared memory has no room come over the network all the same.
+    preprocessors that share /dev/shm with this process; "flight": over the network, by Arrow Flight. Without "flight" a
+    preprocessor that shares no memory is an error; parts for which its shared memory has no room come over the network all the
+    same. The first part over the network tunes this process's malloc (`headrace.transport.malloc`), so that it keeps the memory
+    of parts for those to come; HEADRACE_KEEP_MALLOC=1 in the environment leaves it alone.
 
-    Raises UserError where `transports` names another one; EndpointError, NotFoundError or ConflictError when it is opened, at
-    `with` or at the first step.
+    `tls_ca`: a file in PEM, the CA of the preprocessors' certificates; they were started with --tls-cert. None: no TLS.
+
+    `unit`: the parallelism unit of this rank, "encoder", "vision", "audio", "llm" or "generator", which receives its columns
+    only: an LLM rank no pixels, an encoder rank no labels. The tensors of the others are empty. None: everything.
+
+    `hedge_s`: seconds for which the consumer waits for a part until another preprocessor is asked for it as well, and whichever
+    comes first is taken. Where parts usually take longer than a quarter of that, the deadline is four times as long as they
+    take, so that a busy fleet is not given the work twice. `StepLoader.statistics` counts it.
+
+    Raises UserError where an option has a value that is none; EndpointError, NotFoundError or ConflictError when it is opened,
+    at `with` or at the first step.
     """
     return StepLoader(
         endpoint,
@@ -310,4 +333,7 @@ def connect(
         prefetch_bytes=prefetch_bytes,
         threads=threads,
         transports=transports,
+        tls_ca=load_ca(Path(tls_ca)) if tls_ca is not None else None,
+        unit=unit,
+        hedge_s=hedge_s,
     )

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,20 +21,27 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    endpoint: str, *, job: str, model_name: str = "", threads: int | None = None, transports: Sequence[str] = TRANSPORTS
+    endpoint: str,
+    *,
+    job: str,
+    model_name: str = "",
+    threads: int | None = None,
+    transports: Sequence[str] = TRANSPORTS,
+    tls_ca: Path | None = None,
 ) -> None:
     """Train until the job's last step is committed. Under torchrun, one of its ranks.
 
     The weights start afresh also where the job has committed steps already; the log then warns of it.
 
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
-    torch on the CPU; beside busy processes fewer are faster. None: torch's choice. `transports`: as of `trainer.connect`.
+    torch on the CPU; beside busy processes fewer are faster. None: torch's choice. `transports`, `tls_ca`: as of
+    `trainer.connect`.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     with (
         _process_group() as (rank, num_ranks, device),
-        connect(endpoint, job=job, rank=rank, num_ranks=num_ranks, transports=transports) as loader,
+        connect(endpoint, job=job, rank=rank, num_ranks=num_ranks, transports=transports, tls_ca=tls_ca) as loader,
     ):
         name = model_name or loader.spec.model
         model = build_model(

@@ -5,7 +5,10 @@
     jpeg.py        simplejpeg, ordinary JPEGs: the same pixels sooner
     resample.py    Pillow's bicubic and the patches, compiled
     scratch.py     memory that is kept from one image to the next
-    grid.py        to which size an image is brought
+    grid.py        to which size an image is brought, and how much smaller a JPEG may be decoded before that
+
+With `ImageSpec.reduced_scale` the frequency domain does a part of the shrinking of large JPEGs; both codecs do it alike, and
+the grid stays that of the full size.
 
 Probing reads headers only and applies the same limits and the same rotation (from an EXIF block in front of the pixels)
 as decoding, so that both give the same grid. With or without the fast parts a file gives the same patches or the same
@@ -28,7 +31,7 @@ from numpy.typing import NDArray
 from headrace.spec import ImageSpec
 from headrace.telemetry import pairs
 from preprocessor.image import jpeg, reference, resample
-from preprocessor.image.grid import Grid, grid_of, smart_resize
+from preprocessor.image.grid import Grid, grid_of, reduction, smart_resize
 from preprocessor.image.header import Header, parse
 from preprocessor.image.scratch import Scratch
 
@@ -37,6 +40,7 @@ __all__ = ["Grid", "codecs", "decode", "log_codecs", "probe", "read_pixels", "re
 log = logging.getLogger(__name__)
 
 _scratch = Scratch()
+_UPSIDE_DOWN, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)  # orientations, after the sides of 5 to 8 are exchanged
 
 
 def probe(data: bytes, spec: ImageSpec) -> Grid:
@@ -52,10 +56,12 @@ def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -
 
     `out`: a C-contiguous array of that shape, to be filled and returned; its contents are undefined after an error.
     """
-    pixels = _read(data, spec, _scratch)
-    grid = grid_of(pixels.shape[1], pixels.shape[0], spec)
+    header = _header(data, spec)
+    grid = grid_of(*header.upright, spec)
     patches = _checked(out, grid.patches, spec)
-    resized = resample.resize(pixels, grid.width * spec.patch, grid.height * spec.patch, _scratch)
+    scale = reduction(*header.upright, grid, spec) if header.plain_jpeg else 1
+    pixels = _read(data, header, spec, _scratch, scale)
+    resized = resample.resize(pixels, grid.width * spec.patch, grid.height * spec.patch, _scratch, _box(header, scale))
     resample.to_patches(resized, spec.patch, spec.merge, patches)
     return patches, grid
 
@@ -70,7 +76,7 @@ def read_pixels(data: bytes, spec: ImageSpec) -> NDArray[np.uint8]:
 
     Raises as `probe` does.
     """
-    return _read(data, spec, Scratch())
+    return _read(data, _header(data, spec), spec, Scratch())
 
 
 def to_patches(pixels: NDArray[np.uint8], spec: ImageSpec, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
@@ -109,12 +115,12 @@ def _checked(out: NDArray[np.uint8] | None, patches: int, spec: ImageSpec) -> ND
     return out
 
 
-def _read(data: bytes, spec: ImageSpec, scratch: Scratch) -> NDArray[np.uint8]:
-    """`read_pixels`; the result may lie in `scratch`."""
-    header = _header(data, spec)
-    if header.plain_jpeg and jpeg.decode(data, pixels := scratch.take("pixels", header.height, header.width, 4)):
+def _read(data: bytes, header: Header, spec: ImageSpec, scratch: Scratch, scale: int = 1) -> NDArray[np.uint8]:
+    """The upright image, `scale` times smaller; the result may lie in `scratch`."""
+    height, width = -(-header.height // scale), -(-header.width // scale)
+    if header.plain_jpeg and jpeg.decode(data, pixels := scratch.take("pixels", height, width, 4), scale):
         return _upright(pixels, header.orientation)
-    return _upright(reference.decode(data, spec), header.orientation)
+    return _upright(reference.decode(data, spec, scale), header.orientation)
 
 
 def _header(data: bytes, spec: ImageSpec) -> Header:
@@ -130,8 +136,17 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     if orientation == 1:
         return pixels
     turned = pixels.transpose(1, 0, 2) if orientation >= 5 else pixels
-    if orientation in (3, 4, 7, 8):
+    if orientation in _UPSIDE_DOWN:
         turned = turned[::-1]
-    if orientation in (2, 3, 6, 7):
+    if orientation in _MIRRORED:
         turned = turned[:, ::-1]
     return np.ascontiguousarray(turned)
+
+
+def _box(header: Header, scale: int) -> resample.Box:
+    """Where the image lies in upright pixels of a reduced scale: 101 pixels are 50.5 of the 51, the half at the end or, turned,
+    at the beginning."""
+    width, height = header.upright
+    left = -width % scale / scale if header.orientation in _MIRRORED else 0.0
+    top = -height % scale / scale if header.orientation in _UPSIDE_DOWN else 0.0
+    return resample.Box(left, top, width / scale, height / scale)

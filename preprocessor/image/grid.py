@@ -1,4 +1,4 @@
-"""The patch grid: to which size an image is brought, and how many patches and tokens that gives."""
+"""The patch grid: to which size an image is brought, how many patches and tokens that gives, what decoding may leave out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 
 from headrace.spec import ImageSpec
+
+_LEAST_LEFT = 1.5  # times the grid's sides, for bicubic to shrink: a photograph of 12 megapixels to 1 is halved
+_LEAST_SIDE = 64  # of an image that is decoded smaller; below, several scales give the same size and nothing is gained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,3 +50,14 @@ def smart_resize(width: int, height: int, spec: ImageSpec) -> tuple[int, int]:
         factor = math.sqrt(spec.min_pixels / (width * height))
         return math.ceil(width * factor / unit) * unit, math.ceil(height * factor / unit) * unit
     return new_width, new_height
+
+
+def reduction(width: int, height: int, grid: Grid, spec: ImageSpec) -> int:
+    """1, 2, 4 or 8: a JPEG of so many pixels is decoded at one part in so many of each side (`ImageSpec.reduced_scale`).
+
+    The other eighths that libjpeg-turbo knows are slower than the full size.
+    """
+    if not spec.reduced_scale or min(width, height) < _LEAST_SIDE:
+        return 1
+    left = min(width / (grid.width * spec.patch), height / (grid.height * spec.patch))
+    return max((scale for scale in (2, 4, 8) if scale * _LEAST_LEFT <= left), default=1)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from headrace import metrics
 from headrace.errors import DatasetError, UserError
 from headrace.telemetry import pairs
 from preprocessor.sources.blob import Blob, LocalBlob, RemoteBlob, unreadable
@@ -86,6 +87,7 @@ class ShardCache:
     def fetch(self, file: RemoteFile) -> Blob:
         """A file out of the cache; out of its server where the cache cannot hold it."""
         path = self._path(file)
+        bypass = "no_room"
         try:
             if blob := _opened(path, file.url):
                 self._count(hits=1)
@@ -98,10 +100,11 @@ class ShardCache:
                     blob = _opened(path, file.url)
         except DiskError as err:
             self._warn(file.url, str(err.__cause__))
-            blob = None
+            blob, bypass = None, "disk"
         self._let_go_of_evicted()
         if blob is None:
             self._count(uncached=1)
+            metrics.CACHE_BYPASSES.labels(bypass).inc()
             return RemoteBlob(file.url)
         return blob
 
@@ -189,10 +192,17 @@ class ShardCache:
         for blob in blobs:
             blob.let_go_if_evicted()
 
-    def _count(self, **counts: int) -> None:
+    def _count(self, *, hits: int = 0, misses: int = 0, downloaded_bytes: int = 0, evicted: int = 0, uncached: int = 0) -> None:
         with self._mutex:
-            for name, count in counts.items():
-                setattr(self.stats, name, getattr(self.stats, name) + count)
+            self.stats.hits += hits
+            self.stats.misses += misses
+            self.stats.downloaded_bytes += downloaded_bytes
+            self.stats.evicted += evicted
+            self.stats.uncached += uncached
+        metrics.CACHE_REQUESTS.labels("hit").inc(hits)
+        metrics.CACHE_REQUESTS.labels("miss").inc(misses)
+        metrics.CACHE_DOWNLOADED_BYTES.inc(downloaded_bytes)
+        metrics.CACHE_EVICTIONS.inc(evicted)
 
     def _warn(self, url: str, error: str) -> None:
         with self._mutex:

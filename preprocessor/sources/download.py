@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
+from headrace import metrics
 from headrace.errors import HeadraceError
 from headrace.telemetry import pairs
 from preprocessor.sources.blob import filesystem
@@ -28,6 +29,7 @@ CHUNK_BYTES = 16 * 2**20  # of one request: large enough that its latency does n
 # What drivers call the version and the time of a file.
 _VERSION_KEYS = ("ETag", "etag", "checksum", "version_id", "Last-Modified", "LastModified", "updated", "mtime", "created")
 _PASSING_STATUS = frozenset((408, 425, 429))  # and all from 500 on; other answers of 4xx stay what they are
+_THROTTLING_STATUS = frozenset((429, 503))
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, ValueError)
 
 _T = TypeVar("_T")
@@ -84,6 +86,8 @@ class Retry:
                 asked = retry_after_s(err, time.time())
                 pause_s = min(asked if asked is not None else self.first_pause_s * 2 ** (attempt - 1), self.max_pause_s)
                 log.warning("trying again %s", pairs(what=what, attempt=attempt, pause_s=pause_s, error=repr(err)))
+                metrics.DOWNLOAD_RETRIES.labels("throttled" if _http(err)[0] in _THROTTLING_STATUS else "failed").inc()
+            metrics.DOWNLOAD_PAUSE_SECONDS.inc(pause_s)
             self.sleep(pause_s)
         return work()
 

@@ -8,6 +8,7 @@ HeadraceError
 |   |-- NotFoundError         no such job, session or part
 |   |-- ConflictError         the request does not fit the present state
 |   `-- EndpointError         nothing usable answers at an endpoint
+|-- PermissionDeniedError     a ticket does not bear its job's signature
 |-- SupersededError           a newer session of the same rank took over
 |-- JobFailedError            the job ended without all of its steps
 `-- UnavailableError          a peer is gone for now: try again or elsewhere
@@ -46,6 +47,10 @@ class EndpointError(UserError):
     """Nothing usable answers at the endpoint, or the endpoint is malformed or taken."""
 
 
+class PermissionDeniedError(HeadraceError):
+    """What is asked for is not for whoever asks."""
+
+
 class SupersededError(HeadraceError):
     """A newer session of the same rank took over."""
 
@@ -64,6 +69,7 @@ STATUS_OF: dict[type[HeadraceError], grpc.StatusCode] = {
     UserError: grpc.StatusCode.INVALID_ARGUMENT,
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     ConflictError: grpc.StatusCode.FAILED_PRECONDITION,
+    PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     SupersededError: grpc.StatusCode.ABORTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
 }
@@ -72,6 +78,7 @@ ERROR_OF: dict[grpc.StatusCode, type[HeadraceError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: UserError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.FAILED_PRECONDITION: ConflictError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.ABORTED: SupersededError,
     grpc.StatusCode.UNIMPLEMENTED: EndpointError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,

@@ -18,7 +18,7 @@ from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 
 CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
 CALL_TIMEOUT_S = 10.0  # deadline of every unary call
-MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload comes in chunks
+MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload does not come this way
 KEEPALIVE_MS = 2_000  # a cut wire is noticed after this time plus the timeout below
 KEEPALIVE_TIMEOUT_MS = 3_000
 
@@ -70,8 +70,10 @@ def check_endpoint(endpoint: str) -> str:
     return endpoint
 
 
-def channel(endpoint: str) -> grpc.Channel:
-    """A blocking channel. It connects at the first call."""
+def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+    """A blocking channel. It connects at the first call, over TLS where there are `credentials`."""
+    if credentials is not None:
+        return grpc.secure_channel(check_endpoint(endpoint), credentials, options=_CHANNEL_OPTIONS)
     return grpc.insecure_channel(check_endpoint(endpoint), options=_CHANNEL_OPTIONS)
 
 
@@ -126,8 +128,16 @@ def answers_stream(method: _Method) -> _Method:
 class Server:
     """An asyncio gRPC server with health and reflection. `endpoint` is known once it listens."""
 
-    def __init__(self, listen: str, services: dict[str, Callable[[grpc.aio.Server], None]]) -> None:
-        """`services`: full service name -> function that adds its servicer. Raises EndpointError where `listen` is taken."""
+    def __init__(
+        self,
+        listen: str,
+        services: dict[str, Callable[[grpc.aio.Server], None]],
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        """`services`: full service name -> function that adds its servicer. `credentials`: of TLS; None: it is not spoken.
+
+        Raises EndpointError where `listen` is taken.
+        """
         check_endpoint(listen)
         host = listen.rpartition(":")[0]
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
@@ -138,7 +148,10 @@ class Server:
         self._names = ("", *services)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            port = self._server.add_insecure_port(listen)
+            if credentials is not None:
+                port = self._server.add_secure_port(listen, credentials)
+            else:
+                port = self._server.add_insecure_port(listen)
         except RuntimeError as err:
             raise EndpointError(f"cannot listen on {listen}: the port is taken or the address is not of this machine") from err
         self.endpoint = f"{host}:{port}"

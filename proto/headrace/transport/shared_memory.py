@@ -14,7 +14,7 @@ from there on the payload stays.
 
 Beside the arena lies a socket, NAME.sock, where readers ask for slots (`headrace.transport.slots`).
 
-Linux only: elsewhere there is no /dev/shm, and payload comes in chunks.
+Linux only: elsewhere there is no /dev/shm, and payload comes over the network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headrace.errors import HeadraceError, UnavailableError
+from headrace.errors import UnavailableError
+from headrace.transport.base import TransportError
 
 FOLDER = Path("/dev/shm")
 MAGIC = b"HRARENA1"
@@ -43,7 +44,7 @@ NAME = re.compile(r"headrace-[0-9]+-[0-9a-f]+")
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid; 64-bit Linux
 
 
-class ArenaError(HeadraceError):
+class ArenaError(TransportError):
     """An arena cannot be used from here. The message says why."""
 
 

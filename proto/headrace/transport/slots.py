@@ -16,8 +16,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from headrace.errors import NotFoundError, UnavailableError
-from headrace.transport.base import SHARED_MEMORY, Delivery, Receiver
+from headrace.errors import UnavailableError
+from headrace.transport.base import SHARED_MEMORY, Delivery, Receiver, refusal_value
 from headrace.transport.shared_memory import FOLDER, ArenaError, ArenaReader, socket_path
 from headrace.v1 import payload_pb2
 
@@ -73,8 +73,8 @@ class SlotReceiver(Receiver):
             self._idle.clear()
 
     def _delivery(self, reply: payload_pb2.SlotReply) -> Delivery | None:
-        if reply.not_found:
-            raise NotFoundError(reply.not_found)
+        if reply.HasField("refusal"):
+            raise refusal_value(reply.refusal)
         if not reply.HasField("offset"):
             return None
         buffer, release = self._arena.view(reply.offset, reply.header.num_bytes, reply.generation)

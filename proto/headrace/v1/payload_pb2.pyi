@@ -12,38 +12,42 @@ class OfferRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class OfferReply(_message.Message):
-    __slots__ = ("arena",)
+    __slots__ = ("arena", "flight_port", "flight_tls")
     ARENA_FIELD_NUMBER: _ClassVar[int]
+    FLIGHT_PORT_FIELD_NUMBER: _ClassVar[int]
+    FLIGHT_TLS_FIELD_NUMBER: _ClassVar[int]
     arena: str
-    def __init__(self, arena: _Optional[str] = ...) -> None: ...
+    flight_port: int
+    flight_tls: bool
+    def __init__(self, arena: _Optional[str] = ..., flight_port: _Optional[int] = ..., flight_tls: _Optional[bool] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("ticket",)
+    __slots__ = ("ticket", "columns")
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ticket: str
-    def __init__(self, ticket: _Optional[str] = ...) -> None: ...
-
-class FetchReply(_message.Message):
-    __slots__ = ("header", "chunk")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
-    header: PartHeader
-    chunk: bytes
-    def __init__(self, header: _Optional[_Union[PartHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket: _Optional[str] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PartHeader(_message.Message):
-    __slots__ = ("num_bytes", "num_samples", "rejections", "arena", "crc32")
+    __slots__ = ("num_bytes", "num_samples", "rejections", "crc32")
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
-    ARENA_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
     num_bytes: int
     num_samples: int
     rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
-    arena: str
     crc32: int
-    def __init__(self, num_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., arena: _Optional[str] = ..., crc32: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_bytes: _Optional[int] = ..., num_samples: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., crc32: _Optional[int] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("status", "message")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    message: str
+    def __init__(self, status: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class SlotRequest(_message.Message):
     __slots__ = ("ticket", "arena_token")
@@ -54,13 +58,13 @@ class SlotRequest(_message.Message):
     def __init__(self, ticket: _Optional[str] = ..., arena_token: _Optional[bytes] = ...) -> None: ...
 
 class SlotReply(_message.Message):
-    __slots__ = ("header", "offset", "generation", "not_found")
+    __slots__ = ("header", "offset", "generation", "refusal")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
     header: PartHeader
     offset: int
     generation: int
-    not_found: str
-    def __init__(self, header: _Optional[_Union[PartHeader, _Mapping]] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., not_found: _Optional[str] = ...) -> None: ...
+    refusal: Refusal
+    def __init__(self, header: _Optional[_Union[PartHeader, _Mapping]] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...

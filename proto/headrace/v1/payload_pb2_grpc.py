@@ -39,26 +39,13 @@ class PayloadStub:
                 request_serializer=headrace_dot_v1_dot_payload__pb2.OfferRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_payload__pb2.OfferReply.FromString,
                 _registered_method=True)
-        self.Fetch = channel.unary_stream(
-                '/headrace.v1.Payload/Fetch',
-                request_serializer=headrace_dot_v1_dot_payload__pb2.FetchRequest.SerializeToString,
-                response_deserializer=headrace_dot_v1_dot_payload__pb2.FetchReply.FromString,
-                _registered_method=True)
 
 
 class PayloadServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Offer(self, request, context):
-        """How parts can be had beside Fetch.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Fetch(self, request, context):
-        """One part of one microbatch as an Arrow IPC stream, cut into chunks. Waits until the part is decoded; NOT_FOUND where
-        this preprocessor holds no lease on it.
+        """How parts can be had. Parts themselves come through shared memory or Arrow Flight.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -71,11 +58,6 @@ def add_PayloadServicer_to_server(servicer, server):
                     servicer.Offer,
                     request_deserializer=headrace_dot_v1_dot_payload__pb2.OfferRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_payload__pb2.OfferReply.SerializeToString,
-            ),
-            'Fetch': grpc.unary_stream_rpc_method_handler(
-                    servicer.Fetch,
-                    request_deserializer=headrace_dot_v1_dot_payload__pb2.FetchRequest.FromString,
-                    response_serializer=headrace_dot_v1_dot_payload__pb2.FetchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -105,33 +87,6 @@ class Payload:
             '/headrace.v1.Payload/Offer',
             headrace_dot_v1_dot_payload__pb2.OfferRequest.SerializeToString,
             headrace_dot_v1_dot_payload__pb2.OfferReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Fetch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/headrace.v1.Payload/Fetch',
-            headrace_dot_v1_dot_payload__pb2.FetchRequest.SerializeToString,
-            headrace_dot_v1_dot_payload__pb2.FetchReply.FromString,
             options,
             channel_credentials,
             insecure,

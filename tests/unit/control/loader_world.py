@@ -1,38 +1,41 @@
-"""A reorder service and a preprocessor on real sockets that do what a test says: the loader's world, without a planner."""
+"""A reorder service on a real socket that says what a test says, and parts for a real preprocessor: the loader's world."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import numpy as np
 import pyarrow as pa
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from headrace.sample import SCHEMA
 from headrace.spec import parse_spec
-from headrace.v1 import common_pb2, payload_pb2, payload_pb2_grpc, sessions_pb2, sessions_pb2_grpc
+from headrace.v1 import common_pb2, sessions_pb2, sessions_pb2_grpc
 
 SPEC = parse_spec({"name": "job", "sources": [{"path": "/d"}], "window": 4})
 
 
-class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer):
-    """Both services on one port. `tell` sends events to the present session; a new session is told all of them again."""
+class World(sessions_pb2_grpc.SessionsServicer):
+    """`tell` sends events to the present session; a new session is told all of them again."""
 
-    def __init__(self) -> None:
+    def __init__(self, producer: Any = None) -> None:
+        """`producer`: of payload_world, with the parts of `step`. None: a test says where parts are."""
+        self.producer = producer
         self.session = ""
         self.next_step = 0
         self.opens = 0
-        self.fetched: list[str] = []
         self.lost: list[tuple[str, str]] = []
         self.commits: list[int] = []
         self.complete = True
         """Whether a commit is the last of its step."""
-        self.refused: set[str] = set()
-        """Tickets that are not held."""
+        self.withheld: set[str] = set()
+        """Tickets that `step` gives the preprocessor no lease on."""
         self.deaf = False
         """Whether reports of lost parts find no session."""
         self.changed = threading.Condition()
@@ -40,7 +43,6 @@ class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer
         self._streams: dict[str, queue.Queue[Any]] = {}
         self._server = grpc.server(ThreadPoolExecutor(16), options=[("grpc.http2.min_ping_interval_without_data_ms", 1_000)])
         sessions_pb2_grpc.add_SessionsServicer_to_server(self, self._server)
-        payload_pb2_grpc.add_PayloadServicer_to_server(self, self._server)
         servicer = health.HealthServicer()
         servicer.set("headrace.v1.Jobs", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
@@ -51,10 +53,21 @@ class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer
         for stream in self._streams.values():
             stream.put(grpc.StatusCode.UNAVAILABLE)
         self._server.stop(0).wait()
+        if self.producer is not None:
+            self.producer.stop()
 
-    def wait(self, condition: Any) -> None:
+    def wait(self, condition: Callable[[], Any]) -> None:
+        """Until it holds: asked again at every call, and every few milliseconds for what the preprocessor does."""
+        deadline = time.monotonic() + 10
         with self.changed:
-            assert self.changed.wait_for(condition, timeout=10)
+            while not self.changed.wait_for(condition, timeout=0.005):
+                assert time.monotonic() < deadline
+
+    @property
+    def fetched(self) -> list[str]:
+        """Tickets of the parts that the preprocessor has delivered."""
+        entries = self.producer.call(lambda: list(self.producer.store._entries.values()))
+        return [entry.ticket for entry in entries if entry.delivered]
 
     # -- what a test says ---------------------------------------------------------------------------------------------
 
@@ -78,13 +91,20 @@ class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer
         return sessions_pb2.PlanEvent(plan=sessions_pb2.RankPlan(step=step, microbatches=messages, num_samples=9))
 
     def place(self, ticket: str, lease: str = "lease-1", endpoint: str = "") -> sessions_pb2.PlanEvent:
-        """At our own port, unless told otherwise."""
-        location = sessions_pb2.PartLocation(ticket=ticket, lease=lease, endpoint=endpoint or self.endpoint)
+        """At our own preprocessor, unless told otherwise."""
+        location = sessions_pb2.PartLocation(ticket=ticket, lease=lease, endpoint=endpoint or self.producer.endpoint)
         return sessions_pb2.PlanEvent(location=location)
 
+    def hold(self, *tickets: str) -> None:
+        """The preprocessor gets leases on these parts. The sample of ticket S/K has the id 100 S + K."""
+        for ticket in tickets:
+            step, _, k = ticket.partition("/")
+            self.producer.add(ticket, make_part(100 * int(step) + int(k)), step=int(step))
+
     def step(self, index: int, num_microbatches: int = 2) -> None:
-        """A step of one part a microbatch, all placed. The sample of ticket S/K has the id 100 S + K."""
+        """A step of one part a microbatch, all placed, and held but for those `withheld`."""
         tickets = [f"{index}/{k}" for k in range(num_microbatches)]
+        self.hold(*(ticket for ticket in tickets if ticket not in self.withheld))
         self.tell(self.plan(index, *([ticket] for ticket in tickets)), *map(self.place, tickets))
 
     def end(self, message: str = "") -> None:
@@ -141,36 +161,15 @@ class World(sessions_pb2_grpc.SessionsServicer, payload_pb2_grpc.PayloadServicer
     def Close(self, request: sessions_pb2.CloseRequest, context: grpc.ServicerContext) -> sessions_pb2.CloseReply:  # noqa: N802
         return sessions_pb2.CloseReply()
 
-    def Offer(  # noqa: N802
-        self, request: payload_pb2.OfferRequest, context: grpc.ServicerContext
-    ) -> payload_pb2.OfferReply:
-        return payload_pb2.OfferReply()
-
-    def Fetch(  # noqa: N802
-        self, request: payload_pb2.FetchRequest, context: grpc.ServicerContext
-    ) -> Iterator[payload_pb2.FetchReply]:
-        with self.changed:
-            self.fetched.append(request.ticket)
-            self.changed.notify_all()
-        if request.ticket in self.refused:
-            context.abort(grpc.StatusCode.NOT_FOUND, "not held")
-        step, _, k = request.ticket.partition("/")
-        data = _part(100 * int(step) + int(k))
-        yield payload_pb2.FetchReply(header=payload_pb2.PartHeader(num_bytes=len(data), num_samples=1))
-        for start in range(0, len(data), 100):
-            yield payload_pb2.FetchReply(chunk=data[start : start + 100])
-
     def _check(self, session: str, context: grpc.ServicerContext) -> None:
         if session != self.session:
             known = grpc.StatusCode.ABORTED if self.session else grpc.StatusCode.NOT_FOUND
             context.abort(known, f"session {session} is not the present one")
 
 
-def _part(sample_id: int) -> bytes:
-    row = {"sample_id": sample_id, "input_ids": [5, 6], "labels": [-100, 6], "patches": [], "image_grids": []}
-    row |= {"mel": [], "mel_frames": [], "flags": 0}
-    batch = pa.RecordBatch.from_pylist([row], schema=SCHEMA)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return bytes(sink.getvalue())
+def make_part(sample_id: int) -> pa.RecordBatch:
+    """One sample with an image of four patches and a recording of three frames, all values sample_id % 256."""
+    patches, mel = np.full(4 * 588, sample_id % 256, np.uint8), np.full(3 * 128, sample_id % 256, np.float16)
+    row: dict[str, Any] = {"sample_id": sample_id, "input_ids": [5, 6], "labels": [-100, 6], "flags": 0}
+    row |= {"patches": patches, "image_grids": [[1, 2, 2]], "mel": mel, "mel_frames": [3]}
+    return pa.RecordBatch.from_pylist([row], schema=SCHEMA)

@@ -9,28 +9,45 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import trainer
-from headrace.errors import ConflictError, JobFailedError, SupersededError
+from headrace.errors import ConflictError, JobFailedError, SupersededError, UserError
+from headrace.sample import UNIT_COLUMNS
 from trainer import Step, StepLoader
 from trainer.train import train
 
-_path = Path(__file__).with_name("loader_world.py")
-_module_spec = importlib.util.spec_from_file_location("loader_world", _path)
-assert _module_spec is not None
-assert _module_spec.loader is not None
-_loader_world = importlib.util.module_from_spec(_module_spec)
-sys.modules["loader_world"] = _loader_world
-_module_spec.loader.exec_module(_loader_world)
-World: Any = _loader_world.World
+
+def _load(path: Path) -> ModuleType:
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[path.stem] = module
+    module_spec.loader.exec_module(module)
+    return module
+
+
+_loader_world = _load(Path(__file__).with_name("loader_world.py"))
+_payload_world = _load(Path(__file__).parents[1] / "transport" / "payload_world.py")
 
 
 @pytest.fixture
 def world() -> Iterator[Any]:
-    world = World()
+    """Its preprocessor shares no memory: parts come over the network."""
+    world = _loader_world.World(_payload_world.Producer(16 << 20, shared=False))
+    yield world
+    world.stop()
+
+
+@pytest.fixture
+def shared_world() -> Iterator[Any]:
+    """Parts come through shared memory."""
+    world = _loader_world.World(_payload_world.Producer(16 << 20))
     yield world
     world.stop()
 
@@ -58,10 +75,23 @@ def test_steps_come_in_order_though_their_plans_do_not(world: Any) -> None:
 
 def test_a_microbatch_of_several_parts_is_packed_in_their_order(world: Any) -> None:
     world.tell(world.plan(0, ["0/3", "0/1"], [], ["0/2"]), *map(world.place, ["0/1", "0/2", "0/3"]))
+    world.hold("0/1", "0/2", "0/3")
     with connect(world) as loader:
         step = next(iter(loader))
         assert [microbatch.data.sample_ids.tolist() for microbatch in step] == [[3, 1], [], [2]]
         assert step.num_samples == 9
+
+
+def test_a_microbatch_of_which_one_part_has_samples_is_shown_where_that_lies(shared_world: Any) -> None:
+    """The other one's were all damaged."""
+    world = shared_world
+    world.producer.add("0/0", _loader_world.make_part(0).slice(0, 0))
+    world.hold("0/1")
+    world.tell(world.plan(0, ["0/0", "0/1"]), *map(world.place, ["0/0", "0/1"]))
+    with connect(world) as loader:
+        (microbatch,) = next(iter(loader))
+        assert microbatch.data.sample_ids.tolist() == [1]
+        assert loader.statistics().held_bytes > 0
 
 
 @pytest.mark.parametrize("bound", [1, 3])
@@ -83,26 +113,26 @@ def test_parts_that_lie_ready_are_bounded_in_bytes(world: Any) -> None:
 
 
 def test_a_part_that_is_not_where_it_should_be_is_reported_and_fetched_where_it_is_then(world: Any) -> None:
-    world.refused = {"0/1"}
+    world.withheld = {"0/1"}
     world.step(0)
     with connect(world) as loader:
         microbatches = iter(next(iter(loader)))
         next(microbatches)
         world.wait(lambda: world.lost)
         assert world.lost == [("0/1", "lease-1")]
-        world.refused = set()
+        world.hold("0/1")
         world.tell(world.place("0/1", "lease-2"))
         assert next(microbatches).data.sample_ids.tolist() == [1]
 
 
 def test_a_part_whose_loss_cannot_be_reported_is_tried_again_at_the_same_place(world: Any) -> None:
-    world.refused, world.deaf = {"0/0"}, True
+    world.withheld, world.deaf = {"0/0"}, True
     world.step(0)
     with connect(world) as loader:
         reading = threading.Thread(target=lambda: read(next(iter(loader))))
         reading.start()
         world.wait(lambda: len(world.lost) >= 2)
-        world.refused = set()
+        world.hold("0/0")
         reading.join(timeout=10)
         assert not reading.is_alive()
 
@@ -238,3 +268,79 @@ def test_training_that_goes_on_with_fresh_weights_says_so(world: Any, next_step:
     train(world.endpoint, job="job", model_name="tiny")
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == (["weights are fresh, and the job goes on job=job from_step=3"] if next_step else [])
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"unit": "pixels"}, "unit 'pixels' must be one of encoder, vision, audio, llm, generator, or None"),
+        ({"hedge_s": 0}, "hedge_s is 0, but must be above 0"),
+        ({"transports": ("udp",)}, "must be some of"),
+    ],
+)
+def test_an_option_that_is_none_is_refused_before_anything_is_opened(option: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        trainer.connect("127.0.0.1:1", job="job", **option)
+
+
+def tensors(loader: StepLoader) -> list[dict[str, torch.Tensor]]:
+    """Of every microbatch of the first step."""
+    step = next(iter(loader))
+    return [{name: getattr(m.data, name) for name in m.data.__slots__ if name != "num_targets"} for m in step]
+
+
+@pytest.mark.parametrize("unit", UNIT_COLUMNS)
+def test_a_rank_receives_its_unit_s_columns_only(world: Any, unit: str) -> None:
+    """In microbatches of one part and of two. Patches are 2352 bytes a sample, mel is 768."""
+    world.hold("0/1", "0/2", "0/3")
+    world.tell(world.plan(0, ["0/1"], ["0/2", "0/3"]), *map(world.place, ["0/1", "0/2", "0/3"]))
+    with connect(world) as loader:
+        full = tensors(loader)
+        full_bytes = loader.statistics().received_bytes
+    with connect(world, unit=unit) as loader:
+        own = tensors(loader)
+        own_bytes = loader.statistics().received_bytes
+    left_out = 3 * (2352 * ("patches" not in UNIT_COLUMNS[unit]) + 768 * ("mel" not in UNIT_COLUMNS[unit]))
+    assert full_bytes > 3 * (2352 + 768)
+    assert own_bytes <= full_bytes - left_out
+    for actual, expected in zip(own, full, strict=True):
+        there = {name for name in UNIT_COLUMNS[unit] if name in expected} | {"sample_ids"}
+        assert all(torch.equal(actual[name], expected[name]) for name in there)
+        assert all(actual[name].numel() == 0 for name in {"input_ids", "labels", "patches", "mel"} - there)
+        assert all(actual[name].shape[1:] == expected[name].shape[1:] for name in expected), "as wide as ever"
+
+
+def test_the_loader_tells_how_it_has_fared(world: Any) -> None:
+    for index in range(2):
+        world.step(index, 3)
+    world.end()
+    with connect(world) as loader:
+        for step in loader:
+            for _ in step:
+                assert loader.statistics().held_bytes > 0
+            loader.commit(step)
+        statistics = loader.statistics()
+    assert statistics.num_parts == {"flight": 6}
+    assert statistics.received_bytes > 6 * (2352 + 768)
+    assert (statistics.ready_bytes, statistics.held_bytes, statistics.num_pending) == (0, 0, 0)
+    assert (statistics.num_hedged, statistics.num_fetched_again, statistics.num_late) == (0, 0, 0)
+    assert statistics.data_wait_s > 0
+
+
+def test_copied_microbatches_lie_in_memory_that_is_used_again(world: Any) -> None:
+    for index in range(6):
+        tickets = [f"{index}/{k}" for k in range(2)]
+        world.hold(*tickets)
+        world.tell(world.plan(index, tickets), *map(world.place, tickets))
+    world.end()
+    addresses = []
+    with connect(world) as loader:
+        for step in loader:
+            for microbatch in step:
+                assert microbatch.data.patches[:, 0].tolist() == [
+                    n % 256 for n in microbatch.data.sample_ids.tolist() for _ in range(4)
+                ]
+                addresses.append(microbatch.data.patches.data_ptr())
+            loader.commit(step)
+        assert loader.statistics().idle_buffer_bytes > 0
+    assert len(set(addresses)) <= 2, "one that the loop holds, and one that is filled"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from headrace.transport.shared_memory import ArenaReader
 from preprocessor.arena import Arena
-from preprocessor.store import Entry, Payload, PayloadStore, PayloadWriter
+from preprocessor.store import Entry, Payload, PayloadStore
+from preprocessor.writer import PayloadWriter
 
 MIB = 1 << 20
 

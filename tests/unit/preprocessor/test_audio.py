@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
-from preprocessor import audio
+from preprocessor import audio, flac
 from preprocessor.torchaudio_import import torchaudio
 
 SPEC = AudioSpec()
+needs_miniaudio = pytest.mark.skipif(flac.NAME is None, reason="miniaudio is not installed")
 
 
 def encoded(samples: np.ndarray[Any, Any], rate: int, kind: str = "WAV", subtype: str | None = None) -> bytes:
@@ -158,6 +159,45 @@ def test_damaged_bytes_are_refused_or_agree(flac: bytes) -> None:
             assert len(mel) == audio.probe(bytes(data), SPEC)
 
 
+def long_flac(channels: int, subtype: str) -> bytes:
+    """Of as many samples as the fast codec takes."""
+    sound = np.random.default_rng(3).normal(0, 0.2, (flac.LEAST_SAMPLES // channels + 1, channels))
+    return encoded(sound, 44_100, "FLAC", subtype)
+
+
+def outcome(data: bytes) -> Reason | list[float]:
+    try:
+        return list(audio.read_mono(data, SPEC))
+    except BadSampleError as error:
+        return error.reason
+
+
+@needs_miniaudio
+@pytest.mark.parametrize(("channels", "subtype"), [(1, "PCM_16"), (2, "PCM_16"), (2, "PCM_24"), (6, "PCM_16"), (1, "PCM_S8")])
+def test_fast_samples_are_the_references(channels: int, subtype: str) -> None:
+    data = long_flac(channels, subtype)
+    expected, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    samples = flac.decode(data, *expected.shape)
+    assert samples is not None
+    np.testing.assert_array_equal(samples, expected)
+
+
+@needs_miniaudio
+def test_damaged_flac_ends_alike_with_and_without_the_fast_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metadata, frames, the header's count; cut at the end or in the middle."""
+    sound, rng = long_flac(2, "PCM_16"), np.random.default_rng(2)
+    files = [sound, sound[:-1], sound[:-5000], sound + bytes(100)]
+    for end in (*(100,) * 30, *(9000,) * 10, *(len(sound),) * 20):
+        data = bytearray(sound)
+        data[rng.integers(4, end)] ^= 1 << int(rng.integers(0, 8))
+        files.append(bytes(data))
+    with_it = [outcome(data) for data in files]
+    monkeypatch.setattr(flac, "_library", None)
+    assert [outcome(data) for data in files] == with_it
+    assert sum(isinstance(result, list) for result in with_it) >= 3
+    assert Reason.CORRUPT_MEDIA in with_it
+
+
 @pytest.mark.parametrize("channels", [1, 2, 6])
 def test_mono_is_the_mean(channels: int) -> None:
     sound = np.random.default_rng(0).uniform(-0.9, 0.9, (5000, channels)).astype(np.float32)
@@ -166,11 +206,32 @@ def test_mono_is_the_mean(channels: int) -> None:
     np.testing.assert_allclose(audio.read_mono(buffer.getvalue(), AudioSpec()), sound.mean(axis=1), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
-def test_kept_filters_are_those_of_the_plain_function(rate: int) -> None:
-    """A filter is made once a ratio; the function of torchaudio makes one a call."""
-    sound = torch.from_numpy(np.random.default_rng(1).normal(0, 0.1, 3 * rate).astype(np.float32))
+@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 24_000, 44_100, 48_000, 96_000, 384_000])
+@pytest.mark.parametrize("seconds", [0.0251, 1.7])
+def test_resampling_is_torchaudios(rate: int, seconds: float) -> None:
+    """But for the order of the sums."""
+    sound = torch.from_numpy(np.random.default_rng(1).uniform(-1, 1, round(seconds * rate)).astype(np.float32))
     header = audio.Header(sample_rate=rate, channels=1, frames=len(sound))
     resampled = audio._resample(sound, header, AudioSpec())
-    expected = torchaudio.functional.resample(sound, rate, 16_000)
-    torch.testing.assert_close(resampled, expected[: len(resampled)], rtol=0, atol=0)
+    torch.testing.assert_close(resampled, torchaudio.functional.resample(sound, rate, 16_000), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", [SPEC, AudioSpec(sample_rate=24_000, mel_bins=20, hop_s=0.02, window_s=0.0501)], ids=str)
+def test_features_are_those_of_torchaudio(spec: AudioSpec) -> None:
+    """Within two steps of float16."""
+    sound = tone(440, 1.3, 44_100) + np.random.default_rng(0).normal(0, 0.01, round(1.3 * 44_100))
+    mono = torch.from_numpy(sound.astype(np.float32))
+    window = round(spec.window_s * spec.sample_rate)
+    power = torchaudio.transforms.MelSpectrogram(
+        sample_rate=spec.sample_rate,
+        n_fft=window + window % 2,
+        win_length=window,
+        hop_length=round(spec.hop_s * spec.sample_rate),
+        n_mels=spec.mel_bins,
+        norm="slaney",
+        mel_scale="slaney",
+    )(torchaudio.functional.resample(mono, 44_100, spec.sample_rate))
+    log = power.clamp(min=1e-10).log10()
+    expected = ((torch.maximum(log, log.max() - 8) + 4) / 4).T.numpy()
+    mel = audio.decode(encoded(sound, 44_100, subtype="FLOAT"), spec)
+    np.testing.assert_allclose(mel, expected[: len(mel)], atol=2e-3)

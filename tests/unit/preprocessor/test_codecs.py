@@ -17,8 +17,10 @@ from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import ImageSpec
 from preprocessor import image
 from preprocessor.image import header, jpeg, reference
+from preprocessor.image.grid import reduction
 
 SPEC = ImageSpec()
+REDUCED = ImageSpec(max_pixels=28 * 28 * 16, reduced_scale=True)  # 112 pixels a side
 IMAGES = sorted((Path(__file__).parents[2] / "data" / "hostile" / "images").iterdir())
 
 pytestmark = [
@@ -49,9 +51,9 @@ def fast(data: bytes) -> NDArray[np.uint8] | None:
     return pixels[:, :, :3] if jpeg.decode(data, pixels) else None
 
 
-def outcome(data: bytes) -> Reason | list[Any]:
+def outcome(data: bytes, spec: ImageSpec = SPEC) -> Reason | list[Any]:
     try:
-        return image.decode(data, SPEC)[0].tolist()
+        return list(image.decode(data, spec)[0].tolist())
     except BadSampleError as error:
         return error.reason
 
@@ -83,12 +85,59 @@ def test_red_green_blue_without_transform() -> None:
     np.testing.assert_array_equal(image.read_pixels(data, SPEC)[:, :, :3], reference.decode(data, SPEC)[:, :, :3])
 
 
+@pytest.mark.parametrize("spec", [SPEC, REDUCED], ids=["full", "reduced"])
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
-def test_hostile_files_end_alike_with_and_without_the_fast_codec(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_files_end_alike_with_and_without_the_fast_codec(
+    path: Path, spec: ImageSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = path.read_bytes()
-    with_it = outcome(data)
+    with_it = outcome(data, spec)
     monkeypatch.setattr(jpeg, "_decode", None)
-    assert outcome(data) == with_it
+    assert outcome(data, spec) == with_it
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
+def test_hostile_files_end_alike_at_full_and_reduced_scale(path: Path) -> None:
+    data = path.read_bytes()
+    full, reduced = outcome(data, REDUCED.model_copy(update={"reduced_scale": False})), outcome(data, REDUCED)
+    if isinstance(full, Reason):
+        assert reduced is full
+    else:
+        assert isinstance(reduced, list)
+        assert len(reduced) == len(full)
+
+
+@pytest.mark.parametrize("scale", [2, 4, 8])
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("size", [(640, 480), (641, 483), (647, 479)], ids=str)
+def test_reduced_pixels_are_the_references_too(size: tuple[int, int], subsampling: int, scale: int) -> None:
+    data = encoded(photo(*size), subsampling=subsampling)
+    pixels = np.empty((-(-size[1] // scale), -(-size[0] // scale), 4), np.uint8)
+    assert jpeg.decode(data, pixels, scale)
+    np.testing.assert_array_equal(pixels[:, :, :3], reference.decode(data, SPEC, scale)[:, :, :3])
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "scale"),
+    [(335, 335, 1), (336, 336, 2), (671, 671, 2), (672, 672, 4), (1343, 1343, 4), (1344, 1344, 8), (9000, 9000, 8), (63, 63, 1)],
+)
+def test_half_again_the_size_of_the_grid_is_left(width: int, height: int, scale: int) -> None:
+    grid = image.Grid(height=8, width=8)
+    assert reduction(width, height, grid, REDUCED) == scale
+    assert reduction(width, height, grid, SPEC) == 1
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_reduced_scale_shifts_nothing(orientation: int) -> None:
+    """Sides that are no multiples of 4: the last pixel stands for one of the file, and lies first where the image is turned."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    large = photo().resize((893, 677), Image.Resampling.BICUBIC)
+    data = encoded(large, exif=exif, quality=95)
+    full, grid = image.decode(data, REDUCED.model_copy(update={"reduced_scale": False}))
+    reduced, same_grid = image.decode(data, REDUCED)
+    assert grid == same_grid == image.probe(data, REDUCED)
+    assert 1 <= np.abs(full.astype(int) - reduced).max() <= 3
 
 
 @pytest.mark.parametrize("progressive", [False, True])

@@ -16,8 +16,11 @@ from headrace.manifest import ShardInfo
 from headrace.quarantine import Reason
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec
+from headrace.transport.base import read_batches
+from preprocessor.arena import Arena
 from preprocessor.jobs import Job
 from preprocessor.pipeline import Pipeline, Row
+from preprocessor.writer import PayloadWriter
 
 NAMES = ("whole", "cut", "sound", "words", "last")
 
@@ -92,18 +95,49 @@ def test_nothing_left(job: Job) -> None:
     assert job.decode_batch([])[0].num_rows == 0
 
 
-def test_pixels_and_sound_are_not_copied_into_the_batch(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[int, int]] = []
-    room = Pipeline.room
+def test_pixels_and_sound_are_decoded_into_the_payload_itself(job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled: list[tuple[int, int]] = []
+    fill = Pipeline.fill
 
-    def noting(pipeline: Pipeline, samples: Any) -> Any:
-        patches, mel = room(pipeline, samples)
-        given.append((patches.ctypes.data, mel.ctypes.data))
-        return patches, mel
+    def noting(pipeline: Pipeline, sized: Any, patches: Any, mel: Any) -> Row:
+        filled.append((patches.ctypes.data, mel.ctypes.data))
+        return fill(pipeline, sized, patches, mel)
 
-    monkeypatch.setattr(Pipeline, "room", noting)
-    batch, _ = job.decode_batch(refs("last", "whole", "sound"))
-    assert [(values("patches", batch), values("mel", batch))] == given
+    monkeypatch.setattr(Pipeline, "fill", noting)
+    payload = job.decode(job.load(refs("whole", "last", "sound")), PayloadWriter(arena))
+    (batch,) = read_batches(payload.data)
+    assert payload.slot is not None
+    assert filled[0] == (values("patches", batch), values("mel", batch))
+
+
+@pytest.mark.parametrize("names", [("whole", "cut", "last"), ("whole", "last"), ("words",), ("sound",), ()])
+def test_a_payload_in_shared_memory_is_the_same_as_on_the_heap(job: Job, arena: Arena, names: tuple[str, ...]) -> None:
+    payload = job.decode(job.load(refs(*names)), PayloadWriter(arena))
+    (batch,) = read_batches(payload.data)
+    batch.validate(full=True)
+    expected, rejected = job.decode_batch(refs(*names))
+    assert batch.equals(expected)
+    assert (payload.num_samples, payload.rejected) == (expected.num_rows, rejected)
+    assert payload.slot is not None
+    arena.free(payload.slot)
+    assert arena.statistics().used_bytes == 0, "nothing else is kept"
+
+
+def test_a_part_that_cannot_be_decoded_leaves_nothing_behind(job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: Any) -> Row:
+        raise MemoryError
+
+    monkeypatch.setattr(Pipeline, "fill", no_memory)
+    with pytest.raises(MemoryError):
+        job.decode(job.load(refs("whole")), PayloadWriter(arena))
+    assert arena.statistics().used_bytes == 0
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    arena = Arena(64 << 20, tmp_path)
+    yield arena
+    arena.close()
 
 
 def values(column: str, batch: pa.RecordBatch) -> int:
@@ -112,8 +146,8 @@ def values(column: str, batch: pa.RecordBatch) -> int:
 
 def test_payload_is_the_batch_as_a_stream(job: Job) -> None:
     wanted = refs("whole", "cut", "last")
-    payload = job.decode(wanted)
     batch, rejected = job.decode_batch(wanted)
+    payload = PayloadWriter().write(batch, rejected)
     with pa.ipc.open_stream(payload.data) as reader:
         assert reader.read_next_batch().equals(batch)
     assert (payload.num_samples, payload.rejected) == (2, rejected)

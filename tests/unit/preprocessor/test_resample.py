@@ -61,6 +61,18 @@ def test_both_axes_as_pillow_does(old_width: int, old_height: int, width: int, h
     np.testing.assert_array_equal(resized[:, :, :3], by_pillow(pixels, (width, height)))
 
 
+@pytest.mark.skipif(int(version("pillow").split(".")[0]) < 13, reason="earlier versions begin with the columns always")
+@given(SIDES, SIDES, st.integers(1, 60), st.integers(1, 60), st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 0.875])] * 4))
+@THOROUGH
+def test_a_box_is_pillows(old_width: int, old_height: int, width: int, height: int, cut: tuple[float, ...]) -> None:
+    """A pixel at an edge may lie in the box by a part."""
+    pixels = picture(old_width + 1, old_height + 1, seed=2)
+    left, top, right, bottom = cut[0], cut[1], old_width + 1 - cut[2], old_height + 1 - cut[3]
+    plain = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
+    resized = resample.resize(pixels, width, height, Scratch(), resample.Box(left, top, right - left, bottom - top))
+    np.testing.assert_array_equal(resized[:, :, :3], plain.resize((width, height), BICUBIC, box=(left, top, right, bottom)))
+
+
 def test_more_rows_than_are_turned_at_once() -> None:
     pixels = picture(901, 677)
     for size in ((896, 672), (448, 336), (1008, 700)):

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import metrics
 from headrace.errors import DatasetError, UserError
 from headrace.spec import SourceSpec
 from preprocessor.sources import download, open_shard
@@ -144,11 +145,28 @@ def held(cache_folder: Path) -> list[int]:
     return sorted(path.stat().st_size for path in cache_folder.glob("*.shard"))
 
 
+class Moved:
+    """How far a metric has moved since."""
+
+    def __init__(self, name: str, **labels: str) -> None:
+        self._name, self._labels = f"headrace_preprocessor_{name}_total", labels
+        self._before = self._value()
+
+    def _value(self) -> float:
+        return metrics.PREPROCESSOR.get_sample_value(self._name, self._labels) or 0.0
+
+    def __call__(self) -> float:
+        return self._value() - self._before
+
+
 def test_a_shard_is_fetched_once(site: Site, cache: ShardCache) -> None:
+    hits, misses = (Moved("cache_requests", result=result) for result in ("hit", "miss"))
+    downloaded = Moved("cache_downloaded_bytes")
     site.files["/a.tar"] = bytes(range(250))
     for _ in range(3):
         assert cache.open(f"{site.url}/a.tar").pread(100, 3) == bytes([100, 101, 102])
     assert len(site.gets) == 1
+    assert (hits(), misses(), downloaded()) == (2, 1, 250)
     assert (cache.stats.hits, cache.stats.misses, cache.stats.downloaded_bytes) == (2, 1, 250)
 
 
@@ -161,6 +179,7 @@ def test_a_new_version_is_another_shard(site: Site, cache: ShardCache) -> None:
 
 
 def test_the_least_recently_used_goes_first(cache: ShardCache) -> None:
+    evictions = Moved("cache_evictions")
     urls = [put(f"lru-{number}.tar", bytes([number]) * 1000) for number in range(3)]
     for number, url in enumerate(urls[:2]):
         cache.open(url)
@@ -168,7 +187,7 @@ def test_the_least_recently_used_goes_first(cache: ShardCache) -> None:
         os.utime(newest, (number, number))
     cache.open(urls[0])  # so that the second is the oldest
     cache.open(urls[2])
-    assert cache.stats.evicted == 1
+    assert cache.stats.evicted == evictions() == 1
     cache.open(urls[0])
     assert cache.stats.hits == 2
     cache.open(urls[1])
@@ -204,12 +223,13 @@ def test_a_closed_shard_is_not_read(cache: ShardCache) -> None:
 def test_a_shard_larger_than_the_cache_is_read_without_it(
     cache: ShardCache, site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
+    bypasses = Moved("cache_bypasses", reason="no_room")
     site.files |= {f"/{name}.tar": bytes(3000) + b"end" for name in "ab"}
     with caplog.at_level(logging.WARNING):
         for name in "ab":
             assert cache.open(f"{site.url}/{name}.tar").pread(2999, 100) == b"\0end"
     assert [record.message.split(" cache=")[0] for record in caplog.records] == ["reading without the shard cache"]
-    assert cache.stats.uncached == 2
+    assert cache.stats.uncached == bypasses() == 2
     assert held(cache._directory) == []
 
 
@@ -225,12 +245,14 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 
 def test_a_disk_that_fails_does_not_fail_the_job(site: Site, cache: ShardCache, caplog: pytest.LogCaptureFixture) -> None:
+    bypasses = Moved("cache_bypasses", reason="disk")
     site.files |= {"/a.tar": b"a" * 2000, "/b.tar": b"b" * 2000}
     with caplog.at_level(logging.WARNING), files_of_at_most(1000):
         assert cache.open(f"{site.url}/a.tar").pread(1999, 1) == b"a"
         assert cache.open(f"{site.url}/b.tar").pread(1999, 1) == b"b"
     assert len(caplog.records) == 1
     assert "File too large" in caplog.records[0].message
+    assert bypasses() == 2
     assert list(cache._directory.glob("*.part")) == []
     assert cache.open(f"{site.url}/a.tar").pread(1999, 1) == b"a"
     assert held(cache._directory) == [2000]
@@ -249,10 +271,13 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 
 def test_throttling_waits_as_long_as_the_server_asks(site: Site, cache: ShardCache, pauses: list[float]) -> None:
+    throttled, failed = (Moved("download_retries", reason=reason) for reason in ("throttled", "failed"))
+    paused = Moved("download_pause_seconds")
     site.files["/a.tar"] = b"data"
     site.failures = [(503, {"Retry-After": "7"}), (429, {}), (500, {"Retry-After": "9999"})]
     assert cache.open(f"{site.url}/a.tar").pread(0, 4) == b"data"
     assert pauses == [7.0, 1.0, 60.0]
+    assert (throttled(), failed(), paused()) == (2, 1, 68)
 
 
 def test_a_broken_transfer_goes_on_where_it_broke(

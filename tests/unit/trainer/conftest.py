@@ -1,8 +1,13 @@
-"""Samples with real token layouts and random contents, and the smallest model that has every part."""
+"""Samples with real token layouts and random contents, the smallest model that has every part, preprocessors to fetch from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -99,3 +104,36 @@ def make_model() -> Callable[..., MultimodalModel]:
         return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def payload_world() -> ModuleType:
+    """The real preprocessor stores of the transports' tests."""
+    path = Path(__file__).parents[1] / "transport" / "payload_world.py"
+    module_spec = importlib.util.spec_from_file_location("trainer_payload_world", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules["trainer_payload_world"] = module
+    module_spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def make_part(payload_world: ModuleType) -> Callable[..., pa.RecordBatch]:
+    """(num_bytes, sample_id) -> a part of one sample whose payload bytes are all sample_id % 256."""
+    make: Callable[..., pa.RecordBatch] = payload_world.make_batch
+    return make
+
+
+@pytest.fixture
+def make_producer(payload_world: ModuleType) -> Iterator[Callable[..., Any]]:
+    """(budget_bytes, **options) -> a preprocessor's store and servers, stopped at the end."""
+    with ExitStack() as stack:
+
+        def make(budget_bytes: int = 16 << 20, **options: Any) -> Any:
+            producer = payload_world.Producer(budget_bytes, **options)
+            stack.callback(producer.stop)
+            return producer
+
+        yield make

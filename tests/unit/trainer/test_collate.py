@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError
-from headrace.sample import LABEL_IGNORED, SCHEMA
-from trainer.collate import collate
+from headrace.sample import LABEL_IGNORED, SCHEMA, UNIT_COLUMNS
+from trainer.buffers import ALIGNMENT, BufferPool
+from trainer.collate import PackedMicrobatch, collate
 
 
 def test_labels_lie_where_they_are_predicted(make_row, make_batch):
@@ -95,6 +97,124 @@ def test_payload_of_one_batch_is_a_view_of_its_buffers(mixed_rows, make_batch):
     packed = collate([batch])
     assert packed.patches.data_ptr() == batch.column("patches").flatten().buffers()[1].address
     assert packed.mel.data_ptr() == batch.column("mel").flatten().buffers()[1].address
+
+
+def address_range(tensor: torch.Tensor) -> range:
+    return range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)
+
+
+class CountingPool(BufferPool):
+    """Remembers where its buffers lay."""
+
+    def __init__(self) -> None:
+        super().__init__(max_idle_bytes=1 << 30)
+        self.taken: list[range] = []
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        buffer = super().take(num_bytes)
+        self.taken.append(address_range(buffer))
+        return buffer
+
+
+def test_several_batches_are_copied_once_straight_into_one_buffer_that_is_used_again(mixed_rows, make_batch):
+    """Whatever else is allocated, by numpy or by torch, is small: there is no room for a copy in between."""
+    grid = [1, 58_254, 6]  # 4 MiB of patches and 1 MiB of mel a batch
+    row = mixed_rows[1] | {"patches": (np.arange(58_254 * 6 * 12) % 251).astype(np.uint8), "image_grids": [grid]}
+    row |= {"mel": (np.arange(1 << 19) % 1000).astype(np.float16), "mel_frames": [1 << 17]}
+    batches = [make_batch([row]) for _ in range(4)]
+    pool = CountingPool()
+    packed = collate(batches, buffers=pool)
+    (first,) = pool.taken
+    for tensor in (packed.patches, packed.mel):
+        assert address_range(tensor).start in first
+        assert address_range(tensor)[-1] in first
+        assert tensor.data_ptr() % ALIGNMENT == 0
+    assert torch.equal(packed.patches.flatten(), torch.from_numpy(np.tile(row["patches"], 4)))
+    assert torch.equal(packed.mel.flatten(), torch.from_numpy(np.tile(row["mel"], 4)))
+    del packed, tensor
+
+    tracemalloc.start()
+    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        collate(batches, buffers=pool)
+    _, peak_bytes = tracemalloc.get_traced_memory()  # numpy tells it of every array
+    tracemalloc.stop()
+    assert pool.taken[1] == first, "warm"
+    assert peak_bytes < 1 << 20
+    assert sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages()) < 1 << 20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
+def test_with_a_gpu_a_single_batch_is_copied_into_pinned_memory(mixed_rows, make_batch):
+    pool = BufferPool(0, pinned=True)
+    packed = collate([make_batch(mixed_rows)], buffers=pool)
+    assert packed.patches.is_pinned()
+    assert packed.mel.is_pinned()
+    assert_same(packed, collate([make_batch(mixed_rows)]))
+
+
+# -- units ------------------------------------------------------------------------------------------------------------
+
+MEDIA_OF = {"encoder": {"patches", "mel"}, "vision": {"patches"}, "audio": {"mel"}, "llm": set(), "generator": set()}
+OF_COLUMN = {
+    "input_ids": {"input_ids", "position_ids"},
+    "labels": {"labels"},
+    "patches": {"patches"},
+    "image_grids": {"image_grids", "image_cu_seqlens"},
+    "mel": {"mel"},
+    "mel_frames": {"mel_frames", "mel_cu_seqlens"},
+}
+
+
+def assert_same(actual: PackedMicrobatch, expected: PackedMicrobatch) -> None:
+    for name in expected.__slots__:
+        one, other = getattr(actual, name), getattr(expected, name)
+        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other, name
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+@pytest.mark.parametrize("unit", UNIT_COLUMNS)
+def test_a_unit_s_columns_pack_to_the_same_tensors_and_the_others_are_empty(mixed_rows, make_batch, unit, num_batches):
+    rows = [mixed_rows[start::num_batches] for start in range(num_batches)]
+    full = collate([make_batch(part) for part in rows])
+    packed = collate(
+        [make_batch(part).select(list(UNIT_COLUMNS[unit])) for part in rows], patch_values=full.patches.shape[1], mel_bins=4
+    )
+    there = set().union(*(OF_COLUMN.get(column, set()) for column in UNIT_COLUMNS[unit]))
+    for name in PackedMicrobatch.__slots__:
+        actual, expected = getattr(packed, name), getattr(full, name)
+        if name == "num_targets":
+            assert actual == (expected if "labels" in there else 0)
+        elif name == "cu_seqlens":
+            assert torch.equal(actual, expected if "input_ids" in there else torch.zeros_like(expected))
+        elif name in there | {"sample_ids"}:
+            assert torch.equal(actual, expected), name
+        else:
+            assert actual.dtype == expected.dtype
+            assert actual.shape[1:] == expected.shape[1:]
+            assert actual.numel() == 0 or actual.tolist() == [0], name
+    assert there & {"patches", "mel"} == MEDIA_OF[unit]
+    assert ("labels" in there) == ("input_ids" in there) == (unit in ("llm", "generator"))
+
+
+def test_a_unit_s_columns_are_of_the_schema_and_in_its_order():
+    for unit, columns in UNIT_COLUMNS.items():
+        assert [name for name in SCHEMA.names if name in columns] == list(columns), unit
+        assert columns[0] == "sample_id"
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [pa.RecordBatch.from_pylist([], schema=pa.schema([field for field in SCHEMA if field.name != "sample_id"]))],
+        [pa.RecordBatch.from_pylist([], schema=pa.schema(list(SCHEMA)[::-1]))],
+        [pa.RecordBatch.from_pylist([], schema=SCHEMA), pa.RecordBatch.from_pylist([], schema=pa.schema(list(SCHEMA)[:3]))],
+        [pa.RecordBatch.from_pylist([], schema=pa.schema([SCHEMA.field("sample_id"), pa.field("extra", pa.int8())]))],
+    ],
+    ids=["no ids", "another order", "different columns", "a column of its own"],
+)
+def test_other_columns_are_refused(batches):
+    with pytest.raises(HeadraceError, match="not the schema"):
+        collate(batches)
 
 
 def test_views_outlive_the_batch(mixed_rows, make_batch):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from headrace.transport.base import TRANSPORTS
 from trainer.client import PartClient
 
 _path = Path(__file__).with_name("payload_world.py")
@@ -39,6 +40,12 @@ def make_batch() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def make_rows() -> Callable[..., Any]:
+    """(sizes, sample_id) -> a batch of one sample for each size, with that many payload bytes of the sample's id % 256."""
+    return _world.make_rows
+
+
+@pytest.fixture
 def make_producer() -> Iterator[Callable[..., Any]]:
     """(budget_bytes, **options) -> a Producer, stopped at the end unless the test has stopped it."""
     with ExitStack() as stack:
@@ -53,12 +60,13 @@ def make_producer() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def make_wire() -> Iterator[Callable[..., Any]]:
-    """(endpoint, **faults) -> a Wire."""
+    """(producer, **faults) -> a Wire in front of its Flight server, of which clients are told from then on."""
     with ExitStack() as stack:
 
-        def make(endpoint: str, **faults: Any) -> Any:
-            wire = _world.Wire(endpoint, **faults)
+        def make(producer: Any, **faults: Any) -> Any:
+            wire = _world.Wire(producer.flight_endpoint, **faults)
             stack.callback(wire.stop)
+            producer.servicer.offer.flight_port = wire.port
             return wire
 
         yield make
@@ -79,11 +87,11 @@ def make_world() -> Iterator[Callable[[], Any]]:
 
 @pytest.fixture
 def make_client() -> Iterator[Callable[..., PartClient]]:
-    """(transports) -> a PartClient."""
+    """(*transports, **options) -> a PartClient."""
     with ExitStack() as stack:
 
-        def make(*transports: str) -> PartClient:
-            client = PartClient(transports) if transports else PartClient()
+        def make(*transports: str, **options: Any) -> PartClient:
+            client = PartClient(transports or TRANSPORTS, **options)
             stack.callback(client.close)
             return client
 

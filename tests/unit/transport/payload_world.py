@@ -1,7 +1,7 @@
 """A preprocessor's real store, arena and servers, parts to put into them, and a wire with faults: all but the decoding.
 
 As a script, `payload_world.py produce` is such a preprocessor in a process of its own, and `payload_world.py hold ARENA TICKET`
-a reader that holds a part until it is killed.
+a reader that holds a part until it is killed; `payload_world.py read ENDPOINT TICKET` begins with a part over Flight and stops.
 """
 
 from __future__ import annotations
@@ -17,52 +17,94 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import flight
 
+from headrace.quarantine import Rejected
 from headrace.rpc import Server
 from headrace.sample import SCHEMA
-from headrace.transport import chunks
+from headrace.transport.flight_server import FlightServer
 from headrace.transport.slots import SlotReceiver, SlotServer
+from headrace.transport.tls import Certificate
+from headrace.v1 import payload_pb2, payload_pb2_grpc
 from preprocessor.arena import Arena
 from preprocessor.server import PayloadServicer
-from preprocessor.store import Entry, PayloadStore, PayloadWriter
+from preprocessor.store import Entry, PayloadStore
+from preprocessor.writer import PayloadWriter
 
 MIB = 1 << 20
+KEYS = {"job": bytes(32)}
+"""Of the tickets, by job."""
 
 
 def make_batch(num_bytes: int, sample_id: int = 0) -> pa.RecordBatch:
     """One sample with about `num_bytes` of payload, different for each id."""
-    patches = np.full(num_bytes, sample_id % 256, np.uint8)
-    row: dict[str, Any] = {"sample_id": [sample_id], "input_ids": [[5, 6]], "labels": [[-100, 6]], "image_grids": [[]]}
-    row |= {"mel": [[]], "mel_frames": [[]], "flags": [0]}
+    return make_rows([num_bytes], sample_id)
+
+
+def make_rows(sizes: list[int], sample_id: int = 0) -> pa.RecordBatch:
+    """A sample for each size, with that many bytes of payload, which are all sample_id % 256."""
+    ids = list(range(sample_id, sample_id + len(sizes)))
+    patches = np.repeat(np.array(ids, np.uint8), sizes)
+    rows: dict[str, list[Any]] = {
+        "sample_id": ids,
+        "input_ids": [[5, 6, id_] for id_ in ids],
+        "labels": [[-100, 6, id_] for id_ in ids],
+        "image_grids": [[[1, 2, 3]] * (id_ % 3) for id_ in ids],
+        "mel": [np.arange(id_ % 5, dtype=np.float16) for id_ in ids],
+        "mel_frames": [[id_ % 5] for id_ in ids],
+        "flags": [0 for _ in ids],
+    }
     columns = [
-        pa.LargeListArray.from_arrays(pa.array([0, num_bytes]), pa.array(patches))
+        pa.LargeListArray.from_arrays(pa.array(np.cumsum([0, *sizes])), pa.array(patches))
         if field.name == "patches"
-        else pa.array(row[field.name], field.type)
+        else pa.array(rows[field.name], field.type)
         for field in SCHEMA
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+class TrustingServicer(PayloadServicer):
+    """Takes any ticket for genuine: for tests that are about other matters, and name parts as they like."""
+
+    def _check(self, ticket: str) -> None:
+        pass
 
 
 class Producer:
     """Decodes what it is told to by writing the batch that it was given. Runs on a loop of its own, in a thread."""
 
     def __init__(
-        self, budget_bytes: int, *, shared: bool = True, with_checksum: bool = False, listen: str = "127.0.0.1:0"
+        self,
+        budget_bytes: int,
+        *,
+        shared: bool = True,
+        with_checksum: bool = False,
+        listen: str = "127.0.0.1:0",
+        certificate: Certificate | None = None,
+        signed: bool = False,
     ) -> None:
+        """`signed`: tickets must bear the signature of KEYS."""
         self.arena = Arena(budget_bytes) if shared else None
         self.store = PayloadStore(budget_bytes, self.arena)
-        self.servicer = PayloadServicer(self.store, self.arena)
+        self.servicer = (PayloadServicer if signed else TrustingServicer)(self.store, KEYS.get, self.arena)
         self.num_decoded = 0
         self._batches: dict[str, pa.RecordBatch] = {}
         self._writer = PayloadWriter(self.arena, with_checksum=with_checksum)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._run(self._start(listen))
+        self._run(self._start(listen, certificate))
 
-    async def _start(self, listen: str) -> None:
-        self._server = Server(listen, {chunks.SERVICE: lambda server: chunks.add_service(server, self.servicer)})
+    async def _start(self, listen: str, certificate: Certificate | None) -> None:
+        self._server = Server(
+            listen,
+            {"headrace.v1.Payload": lambda server: payload_pb2_grpc.add_PayloadServicer_to_server(self.servicer, server)},
+            certificate.server_credentials() if certificate is not None else None,
+        )
         self.endpoint = self._server.endpoint
+        self.flight = FlightServer("127.0.0.1:0", self.servicer.lend, certificate)
+        self.flight_endpoint = f"127.0.0.1:{self.flight.port}"
+        self.servicer.offer.flight_port, self.servicer.offer.flight_tls = self.flight.port, certificate is not None
         await self._server.start()
         if self.arena is not None:
             self._slots = SlotServer(self.arena.path, self.servicer.tell_slot)
@@ -82,9 +124,25 @@ class Producer:
         self.call(lambda: self.store.add(Entry(ticket=ticket, job="job", step=step, priority=step, refs=())))
 
     def add_stuck(self, ticket: str) -> None:
-        """A lease on a part that is being decoded, and never will be."""
+        """A lease on a part that is being decoded, and not ready before the test says `finish`."""
         entry = Entry(ticket=ticket, job="job", step=0, priority=0, refs=(), decoding=True)
         self.call(lambda: self.store.add(entry))
+
+    def finish(self, ticket: str, batch: pa.RecordBatch, rejected: tuple[Rejected, ...] = ()) -> None:
+        """A part that was stuck is decoded."""
+        self.call(lambda: self.store.fill(self.store.get(ticket), self._writer.write(batch, rejected)))
+
+    def payload(self, ticket: str) -> np.ndarray:
+        """The bytes of a decoded part where they lie. Write into them to damage it."""
+        return np.frombuffer(self.call(lambda: self.store.get(ticket).payload.data), np.uint8)
+
+    def is_held(self, ticket: str) -> bool:
+        """Whether a trainer holds the part in the arena."""
+        return bool(self.call(lambda: self.arena.is_held(self.store.get(ticket).payload.slot)))
+
+    def num_waiting(self, ticket: str) -> int:
+        """Calls that wait for the part, or send it now."""
+        return int(self.call(lambda: self.store.get(ticket).waiting))
 
     def commit(self, step: int) -> None:
         """All ranks have committed it."""
@@ -112,6 +170,7 @@ class Producer:
                 await self._slots.stop()
             await self._server.stop(0)
 
+        self.flight.stop(grace_s=2.0)
         self._run(stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
@@ -121,24 +180,42 @@ class Producer:
 
 
 class Wire:
-    """A TCP proxy in front of `endpoint` that can be cut, or flip a bit of what comes back."""
+    """A TCP proxy in front of `endpoint` that can be cut, stall, or flip a bit of what comes back."""
 
-    def __init__(self, endpoint: str, *, cut_after_bytes: int | None = None, flips: bytes = b"") -> None:
-        """`flips`: the first byte behind the first occurrence of this is damaged."""
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        cut_after_bytes: int | None = None,
+        stall_after_bytes: int | None = None,
+        flips: bytes = b"",
+    ) -> None:
+        """`cut_after_bytes`, `stall_after_bytes`: of each connection. `flips`: a byte behind the first occurrence is damaged."""
         host, _, port = endpoint.rpartition(":")
         self._upstream = (host, int(port))
         self._cut_after_bytes = cut_after_bytes
-        self._flips = flips
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._stall_after_bytes = stall_after_bytes
+        self.flips = flips
+        """Empty once it was found."""
+        self._stopped = threading.Event()
+        self.num_bytes = 0
+        """That came back, over all connections."""
+        self.num_faults = 0
+        self._listener = socket.create_server(listen)
         self._sockets: list[socket.socket] = []
-        self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._upstream)
+                try:
+                    far = socket.create_connection(self._upstream)
+                except OSError:
+                    _close(near)
+                    continue
                 self._sockets += [near, far]
                 threading.Thread(target=self._pump, args=(near, far, False), daemon=True).start()
                 threading.Thread(target=self._pump, args=(far, near, True), daemon=True).start()
@@ -148,28 +225,47 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 num_bytes += len(data)
+                self.num_bytes += len(data) if faulty else 0
                 if faulty and self._cut_after_bytes is not None and num_bytes > self._cut_after_bytes:
+                    self.num_faults += 1
                     break
-                if faulty and self._flips and self._flips in data[:-1]:
-                    at = data.index(self._flips) + len(self._flips) - 1
+                if faulty and self._stall_after_bytes is not None and num_bytes > self._stall_after_bytes:
+                    self.num_faults += 1
+                    self._stopped.wait()  # both ends stay open
+                if faulty and self.flips and self.flips in data[:-1]:
+                    at = data.index(self.flips) + len(self.flips) - 1
                     data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-                    self._flips = b""
+                    self.flips = b""
+                    self.num_faults += 1
                 sink.sendall(data)
         for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            _close(end)
 
     def stop(self) -> None:
+        self._stopped.set()
         for end in (self._listener, *self._sockets):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+            _close(end)
+
+
+def _close(end: socket.socket) -> None:
+    """Also where a thread reads from it, or data lies unread: as a process that dies does."""
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+    end.close()
 
 
 def _hold(arena: str, ticket: str) -> None:
     delivery = SlotReceiver(arena).fetch(ticket, 10.0)
     assert delivery is not None
     print("held", flush=True)
+    sys.stdin.read()
+
+
+def _read(endpoint: str, ticket: str) -> None:
+    request = payload_pb2.FetchRequest(ticket=ticket).SerializeToString()
+    reader = flight.connect(f"grpc://{endpoint}").do_get(flight.Ticket(request))
+    reader.read_chunk()
+    print("reading", flush=True)
     sys.stdin.read()
 
 
@@ -182,4 +278,4 @@ def _produce() -> None:
 
 
 if __name__ == "__main__":
-    _hold(*sys.argv[2:]) if sys.argv[1] == "hold" else _produce()
+    {"hold": _hold, "read": _read, "produce": _produce}[sys.argv[1]](*sys.argv[2:])

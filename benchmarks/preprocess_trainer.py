@@ -1,0 +1,56 @@
+"""`python -m benchmarks.preprocess_trainer ENDPOINT JOB`: a trainer that takes batches and uses them, without a model.
+
+It imports what any trainer does, `trainer.connect`, and runs beside the services as a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+
+import trainer
+from benchmarks.preprocess_meter import Meter
+from benchmarks.preprocess_workload import touch
+
+
+def main() -> None:
+    """Consume until the time is over, print the reading."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("endpoint")
+    parser.add_argument("job")
+    parser.add_argument("--skip", type=int, required=True, help="samples before the measurement")
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument(
+        "--watch", type=int, action="append", default=[], metavar="PID", help="read the CPU time of this process too"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=0.0, help="samples per second that the emulated model takes (default: no model)"
+    )
+    parser.add_argument(
+        "--transport", action="append", choices=("shared_memory", "flight"), help="default: the best that there is"
+    )
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    meter = Meter(skip_samples=options.skip, seconds=options.seconds, watched=options.watch)
+    waits_s: list[float] = []
+    transports = {"transports": options.transport} if options.transport else {}
+    with trainer.connect(options.endpoint, job=options.job, **transports) as loader:
+        for step in loader:
+            num_samples = 0
+            for microbatch in step:
+                touch(microbatch.data.patches)
+                num_samples += len(microbatch.data.sample_ids)
+            if options.rate:
+                time.sleep(num_samples / options.rate)
+            if meter.counting:
+                waits_s.append(step.data_wait_s)
+            loader.commit(step)
+            if not meter.add(num_samples):
+                break
+        meter.reading(waits_s).print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The fast codec for byte-level byte-pair tokenizers: tiktoken, where it is installed and provably gives the same ids.
+
+Both cut a text by one regular expression and then join pairs of neighbouring tokens inside each piece, leftmost first among
+equals. The reference joins the pairs that are listed, first listed first; tiktoken joins whatever two neighbours make a known
+token, lowest id first. The order is the same where ids never decrease along the list. The pairs are the same where each
+token's own bytes end as that one token: what is joined between two cuts of a piece does not depend on what stands outside
+of them, so two neighbours that make a token are reached just as in the token alone, where the only last two neighbours
+possible are a listed pair. An unlisted one is never seen. `load` checks both for every token, also those that are no UTF-8.
+
+The two engines of regular expressions may know different Unicode versions and dialects. So only patterns that are known here
+are taken, and only texts of characters whose classes have long been settled; anything else is left to the reference.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import models
+
+
+def _installed() -> Any:
+    try:
+        return import_module("tiktoken")
+    except ImportError:
+        return None
+
+
+_tiktoken = _installed()
+NAME = f"tiktoken {version('tiktoken')}" if _tiktoken else None
+"""The codec with its version; None where it is not installed."""
+
+_SHORT = r"'s|'t|'re|'ve|'m|'ll|'d"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN = rf"(?i:{_SHORT})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_BLANKS}"
+PATTERNS = {
+    "gpt-2": rf"{_SHORT}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",
+    "qwen": _QWEN,
+    "llama-3": _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|"),
+    "gpt-4o": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:{_SHORT})?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:{_SHORT})?"
+    rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}",
+}
+"""The patterns taken. Each matches every character of every text and never matches nothing."""
+
+SETTLED = (
+    (0x0000, 0x024F), (0x0384, 0x038A), (0x038C, 0x038C), (0x038E, 0x03A1), (0x03A3, 0x052F),  # Latin, Greek, Cyrillic
+    (0x05D0, 0x05EA), (0x0621, 0x063A), (0x0640, 0x0669),  # Hebrew, Arabic
+    (0x1E00, 0x1EFF), (0x2000, 0x2064), (0x20A0, 0x20BF), (0x2100, 0x23FF), (0x2460, 0x2B4F),  # punctuation and symbols
+    (0x3000, 0x303F), (0x3041, 0x3096), (0x3099, 0x30FF), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3),  # Chinese, Japanese, Korean
+    (0xFE0F, 0xFE0F), (0xFF01, 0xFFBE), (0x1F300, 0x1F64F),  # full width, pictures
+)  # fmt: skip
+"""Ranges of code points, first and last, whose classes both engines agree on."""
+
+_SETTLED = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in SETTLED) + "]*")
+LONGEST = 1 << 16
+"""Characters of the longest text taken: the engine gives up after a million steps back, which a long run of blanks costs."""
+
+
+class BytePairs:
+    """A codec of one tokenizer. Thread-safe; the interpreter lock is released while it encodes."""
+
+    def __init__(self, pattern: str, ranks: dict[bytes, int], *, composed: bool) -> None:
+        """`ranks` gives each token's id; composed: the tokenizer brings texts into the form NFC first."""
+        self._codec = _tiktoken.Encoding("", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+        self._lengths = np.zeros(1 + max(ranks.values()), np.intp)
+        self._lengths[list(ranks.values())] = list(map(len, ranks))
+        self._composed = composed
+
+    def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[range]] | None:
+        """Token ids of `text`, and for each span of characters [start, stop) the tokens that hold any of it.
+
+        None where the reference is to decide. `text` has no lone surrogates.
+        """
+        if not self._takes(text):
+            return None
+        ids: list[int] = self._codec.encode_ordinary(text)
+        return ids, self._tokens_of(text, ids, spans) if spans else []
+
+    def _takes(self, text: str) -> bool:
+        if len(text) > LONGEST:
+            return False
+        if text.isascii():
+            return True
+        return bool(_SETTLED.fullmatch(text)) and (not self._composed or unicodedata.is_normalized("NFC", text))
+
+    def _tokens_of(self, text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> list[range]:
+        lengths = self._lengths[np.fromiter(ids, np.intp, len(ids))]
+        ends = lengths.cumsum()
+        edges = _byte_offsets(text, np.array(spans, np.intp))
+        first = ends.searchsorted(edges[:, 0], "right").tolist()
+        stop = (ends - lengths).searchsorted(edges[:, 1], "left").tolist()
+        return [range(*tokens) if span[0] < span[1] else range(0) for span, *tokens in zip(spans, first, stop, strict=True)]
+
+
+def load(document: dict[str, Any]) -> BytePairs | None:
+    """The codec of a tokenizer.json that is valid for the `tokenizers` library; None where it might give other ids."""
+    pattern = _pattern(document.get("pre_tokenizer") or {})
+    normalizer = document.get("normalizer")
+    if _tiktoken is None or pattern is None or normalizer not in (None, {"type": "NFC"}):
+        return None
+    ranks = _ranks(document["model"])
+    return BytePairs(pattern, ranks, composed=normalizer is not None) if ranks else None
+
+
+def _pattern(splitter: dict[str, Any]) -> str | None:
+    """The regular expression of a pre-tokenizer, where it is a known one and bytes are all that follows."""
+    if _is_byte_level(splitter, use_regex=True):
+        return PATTERNS["gpt-2"]
+    match splitter:
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel"} as last,
+            ],
+        } if _is_byte_level(last, use_regex=False) and pattern in PATTERNS.values():
+            return pattern
+    return None
+
+
+def _is_byte_level(step: dict[str, Any], *, use_regex: bool) -> bool:
+    return (
+        step.get("type") == "ByteLevel"
+        and step.get("add_prefix_space") is False
+        and step.get("use_regex", True) is use_regex  # files older than the setting mean true
+    )
+
+
+def _ranks(model: dict[str, Any]) -> dict[bytes, int] | None:
+    """The ids of all single bytes and of all that merges make; None where the order or the pairs joined could differ."""
+    if model.get("type") != "BPE" or any(map(model.get, _VARIANTS)):
+        return None
+    vocab: dict[str, int] = model["vocab"]
+    merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+    made = [vocab[left + right] for left, right in merges]
+    tokens = dict.fromkeys([*_BYTES, *(left + right for left, right in merges)])
+    if not tokens.keys() <= vocab.keys() or not _BYTES.keys() >= set().union(*tokens) or made != sorted(made):
+        return None
+    ranks = {bytes(map(_BYTES.__getitem__, token)): vocab[token] for token in tokens}
+    if len(set(ranks.values())) < len(ranks):
+        return None
+    alone = models.BPE(vocab, merges, cache_capacity=0)
+    return ranks if all(len(alone.tokenize(token)) == 1 for token in tokens) else None
+
+
+_VARIANTS = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+"""Settings of a model that must be absent, null, empty or false."""
+
+
+def _alphabet() -> dict[str, int]:
+    """The character that stands for each byte in a tokenizer.json: itself where it is visible, else one from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+
+
+_BYTES = _alphabet()
+
+
+def _byte_offsets(text: str, offsets: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Offsets of characters as offsets of bytes in UTF-8; those beyond the end are the end."""
+    if text.isascii():
+        return np.minimum(offsets, len(text))
+    data = np.frombuffer(text.encode(), np.uint8)
+    starts = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
+    return starts[np.minimum(offsets, len(text))]

@@ -1,0 +1,41 @@
+"""Background tasks that end with the block that started them, and the error that ended it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Protocol, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Start(Protocol):
+    """Starts a background task of the block."""
+
+    def __call__(self, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]: ...
+
+
+@contextlib.asynccontextmanager
+async def cancelled_at_exit() -> AsyncIterator[Start]:
+    """A function that starts background tasks. They are cancelled at the end of the block; an error of one ends the block."""
+    tasks: set[asyncio.Task[Any]] = set()
+    async with asyncio.TaskGroup() as group:
+
+        def start(coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+            task = group.create_task(coroutine)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            return task
+
+        try:
+            yield start
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in a group, however deep it lies."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,242 @@
+"""Payload through UCX, the consumer's end: RDMA where there is a fabric, TCP where there is none.
+
+A preprocessor tells a port and a token by gRPC. Who connects to the port is shown the token first, so that a rank knows whom it
+has reached. Then it asks for parts, as many at a time as it likes, and each comes into a buffer that was used before
+(`ucx_connection` has the messages, `ucx_buffers` the memory). UCX itself neither encrypts nor authenticates: what protects a
+part is that its ticket cannot be guessed, so the port belongs into a network where the payload may be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from headrace.errors import HeadraceError, UnavailableError
+from headrace.telemetry import pairs
+from headrace.transport.base import Delivery, Receiver, refusal_value
+from headrace.transport.ucx_buffers import MAX_IDLE_BYTES, Allocate, Lease, ReceiveBuffers, allocate_pageable
+from headrace.transport.ucx_connection import HELLO, QUESTION_HEAD, REPLY_HEAD, Connection, Kind, Role, numbers
+from headrace.transport.ucx_library import UcxError
+from headrace.transport.ucx_loop import UcxLoop
+from headrace.v1 import payload_pb2
+
+log = logging.getLogger(__name__)
+
+UCX = "ucx"
+VERSION = 1
+CONNECT_TIMEOUT_S = 5.0  # a handshake takes some 20 ms; a port that a firewall drops never answers
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Fetch:
+    """A part that somebody waits for."""
+
+    ticket: str
+    delivery: Future[Delivery] = field(default_factory=Future)
+
+    def succeed(self, delivery: Delivery) -> None:
+        if self.delivery.set_running_or_notify_cancel():
+            self.delivery.set_result(delivery)
+        else:
+            delivery.release()  # its time was over
+
+    def fail(self, error: HeadraceError) -> None:
+        if self.delivery.set_running_or_notify_cancel():
+            self.delivery.set_exception(error)
+
+
+class UcxClient:
+    """What all receivers of a consumer share: the thread, and the buffers. UCX is loaded at the first connection. Thread-safe."""
+
+    def __init__(self, allocate: Allocate = allocate_pageable, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
+        """`allocate(num_bytes)`: writable memory, page-locked where there is a GPU to copy it to. Raises MemoryError."""
+        self._buffers = ReceiveBuffers(allocate, max_idle_bytes)
+        self._lock = threading.Lock()  # of both below
+        self._loop: UcxLoop | None = None
+        self._closed = False
+
+    def connect(self, host: str, port: int, token: bytes, columns: Sequence[str] = ()) -> UcxReceiver:
+        """A receiver for the preprocessor that offers this port and token. Raises UcxError."""
+        with self._lock:
+            if self._closed:
+                raise UcxError("UCX is closed")
+            if self._loop is None:
+                self._loop = UcxLoop("ucx")
+            loop = self._loop
+        return UcxReceiver(loop, host, port, token, self._buffers, columns=columns)
+
+    def close(self) -> None:
+        """End all connections. Deliveries stay readable until they are released."""
+        with self._lock:
+            self._closed = True
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
+
+
+class UcxReceiver(Receiver):
+    """Fetches parts from one preprocessor over one connection."""
+
+    def __init__(
+        self,
+        loop: UcxLoop,
+        host: str,
+        port: int,
+        token: bytes,
+        buffers: ReceiveBuffers,
+        *,
+        columns: Sequence[str] = (),
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        """Connect, with the port and the token that the preprocessor has told. Raises UcxError where that is not possible.
+
+        `columns`: those to fetch; none: all. A part may come with others beside them, where that spares the preprocessor a copy.
+        """
+        self._loop = loop
+        self._token = token
+        self._buffers = buffers
+        self._columns = tuple(columns)
+        self._peer = f"{host}:{port}"
+        self._numbers = numbers()
+        self._lanes: Future[tuple[str, ...]] = Future()
+        self._connection: Connection | None = None  # on the loop's thread, and so is the number that the producer gave it
+        self._number = 0
+        address = _resolve(host, port)
+        loop.call(lambda: self._connect(address, port))
+        try:
+            self.lanes = self._lanes.result(connect_timeout_s)
+            """What the connection goes over, as TRANSPORT/DEVICE: ("rc_mlx5/mlx5_0:1",)."""
+        except TimeoutError as err:
+            self.close()
+            raise UcxError(f"{self._peer} does not answer by UCX within {connect_timeout_s:g} s") from err
+
+    @property
+    def transport(self) -> str:
+        """The name for metrics: "ucx:" and the transports of the lanes, as "ucx:rc_mlx5"."""
+        return ":".join((UCX, "+".join(sorted({lane.partition("/")[0] for lane in self.lanes}))))
+
+    def fetch(self, ticket: str, timeout_s: float) -> Delivery:
+        """See `base.Receiver`. The buffer is one of the pool's.
+
+        Raises UcxError, a TransportError, where the connection is lost, and whatever HeadraceError the preprocessor answers.
+        """
+        fetch = _Fetch(ticket=ticket)
+        number = next(self._numbers)
+        request = payload_pb2.FetchRequest(ticket=ticket, columns=self._columns).SerializeToString()
+        self._loop.call(lambda: self._ask(number, fetch, request))
+        try:
+            return fetch.delivery.result(timeout_s)
+        except TimeoutError as err:
+            if not fetch.delivery.cancel():
+                return fetch.delivery.result()  # it came just now
+            self._on_loop(lambda: self._give_up(number))
+            raise UnavailableError(f"part {ticket} did not come within {timeout_s:g} s from {self._peer}") from err
+
+    def close(self) -> None:
+        """See `base.Receiver`."""
+        self._on_loop(self._disconnect)
+
+    def _on_loop(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(UcxError):  # the loop has ended, and all connections with it
+            self._loop.call(function)
+
+    # -- on the loop's thread ---------------------------------------------------------------------------------------------
+
+    def _connect(self, address: str, port: int) -> None:
+        try:
+            endpoint = self._loop.worker.create_endpoint_from_hostname(address, port, True)
+        except self._loop.library.error as err:
+            self._lanes.set_exception(UcxError(f"{self._peer} cannot be reached by UCX ({err})"))
+            return
+        self._connection = Connection(self._loop, endpoint, self._on_lost)
+        self._connection.await_greeting(self._on_greeting)
+
+    def _on_greeting(self, greeting: bytes | UcxError) -> None:
+        connection = self._connection
+        if connection is None or isinstance(greeting, UcxError):
+            return  # it is lost, which was told
+        version, token, self._number = HELLO.unpack(greeting)
+        if (version, token) != (VERSION, self._token):
+            connection.close("another process than the preprocessor answers")
+            return
+        lanes = connection.lanes
+        log.info("connected %s", pairs(peer=self._peer, transport=UCX, lanes=",".join(lanes)))
+        self._lanes.set_result(lanes)
+
+    def _on_lost(self, connection: Connection) -> None:
+        self._connection = None
+        if not self._lanes.done():
+            self._lanes.set_exception(UcxError(f"{self._peer} cannot be reached by UCX ({connection.lost})"))
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close("closed here")
+
+    def _ask(self, number: int, fetch: _Fetch, request: bytes) -> None:
+        connection = self._connection
+        if connection is None:
+            fetch.fail(UcxError(f"the connection to {self._peer} is lost"))
+            return
+        reply = bytearray()
+
+        def room(num_bytes: int) -> bytearray:
+            reply.extend(bytes(num_bytes))
+            return reply
+
+        def done(error: UcxError | None) -> None:
+            if error is not None:
+                fetch.fail(error)
+            else:
+                self._on_reply(connection, number, fetch, bytes(reply))
+
+        connection.send(Role.QUESTION, self._number, QUESTION_HEAD.pack(Kind.ASK, number) + request)
+        connection.receive(Role.REPLY, number, room, done)
+
+    def _give_up(self, number: int) -> None:
+        if self._connection is not None:
+            self._connection.send(Role.QUESTION, self._number, QUESTION_HEAD.pack(Kind.GIVE_UP, number))
+
+    def _on_reply(self, connection: Connection, number: int, fetch: _Fetch, reply: bytes) -> None:
+        """Take the payload, even if nobody waits for it any more."""
+        (kind,), body = REPLY_HEAD.unpack_from(reply), reply[REPLY_HEAD.size :]
+        if kind != Kind.PART:
+            fetch.fail(refusal_value(payload_pb2.Refusal.FromString(body)))
+            return
+        header = payload_pb2.PartHeader.FromString(body)
+        leases: list[Lease] = []
+
+        def room(num_bytes: int) -> memoryview:
+            try:
+                leases.append(self._buffers.take(num_bytes))
+            except MemoryError as err:
+                raise UcxError(f"there is no memory for a part of {num_bytes} bytes") from err
+            return leases[0].view
+
+        def done(error: UcxError | None) -> None:
+            if error is None:
+                fetch.succeed(self._delivery(header, leases[0]))
+                return
+            for lease in leases:
+                lease()
+            fetch.fail(error)
+
+        connection.receive(Role.PAYLOAD, number, room, done)
+
+    def _delivery(self, header: payload_pb2.PartHeader, lease: Lease) -> Delivery:
+        buffer = pa.py_buffer(lease.view.toreadonly())
+        return Delivery(header=header, buffer=buffer, transport=self.transport, release=lease)
+
+
+def _resolve(host: str, port: int) -> str:
+    """An address of the host. Raises UcxError."""
+    try:
+        return str(socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as err:
+        raise UcxError(f"{host} has no address ({err.strerror})") from err

@@ -1,0 +1,167 @@
+"""Payload over real wires that break, between real processes: every sample comes all the same, and once."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+import trainer
+from cli.processes import Process
+from headrace.errors import EndpointError
+from headrace.ledger import ledger_sha256
+from headrace.sample import LABEL_IGNORED
+
+pytestmark = pytest.mark.integration
+
+_path = Path(__file__).parents[1] / "unit" / "transport" / "payload_world.py"
+_module_spec = importlib.util.spec_from_file_location("wire_world", _path)
+assert _module_spec is not None
+assert _module_spec.loader is not None
+_wire_world = importlib.util.module_from_spec(_module_spec)
+sys.modules["wire_world"] = _wire_world
+_module_spec.loader.exec_module(_wire_world)
+
+NEAR = "127.0.0.2"  # where trainers find wires; the preprocessors at their other ends have the same ports of 127.0.0.1
+
+
+def start_preprocessor(cluster: Any, *arguments: str) -> Process:
+    log = cluster.folder / f"preprocessor-{len(cluster.preprocessors)}.log"
+    common = ["preprocessor", "--reorder", cluster.endpoint, "--threads", "1", "--budget-mib", "64"]
+    process = cluster.group.add(Process("preprocessor", [*common, *arguments], log))
+    cluster.preprocessors.append(process)
+    return process
+
+
+@pytest.fixture
+def add_preprocessor_behind_wire(cluster: Any) -> Iterator[Callable[..., Any]]:
+    """(**faults) -> a Wire in front of the Flight server of a new preprocessor of the cluster."""
+    with ExitStack() as stack:
+
+        def add(**faults: Any) -> Any:
+            grpc_port, flight_port = free_ports(2)
+            wires = [
+                _wire_world.Wire(f"127.0.0.1:{grpc_port}", listen=(NEAR, grpc_port)),
+                _wire_world.Wire(f"127.0.0.1:{flight_port}", listen=(NEAR, flight_port), **faults),
+            ]
+            for wire in wires:
+                stack.callback(wire.stop)
+            listen = ["--listen", f"127.0.0.1:{grpc_port}", "--flight-port", str(flight_port)]
+            start_preprocessor(cluster, *listen, "--advertise", f"{NEAR}:{grpc_port}", "--checksum").endpoint()
+            return wires[1]
+
+        yield add
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free at both addresses."""
+    with ExitStack() as stack:
+        ports = []
+        while len(ports) < count:
+            near = stack.enter_context(socket.create_server((NEAR, 0)))
+            port = near.getsockname()[1]
+            try:
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            ports.append(port)
+    return ports
+
+
+def undisturbed(cluster: Any, spec: Any, **fields: Any) -> str:
+    """The ledger's hash of a job whose parts come through shared memory."""
+    job = cluster.submit(spec("undisturbed", **fields))
+    cluster.consume(job, transports=("shared_memory",))
+    return ledger_sha256(cluster.ledger(job))
+
+
+def test_wires_that_are_cut_and_damage_parts_lose_nothing(
+    cluster: Any, spec: Any, add_preprocessor_behind_wire: Callable[..., Any]
+) -> None:
+    """Each connection of one brings a few parts and breaks in the middle of the next; the other one damages a label."""
+    cluster.start_reorder()
+    wires = [
+        add_preprocessor_behind_wire(cut_after_bytes=800_000),
+        add_preprocessor_behind_wire(flips=np.full(2, LABEL_IGNORED, np.int32).tobytes()),
+    ]
+    expected = undisturbed(cluster, spec, steps=8)
+    job = cluster.submit(spec("disturbed", steps=8))
+    assert cluster.consume(job, transports=("flight",)) == list(range(8))
+    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert all(wire.num_faults > 0 for wire in wires)
+
+
+def test_a_wire_that_goes_silent_slows_down_and_loses_nothing(
+    cluster: Any, spec: Any, add_preprocessor_behind_wire: Callable[..., Any]
+) -> None:
+    cluster.start_reorder()
+    silent, sound = add_preprocessor_behind_wire(stall_after_bytes=1_500_000), add_preprocessor_behind_wire()
+    expected = undisturbed(cluster, spec, steps=6)
+    job = cluster.submit(spec("disturbed", steps=6))
+    assert cluster.consume(job, transports=("flight",)) == list(range(6))
+    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert (silent.num_faults > 0, sound.num_faults) == (True, 0)
+
+
+def test_a_preprocessor_that_is_killed_in_the_middle_of_a_part_loses_nothing(
+    cluster: Any, spec: Any, add_preprocessor_behind_wire: Callable[..., Any]
+) -> None:
+    cluster.start_reorder()
+    silent = add_preprocessor_behind_wire(stall_after_bytes=1_500_000)
+    expected = undisturbed(cluster, spec, steps=6)
+    job = cluster.submit(spec("disturbed", steps=6))
+
+    def kill(step: trainer.Step) -> None:
+        if step.index == 0:
+            start_preprocessor(cluster).endpoint()
+            while not silent.num_faults:  # it is in the middle of one now, and no byte of it comes any more
+                pass
+            os.kill(cluster.preprocessors[0].pid, signal.SIGKILL)
+
+    assert cluster.consume(job, kill, transports=("flight",)) == list(range(6))
+    assert ledger_sha256(cluster.ledger(job)) == expected
+
+
+def test_a_job_whose_payload_comes_over_tls_is_the_same_job(cluster: Any, spec: Any, tmp_path: Path) -> None:
+    chain, key = certify(tmp_path)
+    cluster.start_reorder()
+    start_preprocessor(cluster, "--tls-cert", str(chain), "--tls-key", str(key))
+    job = cluster.submit(spec("secret", steps=3))
+    with pytest.raises(EndpointError, match=r"speaks TLS only: name the CA of its certificate with --tls-ca \(tls_ca=\)"):
+        cluster.consume(job)
+    assert cluster.consume(job, transports=("flight",), tls_ca=chain) == [0, 1, 2]
+    start_preprocessor(cluster).endpoint()
+    os.kill(cluster.preprocessors[0].pid, signal.SIGKILL)
+    assert undisturbed(cluster, spec, steps=3) == ledger_sha256(cluster.ledger(job))
+
+
+def certify(folder: Path) -> tuple[Path, Path]:
+    """Files of a certificate for 127.0.0.1 that is its own CA, and of its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "preprocessor")])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+        .not_valid_after(datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    chain_path, key_path = folder / "preprocessor.crt", folder / "preprocessor.key"
+    chain_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    unencrypted = serialization.NoEncryption()
+    key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, unencrypted))
+    return chain_path, key_path

@@ -1,0 +1,288 @@
+"""The engine, over a real connection to a reorder service that says what the test wants and notes what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import grpc
+import pyarrow as pa
+import pytest
+
+from headrace import metrics
+from headrace.codec import ref_message, shard_message
+from headrace.manifest import ShardInfo
+from headrace.rpc import Server
+from headrace.sample import SampleRef
+from headrace.spec import parse_spec
+from headrace.v1 import fleet_pb2, fleet_pb2_grpc
+from headrace.v1.fleet_pb2 import FleetOrder, FleetReport
+from preprocessor.engine import Engine, read_ahead_parts
+from preprocessor.part import Stage
+from preprocessor.sources.blob import Blob, BlobCache, LocalBlob
+from preprocessor.sources.cache import ShardCache
+from preprocessor.staging import ReadAhead
+from preprocessor.store import PayloadStore
+from preprocessor.writer import PayloadWriter
+
+PATIENCE_S = 30
+MIB = 1 << 20
+SPEC = parse_spec({"name": "job", "sources": [{"path": "/data", "name": "s"}]})
+
+
+class Orders(fleet_pb2_grpc.FleetServicer):
+    """The reorder service's end: one stream at a time."""
+
+    def __init__(self) -> None:
+        self.orders: asyncio.Queue[FleetOrder] = asyncio.Queue()
+        self.reports: asyncio.Queue[FleetReport] = asyncio.Queue()
+
+    async def Work(  # noqa: N802
+        self, reports: AsyncIterator[FleetReport], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[FleetOrder]:
+        reading = asyncio.create_task(self._read(reports))
+        try:
+            yield FleetOrder(welcome=fleet_pb2.Welcome(heartbeat_s=60, jobs=["job"]))
+            while True:
+                yield await self.orders.get()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self, reports: AsyncIterator[FleetReport]) -> None:
+        async for report in reports:
+            if report.WhichOneof("report") not in ("heartbeat", "goodbye"):
+                self.reports.put_nowait(report)
+
+    async def heard(self, kind: str) -> Any:
+        """The next report, which must be of that kind."""
+        report = await asyncio.wait_for(self.reports.get(), PATIENCE_S)
+        assert report.WhichOneof("report") == kind, report
+        return getattr(report, kind)
+
+    def open_job(self, *urls: str) -> None:
+        shards = [shard_message(ShardInfo(source=0, url=url, name=f"s/{Path(url).name}")) for url in urls]
+        self.orders.put_nowait(FleetOrder(job_opened=fleet_pb2.JobOpened(job="job", spec_json=SPEC.to_json(), shards=shards)))
+
+    def decode(self, name: str, *rows: tuple[int, int], priority: int = 0) -> None:
+        """A part of samples given as (shard, row)."""
+        refs = [ref_message(SampleRef(sample_id=n, shard=shard, row=row)) for n, (shard, row) in enumerate(rows)]
+        order = fleet_pb2.DecodePart(lease=f"lease-{name}", job="job", ticket=name, priority=priority, samples=refs)
+        self.orders.put_nowait(FleetOrder(decode_part=order))
+
+
+class Worker:
+    """An engine at work, and its store."""
+
+    def __init__(self, orders: Orders, reorder: str, cache: BlobCache, *, threads: int, budget_bytes: int = 64 * MIB) -> None:
+        self.orders = orders
+        self.read_ahead = ReadAhead(budget_bytes // 8, read_ahead_parts(threads))
+        self.store = PayloadStore(budget_bytes, None, self.read_ahead)
+        self.engine = Engine(
+            name="worker",
+            endpoint="127.0.0.1:1",
+            reorder=reorder,
+            threads=threads,
+            store=self.store,
+            writer=PayloadWriter(),
+            cache=cache,
+        )
+
+    async def samples(self, ticket: str) -> list[int]:
+        """Fetch a part, which may be ordered this moment; its sample ids."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (entry := self.store.get(ticket)) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        async with self.store.held(entry) as found:
+            assert found is not None
+            with pa.ipc.open_stream(found.data) as reader:
+                ids: list[int] = reader.read_next_batch().column("sample_id").to_pylist()
+        self.store.mark_fetched(entry)
+        return ids
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """start(cache, threads=1): an engine that has said hello."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(cache: BlobCache | None = None, *, threads: int = 1, **options: Any) -> Worker:
+            orders = Orders()
+            server = Server("127.0.0.1:0", {"headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(orders, s)})
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+            worker = Worker(orders, server.endpoint, cache or ShardCache(tmp_path / "cache"), threads=threads, **options)
+            running = asyncio.create_task(worker.engine.run())
+            stack.push_async_callback(asyncio.gather, running, return_exceptions=True)
+            stack.callback(running.cancel)
+            assert (await orders.heard("hello")).slots == 2 * threads + 2
+            return worker
+
+        yield start
+
+
+class Gated:
+    """Remote shards that come when they are let: each waits for its gate."""
+
+    def __init__(self, **files: Path) -> None:
+        self._files = files
+        self.gates = {name: threading.Event() for name in files}
+        self.asked = {name: threading.Event() for name in files}
+
+    def open(self, url: str) -> Blob:
+        name = url.rpartition("/")[2].removesuffix(".tar")
+        self.asked[name].set()
+        assert self.gates[name].wait(PATIENCE_S)
+        return LocalBlob(self._files[name].open("rb"), url)
+
+
+@pytest.fixture
+def tar(write_tar: Callable[..., Path], jpeg: bytes) -> Path:
+    """Six pictures with captions; the last one is cut short behind its header."""
+    members: dict[str, Any] = {}
+    for n in range(6):
+        members |= {f"{n}.json": {"caption": f"picture {n}"}, f"{n}.jpg": jpeg if n < 5 else jpeg[:-200]}
+    return write_tar(members)
+
+
+@pytest.fixture
+def content(tar: Path) -> bytes:
+    return tar.read_bytes()
+
+
+@pytest.fixture
+def gated(tar: Path) -> Iterator[Gated]:
+    gated = Gated(slow=tar, other=tar)
+    yield gated
+    for gate in gated.gates.values():
+        gate.set()
+
+
+def counted(name: str, **labels: str) -> float:
+    return metrics.PREPROCESSOR.get_sample_value(f"headrace_preprocessor_{name}", labels) or 0.0
+
+
+async def test_parts_are_decoded_and_reported_and_what_is_damaged_is_counted(start: Start, tar: Path) -> None:
+    names = ("samples_decoded_total", "decoded_bytes_total", "orders_failed_total")
+    before = [counted(name) for name in names]
+    damaged = counted("samples_rejected_total", reason="corrupt_media")
+    timed = [counted("stage_seconds_count", stage=stage) for stage in ("read", "decode")]
+    worker = await start()
+    worker.orders.open_job(str(tar))
+    worker.orders.decode("a", (0, 0), (0, 3), (0, 5))
+    assert (await worker.orders.heard("part_decoded")).lease == "lease-a"
+    assert await worker.samples("a") == [0, 1]
+    after = [counted(name) for name in names]
+    assert [new - old for old, new in zip(before, after, strict=True)] == [2, worker.store.held_bytes, 0]
+    assert counted("samples_rejected_total", reason="corrupt_media") == damaged + 1
+    assert [counted("stage_seconds_count", stage=stage) for stage in ("read", "decode")] == [n + 1 for n in timed]
+    assert worker.read_ahead.held_bytes == 0
+
+
+async def test_a_shard_that_is_slow_to_come_holds_up_no_decoding(start: Start, gated: Gated, tar: Path) -> None:
+    """One decoding thread; the part that is needed first waits for its shard, and the others are decoded meanwhile."""
+    worker = await start(gated)
+    worker.orders.open_job("memory://s/slow.tar", str(tar))
+    worker.orders.decode("slow", (0, 0), priority=0)
+    for n in range(4):
+        worker.orders.decode(f"part-{n}", (1, n), priority=1 + n)
+    leases = [(await worker.orders.heard("part_decoded")).lease for _ in range(4)]
+    assert sorted(leases) == [f"lease-part-{n}" for n in range(4)]
+    assert worker.store.stage_parts[Stage.READ] == 1
+    gated.gates["slow"].set()
+    assert (await worker.orders.heard("part_decoded")).lease == "lease-slow"
+
+
+async def test_a_slow_shard_that_is_probed_holds_up_no_part(start: Start, gated: Gated, tar: Path) -> None:
+    worker = await start(gated)
+    worker.orders.open_job("memory://s/slow.tar", str(tar))
+    worker.orders.orders.put_nowait(FleetOrder(index_shard=fleet_pb2.IndexShard(lease="index", job="job", shard=0)))
+    await asyncio.to_thread(gated.asked["slow"].wait, PATIENCE_S)
+    worker.orders.decode("part", (1, 0))
+    await worker.orders.heard("part_decoded")
+    gated.gates["slow"].set()
+    assert (await worker.orders.heard("shard_indexed")).num_samples == 6
+
+
+async def test_as_many_parts_are_read_ahead_as_there_is_place_for(start: Start, gated: Gated, tar: Path) -> None:
+    worker = await start(gated)
+    worker.orders.open_job("memory://s/slow.tar")
+    for n in range(5):
+        worker.orders.decode(f"part-{n}", (0, n), priority=n)
+    await asyncio.to_thread(gated.asked["slow"].wait, PATIENCE_S)
+    worker.orders.orders.put_nowait(FleetOrder(list_shards=fleet_pb2.ListShards(lease="x", job="none")))  # all is taken then
+    await worker.orders.heard("order_failed")
+    assert worker.store.stage_parts == {Stage.READ: 3, Stage.WAITING: 2}
+    gated.gates["slow"].set()
+    leases = [(await worker.orders.heard("part_decoded")).lease for _ in range(5)]
+    assert sorted(leases) == [f"lease-part-{n}" for n in range(5)]
+
+
+async def test_a_shard_that_vanishes_before_it_is_decoded_is_named_and_another_preprocessor_has_it(
+    start: Start, content: bytes, tmp_path: Path
+) -> None:
+    url = "memory://vanishing/shard.tar"
+    remote = fsspec.filesystem("memory")
+    remote.pipe_file("/vanishing/shard.tar", content)
+    one, two = await start(ShardCache(tmp_path / "one")), await start(ShardCache(tmp_path / "two"))
+    for worker in (one, two):
+        worker.orders.open_job(url)
+    one.orders.orders.put_nowait(FleetOrder(index_shard=fleet_pb2.IndexShard(lease="index", job="job", shard=0)))
+    assert (await one.orders.heard("shard_indexed")).num_samples == 6
+    remote.rm_file("/vanishing/shard.tar")
+
+    failed = counted("orders_failed_total")
+    two.orders.decode("part", (0, 1))
+    failure = await two.orders.heard("order_failed")
+    assert failure.lease == "lease-part"
+    assert failure.error.startswith(f"cannot read the shard {url}: ")
+    assert failure.error.endswith("; check that it exists and that this process may read it")
+    assert counted("orders_failed_total") == failed + 1
+    assert two.store.get("part") is None
+
+    one.orders.decode("part", (0, 1))
+    await one.orders.heard("part_decoded")
+    assert await one.samples("part") == [0]
+
+    remote.pipe_file("/vanishing/shard.tar", content)
+    two.orders.decode("part", (0, 1))
+    await two.orders.heard("part_decoded")
+
+
+async def test_a_part_is_given_up_when_its_job_is_closed_while_it_is_read(start: Start, gated: Gated, tar: Path) -> None:
+    worker = await start(gated)
+    worker.orders.open_job("memory://s/slow.tar")
+    worker.orders.decode("part", (0, 0))
+    await asyncio.to_thread(gated.asked["slow"].wait, PATIENCE_S)
+    worker.orders.orders.put_nowait(FleetOrder(job_closed=fleet_pb2.JobClosed(job="job")))
+    worker.orders.open_job("memory://s/other.tar")
+    gated.gates["other"].set()
+    worker.orders.decode("next", (0, 0))
+    assert (await worker.orders.heard("part_decoded")).lease == "lease-next"
+    gated.gates["slow"].set()
+    worker.orders.decode("last", (0, 1))
+    assert (await worker.orders.heard("part_decoded")).lease == "lease-last"
+    assert worker.store.get("part") is None
+
+
+async def test_a_full_store_stops_reading_and_a_fetch_goes_on(start: Start, tar: Path) -> None:
+    """A budget smaller than two parts: what a trainer asks for is decoded, evicted for the next, and decoded again."""
+    counters = ("parts_evicted_total", "parts_decoded_again_total")
+    before = [counted(name) for name in counters]
+    worker = await start(budget_bytes=60_000)
+    worker.orders.open_job(str(tar))
+    for n in range(5):
+        worker.orders.decode(f"part-{n}", (0, n), priority=n)
+    await worker.orders.heard("part_decoded")
+    for n in (4, 2, 0, 4):
+        assert await worker.samples(f"part-{n}") == [0]
+    assert worker.store.held_bytes <= 60_000
+    assert all(counted(name) > old for name, old in zip(counters, before, strict=True))

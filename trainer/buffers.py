@@ -1,0 +1,75 @@
+"""Memory for packed microbatches that stays warm: the first touch of a page costs several times as much as writing it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ALIGNMENT = 64  # bytes: a cache line, and what vector instructions and Arrow want
+_GRAIN_BYTES = 2 << 20  # one huge page; sizes that differ by less share their blocks
+
+
+class BufferPool:
+    """Buffers that are used again as soon as nothing reads them. Thread-safe.
+
+    A buffer goes back by itself when the last tensor that lies in it is gone, be it a view or one that autograd has saved. So
+    none is ever written while it is read. What is in use is bounded by what its users keep; what lies idle, by `max_idle_bytes`.
+
+    Pinned buffers come from torch's own pool of page-locked memory, which waits for the copies to the device as well.
+    """
+
+    def __init__(self, max_idle_bytes: int, *, pinned: bool = False) -> None:
+        """`pinned`: page-locked, for asynchronous copies to a GPU; needs one."""
+        self.pinned = pinned
+        self._max_idle_bytes = max_idle_bytes
+        self._lock = threading.Lock()  # of _idle
+        self._idle: list[NDArray[np.uint8]] = []  # longest idle first
+        self._returned: deque[NDArray[np.uint8]] = deque()  # not yet among the idle: the collector brings them, at any time
+
+    def take(self, num_bytes: int) -> Tensor:
+        """(num_bytes,) uint8, contents undefined, aligned to ALIGNMENT."""
+        if self.pinned:
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        size = num_bytes + ALIGNMENT
+        with self._lock:
+            block = self._find(size)
+        if block is None:
+            block = np.empty(-(-size // _GRAIN_BYTES) * _GRAIN_BYTES, np.uint8)  # numpy asks for huge pages by itself
+        start = -block.ctypes.data % ALIGNMENT
+        buffer = block[start : start + num_bytes]  # an object of its own for each use: torch keeps it as long as its memory
+        weakref.finalize(buffer, self._returned.append, block).atexit = False
+        return torch.from_numpy(buffer)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Of buffers that wait for their next use."""
+        with self._lock:
+            self._collect()
+            return sum(map(len, self._idle))
+
+    def _find(self, size: int) -> NDArray[np.uint8] | None:
+        """The smallest block that fits. Where all are too small the largest goes, so no more blocks are kept than are in use
+        at a time. The caller holds the lock.
+        """
+        self._collect()
+        fitting = [k for k, block in enumerate(self._idle) if len(block) >= size]
+        if not fitting and self._idle:
+            del self._idle[max(range(len(self._idle)), key=lambda k: len(self._idle[k]))]
+        block = self._idle.pop(min(fitting, key=lambda k: len(self._idle[k]))) if fitting else None
+        self._trim()
+        return block
+
+    def _collect(self) -> None:
+        while self._returned:
+            self._idle.append(self._returned.popleft())
+
+    def _trim(self) -> None:
+        excess = sum(map(len, self._idle)) - self._max_idle_bytes
+        while excess > 0:
+            excess -= len(self._idle.pop(0))
