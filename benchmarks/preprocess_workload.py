@@ -61,12 +61,16 @@ def touch(patches: Tensor) -> int:
 
 
 def job_spec(folder: Path, **fields: object) -> JobSpec:
-    """The job on a folder of shards: microbatches of BATCH_SAMPLES samples each, epochs without end."""
+    """The job on a folder of shards: microbatches of BATCH_SAMPLES samples each, epochs without end.
+
+    Nothing is balanced, as no other loader does that: `make bench-planning` has what planning costs and gains.
+    """
     document = {
         "name": "bench",
         "sources": [{"path": str(folder), "name": "photos"}],
         "global_batch": GLOBAL_BATCH,
         "epochs": 1_000_000,
+        "strategy": "random",
         "topology": {"replicas": 1, "microbatches": GLOBAL_BATCH // BATCH_SAMPLES},
         "part_samples": BATCH_SAMPLES,
     }

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace import metrics
 from headrace.telemetry import pairs
 
 log = logging.getLogger(__name__)
@@ -81,10 +82,13 @@ class Member:
         """Slots left for work of this kind."""
         return self.slots - sum(work.keep == keep for work in (*self.leases.values(), *self.overdue.values()))
 
+    def num_near(self, work: Work) -> int:
+        """How many of the work's samples lie in shards that it read of late."""
+        return sum(samples for shard, samples in work.shards.items() if (work.job, shard) in self.shards)
+
     def has_read(self, work: Work) -> float:
-        """Share of the work's samples that lie in shards which it read of late."""
-        read = sum(samples for shard, samples in work.shards.items() if (work.job, shard) in self.shards)
-        return read / max(1, sum(work.shards.values()))
+        """The same as a share of all the work's samples."""
+        return self.num_near(work) / max(1, sum(work.shards.values()))
 
     def will_read(self, work: Work) -> None:
         """Note the shards of work that it takes."""
@@ -103,9 +107,6 @@ class Fleet:
         self._waiting: dict[bool, list[tuple[tuple[int, ...], int, Work]]] = {False: [], True: []}  # by `keep`
         self._count = itertools.count()
         self._leases = itertools.count(1)
-        self.samples_placed = 0
-        self.samples_near = 0
-        """Of those placed, how many lie in shards that their member read of late."""
         self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
 
     def join(self, member: Member) -> None:
@@ -241,8 +242,9 @@ class Fleet:
             lease = f"{member.name}-{self._life}-{next(self._leases)}"
             work.lease = lease
             member.leases[lease] = work
-            self.samples_placed += sum(work.shards.values())
-            self.samples_near += round(member.has_read(work) * sum(work.shards.values()))
+            num_samples, num_near = sum(work.shards.values()), member.num_near(work)
+            metrics.SAMPLES_PLACED.labels("near").inc(num_near)
+            metrics.SAMPLES_PLACED.labels("new").inc(num_samples - num_near)
             member.will_read(work)
             if work.job not in member.jobs:
                 member.jobs.add(work.job)

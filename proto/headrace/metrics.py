@@ -96,6 +96,9 @@ LEASES = Gauge("headrace_reorder_leases", "Orders that preprocessors are carryin
 PARTS = Gauge("headrace_reorder_parts", "Parts of planned steps.", ["place"], registry=REORDER)
 PLANNED_STEPS = Gauge("headrace_reorder_planned_steps", "Steps that are planned and not committed.", registry=REORDER)
 JOBS = Gauge("headrace_reorder_jobs", "Jobs that have not ended.", registry=REORDER)
+SAMPLES_PLACED = Counter(
+    "headrace_reorder_samples_placed_total", "Samples of orders that preprocessors took.", ["shard"], registry=REORDER
+)
 
 # -- trainer ----------------------------------------------------------------------------------------------------------
 
