@@ -43,10 +43,13 @@ compose-test: setup  ## prove compose.yaml on a real container engine
 bench-planning: setup  ## measure the planner: one table of ours, published or peer, ratio, goal (about four minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning
 
+bench-transport: setup  ## measure payload from process to process, beside a raw socket and a memcpy (under a minute)
+	@$(BIN)/python -m benchmarks.transport
+
 bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, memory (about nine minutes)
 	@$(BIN)/python -m benchmarks.preprocess
 
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess stubs
+.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport stubs

@@ -114,7 +114,7 @@ async def run(sizes: list[int]) -> None:
         writes = {size: time_writes(arena, size) for size in sizes}
         store = PayloadStore(budget, arena)
         servicer = PayloadServicer(store, {JOB: key}.get, arena)
-        async with payload_servers("127.0.0.1:0", servicer, arena) as endpoint:
+        async with payload_servers("127.0.0.1:0", servicer, arena, with_ucx=True) as endpoint:
             tickets = decode_into(store, PayloadWriter(arena), key, sizes)
             facts = {"endpoint": endpoint, "raw_port": serve_raw(max(sizes)), "tickets": tickets, "writes": writes}
             print(json.dumps(facts), flush=True)

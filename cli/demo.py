@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from cli.train import TRANSPORTS
+
 if TYPE_CHECKING:
     from cli.client import JobsClient
     from headrace.spec import JobSpec
@@ -36,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="random (arrival order), disttrain, entrain, orchmllm, joint, taper or auto (default: %(default)s)",
     )
+    parser.add_argument("--transport", choices=TRANSPORTS, default="auto", help="of payload (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the global order and the model (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)"
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as err:
         raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
     with Display() as display:
-        summary = _run_processes(spec, args.preprocessors, args.out, display)
+        summary = _run_processes(spec, args.preprocessors, args.transport, args.out, display)
     print_summary(summary, args.format)
     return 0
 
@@ -97,7 +100,7 @@ def _check_data(spec: JobSpec) -> None:
     list_shards(spec)
 
 
-def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: Any) -> dict[str, Any]:
+def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Any) -> dict[str, Any]:
     from cli.client import JobsClient
     from cli.processes import Process, ProcessGroup
     from cli.summary import summarise
@@ -109,7 +112,8 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: An
         display.say(f"starting 1 reorder service, {num_preprocessors} preprocessors and 1 trainer; logs in {out}/")
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
         reorder = group.add(Process("reorder service", arguments, out / "reorder.log"))
-        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--threads", str(threads)]
+        ucx = ["--ucx"] if transport == "ucx" else []
+        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--threads", str(threads), *ucx]
         endpoint = reorder.endpoint()
         preprocessors = [
             group.add(Process(f"preprocessor {n}", [*arguments, "--reorder", endpoint], out / f"preprocessor-{n}.log"))
@@ -118,6 +122,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, out: Path, display: An
         with JobsClient(endpoint) as client:
             job = client.submit(spec)
             arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, cores // 2)), "--format", "json"]
+            arguments += ["--transport", transport]
             trainer = group.add(Process("trainer", arguments, out / "trainer.log"))
             while trainer.exit_code() is None:
                 if reorder.exit_code() is not None:

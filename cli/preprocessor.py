@@ -61,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for payload over the network, by Arrow Flight, on the host of --listen and --advertise (default: a free port)",
     )
     parser.add_argument(
+        "--ucx",
+        action="store_true",
+        help="offer payload by UCX too: RDMA where there is a fabric; unencrypted, on a free port of all addresses",
+    )
+    parser.add_argument(
         "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM: trainers connect over TLS (default: no TLS)"
     )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, not encrypted")
@@ -89,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--flight-port must be a port, 0 to 65535, got {args.flight_port}")
     if (args.tls_cert is None) != (args.tls_key is None):
         raise UserError("--tls-cert and --tls-key go together: name both, or neither")
+    if args.ucx and args.tls_cert:
+        raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
     certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
     rpc.await_reorder_service(args.reorder, REORDER_TIMEOUT_S)
     cache_bytes = args.cache_gib << 30
@@ -102,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
         with_checksum=args.checksum,
         flight_port=args.flight_port,
         certificate=certificate,
+        with_ucx=args.ucx,
         metrics_listen=args.metrics,
     )
     return run_service("preprocessor", service)

@@ -9,6 +9,9 @@ from cli.endpoint import add_endpoint
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
 
+TRANSPORTS = ("auto", "shared_memory", "ucx", "flight")
+"""auto, and those of headrace.transport.base, which takes a moment to import."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
@@ -20,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model (default: torch's choice)")
     parser.add_argument(
         "--transport",
-        choices=("auto", "shared_memory", "flight"),
+        choices=TRANSPORTS,
         default="auto",
-        help="how parts come; auto: through shared memory where a preprocessor is on this host, else by Arrow Flight "
-        "(default: %(default)s)",
+        help="how parts come; auto: through shared memory where a preprocessor is on this host, else by UCX where both have it, "
+        "else by Arrow Flight (default: %(default)s)",
     )
     parser.add_argument(
         "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of preprocessors that speak TLS (default: they do not)"
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace import metrics
     from headrace.spec import load_spec_yaml
     from headrace.telemetry import configure_logging
-    from headrace.transport.base import TRANSPORTS
+    from headrace.transport import base
     from preprocessor.sources.metadataset import expand
     from trainer.train import train
 
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     configure_logging("trainer")
     with JobsClient(args.endpoint) as client:
         job = client.submit(expand(load_spec_yaml(args.submit))) if args.submit else args.job
-        transports = TRANSPORTS if args.transport == "auto" else (args.transport,)
+        transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
         with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER):
             train(
                 args.endpoint,

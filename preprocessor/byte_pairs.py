@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import models
 
 
@@ -54,7 +55,7 @@ SETTLED = (
     (0x05D0, 0x05EA), (0x0621, 0x063A), (0x0640, 0x0669),  # Hebrew, Arabic
     (0x1E00, 0x1EFF), (0x2000, 0x2064), (0x20A0, 0x20BF), (0x2100, 0x23FF), (0x2460, 0x2B4F),  # punctuation and symbols
     (0x3000, 0x303F), (0x3041, 0x3096), (0x3099, 0x30FF), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3),  # Chinese, Japanese, Korean
-    (0xFE0F, 0xFE0F), (0xFF01, 0xFFBE), (0x1F300, 0x1F64F),  # full width, pictures
+    (0xFE0F, 0xFE0F), (0xFF01, 0xFFBE), (0x1F300, 0x1F6C5), (0x1F900, 0x1F9FF),  # full width, pictures
 )  # fmt: skip
 """Ranges of code points, first and last, whose classes both engines agree on."""
 
@@ -69,8 +70,9 @@ class BytePairs:
     def __init__(self, pattern: str, ranks: dict[bytes, int], *, composed: bool) -> None:
         """`ranks` gives each token's id; composed: the tokenizer brings texts into the form NFC first."""
         self._codec = _tiktoken.Encoding("", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-        self._lengths = np.zeros(1 + max(ranks.values()), np.intp)
-        self._lengths[list(ranks.values())] = list(map(len, ranks))
+        self._lengths = [0] * (1 + max(ranks.values()))
+        for token, rank in ranks.items():
+            self._lengths[rank] = len(token)
         self._composed = composed
 
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[range]] | None:
@@ -91,12 +93,18 @@ class BytePairs:
         return bool(_SETTLED.fullmatch(text)) and (not self._composed or unicodedata.is_normalized("NFC", text))
 
     def _tokens_of(self, text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> list[range]:
-        lengths = self._lengths[np.fromiter(ids, np.intp, len(ids))]
-        ends = lengths.cumsum()
-        edges = _byte_offsets(text, np.array(spans, np.intp))
-        first = ends.searchsorted(edges[:, 0], "right").tolist()
-        stop = (ends - lengths).searchsorted(edges[:, 1], "left").tolist()
-        return [range(*tokens) if span[0] < span[1] else range(0) for span, *tokens in zip(spans, first, stop, strict=True)]
+        lengths = self._lengths
+        edges = list(accumulate([lengths[token] for token in ids], initial=0))  # for short texts faster than arrays
+        offsets, length = _byte_offsets(text), len(text)
+        return [
+            range(
+                bisect_right(edges, offsets[min(start, length)], lo=1) - 1,
+                bisect_left(edges, offsets[min(stop, length)], hi=len(ids)),
+            )
+            if start < stop
+            else range(0)
+            for start, stop in spans
+        ]
 
 
 def load(document: dict[str, Any]) -> BytePairs | None:
@@ -164,10 +172,10 @@ def _alphabet() -> dict[str, int]:
 _BYTES = _alphabet()
 
 
-def _byte_offsets(text: str, offsets: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Offsets of characters as offsets of bytes in UTF-8; those beyond the end are the end."""
+def _byte_offsets(text: str) -> Sequence[int]:
+    """Where each character's UTF-8 begins, and the end of the last."""
     if text.isascii():
-        return np.minimum(offsets, len(text))
+        return range(len(text) + 1)
     data = np.frombuffer(text.encode(), np.uint8)
-    starts = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
-    return starts[np.minimum(offsets, len(text))]
+    starts: list[int] = np.flatnonzero((data & 0xC0) != 0x80).tolist()
+    return [*starts, len(data)]

@@ -56,10 +56,11 @@ class Job:
     @property
     def pipeline(self) -> Pipeline:
         """Made at first use. Raises SpecError where the tokenizer does not fit the template."""
-        with self._lock:
-            if self._pipeline is None:
-                self._pipeline = Pipeline(self.spec)
-            return self._pipeline
+        if self._pipeline is None:  # asked for with every sample: threads that wait for a lock in turn slow each other down
+            with self._lock:
+                if self._pipeline is None:
+                    self._pipeline = Pipeline(self.spec)
+        return self._pipeline
 
     def index(self, shard: int) -> tuple[int, list[Rejected]]:
         """Rows of a shard, and the damage in it. Raises DatasetError, OSError or MemoryError where it cannot be read here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import socket
 import uuid
@@ -20,10 +21,12 @@ from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
 from headrace.rpc import Server, reachable_address
 from headrace.telemetry import pairs
 from headrace.ticket import is_genuine, job_of
-from headrace.transport.base import FLIGHT, SHARED_MEMORY, refusal_message
+from headrace.transport.base import FLIGHT, SHARED_MEMORY, UCX, refusal_message
 from headrace.transport.flight_server import FlightServer, Loan
 from headrace.transport.slots import Reply, SlotServer
 from headrace.transport.tls import Certificate
+from headrace.transport.ucx_library import UcxError
+from headrace.transport.ucx_server import UcxServer
 from headrace.v1 import payload_pb2, payload_pb2_grpc
 from preprocessor import occupancy
 from preprocessor.arena import Arena, open_arena
@@ -60,10 +63,10 @@ class PayloadServicer(payload_pb2_grpc.PayloadServicer):
         return self.offer
 
     @contextlib.asynccontextmanager
-    async def lend(self, request: payload_pb2.FetchRequest) -> AsyncIterator[Loan]:
-        """The part for the Flight server, kept during the block. Raises as `_held`."""
+    async def lend(self, request: payload_pb2.FetchRequest, transport: str = FLIGHT) -> AsyncIterator[Loan]:
+        """The part for the server of that transport, kept during the block. Raises as `_held`."""
         async with self._held(request.ticket) as (entry, payload):
-            self._handed_over(entry, FLIGHT)
+            self._handed_over(entry, transport)
             yield Loan(header=_header(payload), data=payload.data)
 
     async def tell_slot(self, request: payload_pb2.SlotRequest, reply: Reply) -> None:
@@ -116,15 +119,26 @@ def _header(payload: Payload) -> payload_pb2.PartHeader:
 
 @contextlib.asynccontextmanager
 async def payload_servers(
-    listen: str, servicer: PayloadServicer, arena: Arena | None, *, flight_port: int = 0, certificate: Certificate | None = None
+    listen: str,
+    servicer: PayloadServicer,
+    arena: Arena | None,
+    *,
+    flight_port: int = 0,
+    certificate: Certificate | None = None,
+    with_ucx: bool = False,
 ) -> AsyncIterator[str]:
-    """All that trainers fetch from, during the block. Its gRPC endpoint. Raises EndpointError where a port cannot be had."""
+    """All that trainers fetch from, during the block. Its gRPC endpoint. Raises EndpointError where a port cannot be had.
+
+    `with_ucx`: on a port that UCX chooses; not where there is a `certificate`, for UCX does not encrypt.
+    """
     services = {"headrace.v1.Payload": lambda s: payload_pb2_grpc.add_PayloadServicer_to_server(servicer, s)}
     server = Server(listen, services, certificate.server_credentials() if certificate is not None else None)
     async with contextlib.AsyncExitStack() as stack:
         flight = FlightServer(f"{listen.rpartition(':')[0]}:{flight_port}", servicer.lend, certificate)
         stack.push_async_callback(asyncio.to_thread, flight.stop, STREAM_GRACE_S)
         servicer.offer.flight_port, servicer.offer.flight_tls = flight.port, certificate is not None
+        if with_ucx and certificate is None:
+            await _offer_ucx(servicer, stack)
         if arena is not None:
             slots = SlotServer(arena.path, servicer.tell_slot)
             await slots.start()
@@ -132,6 +146,18 @@ async def payload_servers(
         await server.start()
         stack.push_async_callback(server.stop, 0.2)
         yield server.endpoint
+
+
+async def _offer_ucx(servicer: PayloadServicer, stack: contextlib.AsyncExitStack) -> None:
+    """Until the stack ends; where it cannot be, Flight is left."""
+    server = UcxServer(functools.partial(servicer.lend, transport=UCX))
+    try:
+        await server.start()
+    except UcxError as err:
+        log.warning("ucx is not offered %s", pairs(reason=err))
+        return
+    stack.push_async_callback(server.stop)
+    servicer.offer.ucx_port, servicer.offer.ucx_token = server.port, server.token
 
 
 async def serve(
@@ -146,13 +172,15 @@ async def serve(
     flight_port: int = 0,
     certificate: Certificate | None = None,
     metrics_listen: str = "",
+    with_ucx: bool = False,
 ) -> None:
     """Run until cancelled. Raises EndpointError where a port cannot be had.
 
     `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the route to the reorder service. `with_checksum`:
     trainers compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of
     `listen`; 0: a free one. `certificate`: of both ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
-    metrics; empty: none. What is read ahead takes up to READ_AHEAD_SHARE of the budget, as much as it needs.
+    metrics; empty: none. `with_ucx`: offer UCX too. What is read ahead takes up to READ_AHEAD_SHARE of the
+    budget, as much as it needs.
     """
     torch.set_num_threads(1)  # the engine's own threads use the cores
     arena = open_arena(budget_bytes)
@@ -164,7 +192,9 @@ async def serve(
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # process ids are alike in containers
     try:
         with metrics.exported(metrics_listen, metrics.PREPROCESSOR):
-            servers = payload_servers(listen, servicer, arena, flight_port=flight_port, certificate=certificate)
+            servers = payload_servers(
+                listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx
+            )
             async with servers as listening:
                 endpoint = advertise or reachable_address(listening, reorder)
                 engine = Engine(

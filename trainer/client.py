@@ -249,6 +249,7 @@ class PartClient:
             for connection in self._connections.values():
                 connection.close()
             self._connections.clear()
+        self._terms.ucx.close()
 
 
 def _part(delivery: Delivery, columns: tuple[str, ...], what: str) -> Part:

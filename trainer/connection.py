@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
@@ -13,9 +13,10 @@ from headrace import rpc
 from headrace.errors import EndpointError, UnavailableError, UserError
 from headrace.telemetry import pairs
 from headrace.transport import tls
-from headrace.transport.base import FLIGHT, SHARED_MEMORY, TRANSPORTS, Delivery, Receiver, TransportError
+from headrace.transport.base import FLIGHT, SHARED_MEMORY, TRANSPORTS, UCX, Delivery, Receiver, TransportError
 from headrace.transport.flight import FlightReceiver
 from headrace.transport.slots import SlotReceiver
+from headrace.transport.ucx import UcxClient
 from headrace.v1 import payload_pb2, payload_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class Terms:
     """To fetch; none: all."""
     tls_ca: bytes | None = None
     """The CA of the preprocessors' certificates, in PEM; None: they speak no TLS."""
+    ucx: UcxClient = field(default_factory=UcxClient)
+    """What UCX connections share. Whoever makes the terms closes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +53,22 @@ def _shared_memory(peer: _Peer) -> Receiver:
     return SlotReceiver(peer.offer.arena)
 
 
+def _ucx(peer: _Peer) -> Receiver:
+    if not peer.offer.ucx_port:
+        raise TransportError("the preprocessor does not offer it")
+    if peer.terms.tls_ca is not None:
+        raise TransportError("it does not encrypt, as TLS does")
+    host = peer.endpoint.rpartition(":")[0]
+    return peer.terms.ucx.connect(host, peer.offer.ucx_port, peer.offer.ucx_token, peer.terms.columns)
+
+
 def _flight(peer: _Peer) -> Receiver:
     host = peer.endpoint.rpartition(":")[0]
     ca = peer.terms.tls_ca if peer.offer.flight_tls else None
     return FlightReceiver(f"{host}:{peer.offer.flight_port}", columns=peer.terms.columns, ca=ca)
 
 
-_RECEIVERS: dict[str, Callable[[_Peer], Receiver]] = {SHARED_MEMORY: _shared_memory, FLIGHT: _flight}
+_RECEIVERS: dict[str, Callable[[_Peer], Receiver]] = {SHARED_MEMORY: _shared_memory, UCX: _ucx, FLIGHT: _flight}
 """Opens a transport. Raises TransportError where it is not possible with that preprocessor."""
 
 

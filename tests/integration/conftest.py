@@ -33,11 +33,11 @@ class Cluster:
         self.reorder = self.group.add(Process("reorder", arguments, self.folder / "reorder.log"))
         self.endpoint = self.reorder.endpoint()
 
-    def add_preprocessors(self, count: int, listen: str = "127.0.0.1:0", budget_mib: int = 64) -> None:
+    def add_preprocessors(self, count: int, *options: str, listen: str = "127.0.0.1:0", budget_mib: int = 64) -> None:
         for _ in range(count):
             log = self.folder / f"preprocessor-{len(self.preprocessors)}.log"
             arguments = ["preprocessor", "--reorder", self.endpoint, "--listen", listen, "--threads", "1"]
-            process = Process("preprocessor", [*arguments, "--budget-mib", str(budget_mib)], log)
+            process = Process("preprocessor", [*arguments, "--budget-mib", str(budget_mib), *options], log)
             self.preprocessors.append(self.group.add(process))
 
     def client(self) -> JobsClient:

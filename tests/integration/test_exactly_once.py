@@ -13,6 +13,7 @@ import trainer
 from headrace.errors import ConflictError, SupersededError, UserError
 from headrace.ledger import ledger_sha256
 from headrace.spec import STRATEGIES
+from headrace.transport.base import TRANSPORTS
 
 pytestmark = pytest.mark.integration
 
@@ -202,6 +203,17 @@ def test_microbatches_hold_what_the_plan_says(cluster, spec) -> None:
                 for r, replica in enumerate(plan.replicas)
                 for k, microbatch in enumerate(replica)
             }
+
+
+def test_every_transport_brings_the_same_samples(cluster, spec) -> None:
+    cluster.start_reorder()
+    cluster.add_preprocessors(2, "--ucx")
+    samples = {}
+    for transport in TRANSPORTS:
+        job = cluster.submit(spec(f"by-{transport}", steps=3))
+        assert cluster.consume(job, transports=(transport,)) == [0, 1, 2]
+        samples[transport] = [entry.samples for entry in cluster.ledger(job)]
+    assert samples["shared_memory"] == samples["ucx"] == samples["flight"]
 
 
 def test_services_on_different_addresses_work_together(cluster, spec) -> None:

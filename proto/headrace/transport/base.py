@@ -27,8 +27,9 @@ from headrace.errors import ERROR_OF, HeadraceError, UnavailableError, status_of
 from headrace.v1 import payload_pb2
 
 SHARED_MEMORY = "shared_memory"
+UCX = "ucx"
 FLIGHT = "flight"
-TRANSPORTS = (SHARED_MEMORY, FLIGHT)  # the best one first
+TRANSPORTS = (SHARED_MEMORY, UCX, FLIGHT)  # the best one first
 
 
 class TransportError(HeadraceError):

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.telemetry import pairs
-from headrace.transport.base import Delivery, Receiver, refusal_value
+from headrace.transport.base import UCX, Delivery, Receiver, refusal_value
 from headrace.transport.ucx_buffers import MAX_IDLE_BYTES, Allocate, Lease, ReceiveBuffers, allocate_pageable
 from headrace.transport.ucx_connection import HELLO, QUESTION_HEAD, REPLY_HEAD, Connection, Kind, Role, numbers
 from headrace.transport.ucx_library import UcxError
@@ -29,7 +29,6 @@ from headrace.v1 import payload_pb2
 
 log = logging.getLogger(__name__)
 
-UCX = "ucx"
 VERSION = 1
 CONNECT_TIMEOUT_S = 5.0  # a handshake takes some 20 ms; a port that a firewall drops never answers
 

@@ -20,9 +20,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from headrace.errors import HeadraceError, NotFoundError, UnavailableError
 from headrace.telemetry import pairs
-from headrace.transport.base import checksum, read_batches, refusal_message
+from headrace.transport.base import UCX, checksum, read_batches, refusal_message
 from headrace.transport.flight_server import Lend, Loan
-from headrace.transport.ucx import UCX, VERSION
+from headrace.transport.ucx import VERSION
 from headrace.transport.ucx_connection import HELLO, NUMBER_BITS, QUESTION_HEAD, REPLY_HEAD, Connection, Kind, Role, numbers
 from headrace.transport.ucx_library import UcxError
 from headrace.transport.ucx_loop import UcxLoop

@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from preprocessor.text import BUNDLED
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE, HOSTILE = ROOT / "examples" / "data", ROOT / "tests" / "data" / "hostile" / "text"
-BYTES = dict(zip(pre_tokenizers.ByteLevel.alphabet(), range(256), strict=True))
+BYTES = {name: place for place, name in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+"""The names of bytes in a tokenizer's file; those of bytes that only continue a character stand last."""
 POINTS = [chr(point) for first, last in SETTLED for point in range(first, last + 1)]
 PROSE = (
     "It's the cat that sat on the mat, and 12 rats they'd seen in 2024...  «Größe» über Straße\n\n"
-    "Кошка сидела на коврике. Η γάτα κάθισε. 猫はマットの上に座った。고양이가 앉았다! 猫坐在垫子上 🐈🎉\r\n\tdef f(x):\n        return x ** 2\n"
+    "Кошка сидела на коврике. Η γάτα κάθισε. 猫はマットの上に座った。고양이가 앉았다! 猫坐在垫子上 🐈🎉\r\n"
+    "\tdef f(x):\n        return x ** 2\n"
 )
 
 pytestmark = pytest.mark.skipif(byte_pairs.NAME is None, reason="tiktoken is not installed")
@@ -99,13 +101,10 @@ def test_any_text_has_the_references_ids_and_spans(text: str, spans: list[tuple[
     check(bundled(), text, spans)
 
 
-@given(st.text(st.sampled_from(list("'sStTdDmMlLvVrReE aIſK\n")), max_size=40), st.sampled_from(sorted(PATTERNS)))
+@given(st.text(st.sampled_from("'sStTdDmMlLvVrReE aIſ\u212a\n"), max_size=40), st.sampled_from(sorted(PATTERNS)))
 @settings(deadline=None, derandomize=True, max_examples=300)
 def test_short_forms(text: str, pattern: str) -> None:
-    fast, reference = trained(pattern)
-    result = fast.encode_spans(text, [])
-    assert result is None if "\u212a" in text and 0x212A not in range(0x2100, 0x2400) else result is not None
-    check((fast, reference), text, [(0, len(text))])
+    check(trained(pattern), text, [(0, len(text))])
 
 
 BESIDE = "a1 \n'"
@@ -115,9 +114,7 @@ BESIDE = "a1 \n'"
 @cache
 def seams(pattern: str) -> tuple[BytePairs, Tokenizer]:
     """A tokenizer that joins BESIDE with any byte next to it, so that ids show where pieces end."""
-    named = {byte: name for name, byte in byte_pairs._BYTES.items()}
-    marks = [named[ord(mark)] for mark in BESIDE]
-    merges = dict.fromkeys(pair for mark in marks for byte in BYTES for pair in ((mark, byte), (byte, mark)))
+    merges = dict.fromkeys(pair for mark in "a1ĠĊ'" for byte in BYTES for pair in ((mark, byte), (byte, mark)))
     content = document(list(merges), pattern)
     return loaded(content), Tokenizer.from_str(json.dumps(content))
 
@@ -289,10 +286,3 @@ def test_other_normal_forms_are_refused(kind: str) -> None:
 def test_without_tiktoken_nothing_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(byte_pairs, "_tiktoken", None)
     assert byte_pairs.load(document(MERGES)) is None
-
-
-def test_lengths_of_tokens_add_up_to_the_text() -> None:
-    fast, _ = bundled()
-    result = fast.encode_spans(PROSE, [])
-    assert result is not None
-    assert list(accumulate(fast._lengths[result[0]]))[-1] == len(PROSE.encode())

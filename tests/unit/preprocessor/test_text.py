@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from headrace.errors import SpecError
 from headrace.quarantine import BadSampleError, Reason
+from preprocessor import byte_pairs
 from preprocessor.text import BUNDLED, CONTROL_TOKENS, TextEncoder, load_encoder
 
 
@@ -133,3 +135,37 @@ def test_spans_of_characters_become_ranges_of_tokens(encoder: TextEncoder) -> No
     assert encoder.decode(ids[parrot.start : parrot.stop]).strip() == "🦜"
     assert encoder.decode(ids[sat.start : sat.stop]).strip() == "sat"
     assert not nothing
+
+
+@pytest.fixture
+def without_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_encoder("")  # as it is installed, and kept
+    monkeypatch.setattr(byte_pairs, "_tiktoken", None)
+    monkeypatch.setattr(byte_pairs, "NAME", None)
+
+
+@pytest.mark.usefixtures("without_tiktoken")
+@pytest.mark.parametrize("text", ["", "The cat's 12 mats.\n\n ", "größe 猫 🦜", "<|im_end|>", "e\u0301 ภาษา"])
+def test_ids_and_spans_are_the_same_without_tiktoken(text: str) -> None:
+    spans = [(start, stop) for stop in range(len(text) + 1) for start in range(stop + 1)]
+    plain = TextEncoder(BUNDLED.read_text(), "bundled")
+    assert plain.codec.startswith("tokenizers ")
+    assert plain.encode_spans(text, spans) == load_encoder("").encode_spans(text, spans)
+
+
+def test_the_codec_is_named_once_a_tokenizer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(small_tokenizer()))
+    with caplog.at_level(logging.INFO, "preprocessor.text"):
+        encoder = load_encoder(str(path))
+        load_encoder(str(path))
+    assert caplog.messages[0] == f'text codec tokenizer={path} codec="{encoder.codec}"'
+    assert len(caplog.messages) == (1 if byte_pairs.NAME else 2)
+
+
+@pytest.mark.usefixtures("without_tiktoken")
+def test_that_tiktoken_is_missing_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(small_tokenizer()))
+    load_encoder(str(path))
+    assert "tiktoken is not installed" in caplog.messages[-1]

@@ -97,7 +97,7 @@ def test_a_file_of_that_name_with_other_contents_is_no_proof(make_producer: Any,
 
 @pytest.mark.parametrize("transports", [(), ("smoke_signals",), ("flight", "udp")])
 def test_an_unknown_transport_is_refused(transports: tuple[str, ...]) -> None:
-    with pytest.raises(UserError, match="must be some of shared_memory, flight"):
+    with pytest.raises(UserError, match="must be some of shared_memory, ucx, flight"):
         PartClient(transports)
 
 
