@@ -46,7 +46,7 @@ bench-planning: setup  ## measure the planner: one table of ours, published or p
 bench-transport: setup  ## measure payload from process to process, beside a raw socket and a memcpy (under a minute)
 	@$(BIN)/python -m benchmarks.transport
 
-bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, memory (about nine minutes)
+bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, memory (about 13 minutes)
 	@$(BIN)/python -m benchmarks.preprocess
 
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
