@@ -79,7 +79,7 @@ def time_writes(arena: Arena, num_bytes: int) -> dict[str, float]:
 def serve_raw(num_bytes: int) -> int:
     """The port of a TCP server that sends as many bytes as it is asked for (8 bytes, little-endian) from one buffer."""
     listener = socket.create_server(("127.0.0.1", 0))
-    data = memoryview(bytes(num_bytes))
+    data = memoryview(np.ones(num_bytes, np.uint8).tobytes())  # written: pages that never were are one page of zeros
 
     def answer() -> None:
         while True:

@@ -26,6 +26,7 @@ SIZES = (8 * MIB, 64 * MIB)  # of a part: one that the processor's cache holds, 
 FETCHES = 24  # of a size and a round
 THREADS = 4  # as a trainer's
 ROUNDS = 3
+LONGEST_S = 600.0  # that the far end lives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +97,27 @@ def _peer() -> Iterator[dict[str, Any]]:
     with subprocess.Popen(
         ending_with_us(command, signal.SIGKILL), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stderr is not None
         errors: list[str] = []
         drain = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
         drain.start()
-        line = process.stdout.readline()
-        if not line:
+        patience = threading.Timer(LONGEST_S, process.kill)
+        patience.start()
+        try:
+            line = process.stdout.readline()
+            if not line:
+                process.wait()
+                drain.join(1.0)
+                raise UserError(f"the benchmark's preprocessor did not start: {(errors or ['no message'])[-1].strip()}")
+            yield json.loads(line)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            process.stdin.close()
             process.wait()
-            drain.join(1.0)
-            raise UserError(f"the benchmark's preprocessor did not start: {(errors or ['no message'])[-1].strip()}")
-        yield json.loads(line)
-        assert process.stdin is not None
-        process.stdin.close()
+            patience.cancel()
 
 
 def _clients(endpoint: str, ticket: str) -> tuple[dict[str, PartClient], dict[str, str]]:
@@ -128,7 +137,7 @@ def _clients(endpoint: str, ticket: str) -> tuple[dict[str, PartClient], dict[st
 
 def _raw_rate(port: int, num_bytes: int) -> Rate:
     buffer = memoryview(bytearray(num_bytes))
-    with socket.create_connection(("127.0.0.1", port)) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=LONGEST_S) as connection:
 
         def receive() -> None:
             connection.sendall(num_bytes.to_bytes(8, "little"))

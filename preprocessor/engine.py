@@ -86,7 +86,6 @@ class Engine:
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._orderlies = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
         self._jobs: dict[str, Job] = {}
-        self._leases: dict[str, str] = {}  # ticket -> lease to report when decoded
         self._outbox: asyncio.Queue[FleetReport | None] = asyncio.Queue()
         self._samples_decoded = 0
         self._bytes_decoded = 0
@@ -142,7 +141,6 @@ class Engine:
                 await asyncio.wait({listening}, timeout=GOODBYE_S)
                 raise
             finally:
-                self._leases.clear()
                 self._store.release_all_on_demand()
 
     async def _listen(self, orders: AsyncIterable[fleet_pb2.FleetOrder], start: Start) -> bool:
@@ -251,7 +249,7 @@ class Engine:
         if entry.payload is not None:
             self._report_decoded(order.lease)
             return
-        self._leases[entry.ticket] = order.lease
+        entry.lease = order.lease
 
     async def _read_loop(self) -> None:
         while True:
@@ -271,8 +269,9 @@ class Engine:
                 metrics.DECODED_BYTES.inc(payload.data.size)
                 _count_rejected(payload.rejected)
                 self._store.fill(entry, payload)
-                if lease := self._leases.pop(entry.ticket, None):
-                    self._report_decoded(lease)
+                if entry.lease:
+                    self._report_decoded(entry.lease)
+                    entry.lease = ""
 
     @contextlib.contextmanager
     def _answering_for(self, entry: Entry) -> Iterator[None]:
@@ -281,8 +280,8 @@ class Engine:
             yield
         except Exception as err:
             self._store.abandon(entry)
-            if lease := self._leases.pop(entry.ticket, None):
-                self._report_failed(lease, err)
+            if entry.lease:
+                self._report_failed(entry.lease, err)
 
     def _decode(self, job: Job, part: LoadedPart) -> Payload:
         """In a decoding thread."""

@@ -50,6 +50,8 @@ class Entry:
     step: int
     priority: int
     refs: tuple[SampleRef, ...]
+    lease: str = ""
+    """To report when it is decoded; empty: nobody waits for that."""
     loading: bool = False
     loaded: LoadedPart | None = None
     """Its samples in memory, until it is decoded."""

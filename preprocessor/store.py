@@ -220,7 +220,7 @@ class PayloadStore:
     def release_all_on_demand(self) -> None:
         """Leases are void (the connection broke): keep what is decoded as long as there is room, decode nothing more ahead."""
         for entry in self._entries.values():
-            entry.fetched = True
+            entry.fetched, entry.lease = True, ""
             self._forsake(entry)
             self._file(entry)
 

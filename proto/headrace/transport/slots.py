@@ -23,6 +23,7 @@ from headrace.v1 import payload_pb2
 
 _LENGTH = struct.Struct("<I")
 _TAKEN = b"\x01"
+CONNECT_TIMEOUT_S = 5.0  # an owner that hangs takes no connection once its queue is full
 MAX_MESSAGE_BYTES = 64 << 20  # as in headrace.rpc: a reply names every damaged sample of its part
 
 
@@ -103,6 +104,7 @@ class SlotReceiver(Receiver):
 
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(CONNECT_TIMEOUT_S)
         try:
             connection.connect(str(socket_path(self._arena.path)))
         except OSError as err:
