@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.preprocess_meter import Meter
 from benchmarks.preprocess_workload import job_spec
-from preprocessor.pipeline import Pipeline
+from preprocessor.pipeline import Pipeline, Sized
 from preprocessor.sources import list_shards, open_shard
 
 
@@ -50,10 +50,11 @@ def _decoded(folder: Path, number: int, count: int) -> Iterator[int]:
     shards = [open_shard(info.url, source) for info in list_shards(spec)[number::count]]
     for shard in cycle(shards):
         for row in range(shard.num_rows):
-            sized = pipeline.size(pipeline.load(shard.read(row), source))
-            if sized.num_patches > len(patches):
-                patches = np.empty((sized.num_patches, patches.shape[1]), np.uint8)
-            yield len(pipeline.fill(sized, patches[: sized.num_patches], mel).patches)
+            loaded = pipeline.load(shard.read(row), source)
+            sizes = pipeline.size(loaded)
+            if sizes.num_patches > len(patches):
+                patches = np.empty((sizes.num_patches, patches.shape[1]), np.uint8)
+            yield len(pipeline.fill(Sized(loaded=loaded, sizes=sizes), patches[: sizes.num_patches], mel).patches)
 
 
 if __name__ == "__main__":

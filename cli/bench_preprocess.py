@@ -68,7 +68,7 @@ def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object
         refs = list(itertools.islice(_refs(job), limit))
         parts = [refs[begin : begin + PART_SAMPLES] for begin in range(0, len(refs), PART_SAMPLES)]
         loaded = [job.load(part) for part in parts]
-        sized = [_size(job, item) for part in loaded for item in part.samples.values() if isinstance(item, Loaded)]
+        sized = [_sized(job, item) for part in loaded for item in part.samples.values() if isinstance(item, Loaded)]
         good = [sample for sample in sized if sample is not None]
         if not good:
             raise DatasetError(f"{spec.sources[0].path} has no usable sample among the first {len(refs)}")
@@ -93,10 +93,10 @@ def _refs(job: Job) -> Iterator[SampleRef]:
             yield SampleRef(sample_id=0, shard=shard, row=row)
 
 
-def _size(job: Job, loaded: Loaded) -> Sized | None:
+def _sized(job: Job, loaded: Loaded) -> Sized | None:
     """None for a damaged sample."""
     try:
-        return job.pipeline.size(loaded)
+        return Sized(loaded=loaded, sizes=job.pipeline.size(loaded))
     except BadSampleError:
         return None
 
@@ -109,21 +109,21 @@ def _stages(
     say: Callable[[str], object],
 ) -> Iterator[Stage]:
     samples = len(good)
-    images = [data for sample in good for data in sample.images]
-    recordings = [data for sample in good for data in sample.recordings]
-    tokens = sum(len(sample.sequence.input_ids) for sample in good)
+    images = [data for sample in good for data in sample.loaded.images]
+    recordings = [data for sample in good for data in sample.loaded.recordings]
+    tokens = sum(len(sample.sizes.sequence.input_ids) for sample in good)
     media_mb = sum(part.nbytes for part in loaded) / 1e6
-    patches = sum(sample.num_patches for sample in good)
-    seconds = sum(sample.num_frames for sample in good) / 100
+    patches = sum(sample.sizes.num_patches for sample in good)
+    seconds = sum(sample.sizes.num_frames for sample in good) / 100
     say("stages on one core: read")
     yield _stage("read", lambda: [job.load(part) for part in refs], samples, media_mb, "MB")
     say("stages on one core: headers and tokens")
     records = [item for part in loaded for item in part.samples.values() if isinstance(item, Loaded)]
-    yield _stage("headers, tokens", lambda: [_size(job, item) for item in records], samples, tokens, "tokens")
+    yield _stage("headers, tokens", lambda: [_sized(job, item) for item in records], samples, tokens, "tokens")
     if images:
         say("stages on one core: images")
         pixels = patches * job.spec.image.patch**2 / 1e6
-        room = np.zeros((max(sample.num_patches for sample in good), 3 * job.spec.image.patch**2), np.uint8)
+        room = np.zeros((max(sample.sizes.num_patches for sample in good), 3 * job.spec.image.patch**2), np.uint8)
 
         def decode(data: bytes) -> None:
             image.decode(data, job.spec.image, room[: image.probe(data, job.spec.image).patches])

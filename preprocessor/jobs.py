@@ -6,7 +6,6 @@ threads of their own (preprocessor.engine).
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import threading
 from collections import OrderedDict
@@ -24,8 +23,9 @@ from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from headrace.transport.base import read_batches
+from preprocessor.known_sizes import KnownSizes
 from preprocessor.part import Payload
-from preprocessor.pipeline import Loaded, LoadedPart, Pipeline, Row, Sized
+from preprocessor.pipeline import Loaded, LoadedPart, Pipeline, Row, Sized, Sizes, probe_of
 from preprocessor.sources import Record, Shard, open_shard
 from preprocessor.sources.blob import BlobCache
 from preprocessor.writer import PayloadWriter
@@ -51,6 +51,7 @@ class Job:
         self._open_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
         self._lock = threading.Lock()
         self._pipeline: Pipeline | None = None
+        self._sizes = KnownSizes()
         self._open: OrderedDict[int, _Slot] = OrderedDict()
 
     @property
@@ -83,11 +84,12 @@ class Job:
         good: list[tuple[int, Probe]] = []
         rejected: list[Rejected] = []
         for ref in refs:
-            result = self._attempt(ref, self.pipeline.probe)
-            if isinstance(result, Rejected):
-                rejected.append(result)
+            sizes = self._size(ref, self._attempt(ref, self.pipeline.load))
+            if isinstance(sizes, Rejected):
+                rejected.append(sizes)
             else:
-                good.append((ref.sample_id, dataclasses.replace(result, name=self.sample_name(ref))))
+                self._sizes.put(ref, sizes)
+                good.append((ref.sample_id, probe_of(self.sample_name(ref), sizes)))
         return good, rejected
 
     def load(self, refs: Sequence[SampleRef]) -> LoadedPart:
@@ -103,11 +105,11 @@ class Job:
 
         Pixels and sound are decoded right into the payload.
         """
-        sized = {ref: self._size(ref, loaded) for ref, loaded in part.samples.items()}
+        sized = {ref: self._sized(ref, loaded) for ref, loaded in part.samples.items()}
         good = {ref: sample for ref, sample in sized.items() if isinstance(sample, Sized)}
-        room = self.pipeline.room(list(good.values()))
+        room = self.pipeline.room([sample.sizes for sample in good.values()])
         draft = self._encode(
-            {ref: self.pipeline.row(sample, of_patches, of_mel) for ref, sample, of_patches, of_mel in _cut(good, *room)}
+            {ref: self.pipeline.row(sample.sizes, of_patches, of_mel) for ref, sample, of_patches, of_mel in _cut(good, *room)}
         )
         reserved = writer.reserve(draft, *room)
         try:
@@ -133,7 +135,14 @@ class Job:
         (batch,) = read_batches(payload.data)
         return batch, payload.rejected
 
-    def _size(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sized | Rejected:
+    def _sized(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sized | Rejected:
+        """With the sizes that probing found, where that was done here."""
+        if isinstance(loaded, Rejected):
+            return loaded
+        sizes = self._sizes.take(ref) or self._size(ref, loaded)
+        return sizes if isinstance(sizes, Rejected) else Sized(loaded=loaded, sizes=sizes)
+
+    def _size(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sizes | Rejected:
         return loaded if isinstance(loaded, Rejected) else self._guarded(ref, partial(self.pipeline.size, loaded))
 
     def _encode(self, rows: Mapping[SampleRef, Row]) -> pa.RecordBatch:
@@ -201,6 +210,7 @@ def _cut(
     """The samples, each with its share of arrays that hold them all."""
     patch = frame = 0
     for ref, sized in samples.items():
-        yield ref, sized, patches[patch : patch + sized.num_patches], mel[frame : frame + sized.num_frames]
-        patch += sized.num_patches
-        frame += sized.num_frames
+        sizes = sized.sizes
+        yield ref, sized, patches[patch : patch + sizes.num_patches], mel[frame : frame + sizes.num_frames]
+        patch += sizes.num_patches
+        frame += sizes.num_frames

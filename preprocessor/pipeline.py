@@ -57,8 +57,17 @@ class Row:
 class Loaded:
     """A record in memory with its media, of which nothing is decoded."""
 
-    name: str
     sample: Sample
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """Files, in the order of the sample."""
+        return tuple(segment.data for segment in self.sample.segments if isinstance(segment, Image))
+
+    @property
+    def recordings(self) -> tuple[bytes, ...]:
+        """Files, in the order of the sample."""
+        return tuple(segment.data for segment in self.sample.segments if isinstance(segment, Audio))
 
     @property
     def nbytes(self) -> int:
@@ -80,15 +89,19 @@ class LoadedPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
-    """A sample of which all is known but its pixels and its sound."""
+class Sizes:
+    """What text and headers say of a sample: all of its payload but pixels and sound."""
 
-    name: str
     sequence: Sequence
-    images: tuple[bytes, ...]
     grids: tuple[image.Grid, ...]
-    recordings: tuple[bytes, ...]
+    """Of the images."""
     mel_frames: tuple[int, ...]
+    """Of the recordings."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sequence."""
+        return self.sequence.input_ids.nbytes + self.sequence.labels.nbytes
 
     @property
     def num_patches(self) -> int:
@@ -99,6 +112,14 @@ class Sized:
     def num_frames(self) -> int:
         """Of all recordings."""
         return sum(self.mel_frames)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """A sample in memory that knows its sizes."""
+
+    loaded: Loaded
+    sizes: Sizes
 
 
 class Pipeline:
@@ -117,67 +138,51 @@ class Pipeline:
 
     def probe(self, record: Record, source: SourceSpec) -> Probe:
         """What a record costs, from headers and text; named by its key. Raises BadSampleError."""
-        sized = self.size(self.load(record, source))
-        return Probe(
-            name=sized.name,
-            num_tokens=len(sized.sequence.input_ids),
-            num_targets=sized.sequence.num_targets,
-            image_patches=tuple(grid.patches for grid in sized.grids),
-            mel_frames=sized.mel_frames,
-        )
+        return probe_of(record.key, self.size(self.load(record, source)))
 
     def load(self, record: Record, source: SourceSpec) -> Loaded:
         """Read a record's media. Raises BadSampleError."""
-        return Loaded(name=record.key, sample=to_sample(record, source.mapping))
+        return Loaded(sample=to_sample(record, source.mapping))
 
-    def size(self, loaded: Loaded) -> Sized:
-        """A sample's tokens, and its media with their headers read. Raises BadSampleError."""
-        sample = loaded.sample
-        images = tuple(segment.data for segment in sample.segments if isinstance(segment, Image))
-        recordings = tuple(segment.data for segment in sample.segments if isinstance(segment, Audio))
-        grids = tuple(image.probe(data, self._image) for data in images)
-        frames = tuple(audio.probe(data, self._audio) for data in recordings)
-        return Sized(
-            name=loaded.name,
-            sequence=self._render(sample, grids, frames),
-            images=images,
-            grids=grids,
-            recordings=recordings,
-            mel_frames=frames,
-        )
+    def size(self, loaded: Loaded) -> Sizes:
+        """Make a sample's tokens, and read the headers of its media. Raises BadSampleError."""
+        grids = tuple(image.probe(data, self._image) for data in loaded.images)
+        frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
+        return Sizes(sequence=self._render(loaded.sample, grids, frames), grids=grids, mel_frames=frames)
 
     def decode(self, record: Record, source: SourceSpec) -> Row:
         """A record with its media decoded, in arrays of its own. Raises BadSampleError."""
-        sized = self.size(self.load(record, source))
-        return self.fill(sized, *self.room([sized]))
+        loaded = self.load(record, source)
+        sizes = self.size(loaded)
+        return self.fill(Sized(loaded=loaded, sizes=sizes), *self.room([sizes]))
 
-    def room(self, samples: SequenceOf[Sized]) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
+    def room(self, samples: SequenceOf[Sizes]) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
         """Arrays for the patches, (P, 3 * patch * patch), and the mel frames, (F, mel_bins), of all samples together."""
-        patches = sum(sized.num_patches for sized in samples)
-        frames = sum(sized.num_frames for sized in samples)
+        patches = sum(sizes.num_patches for sizes in samples)
+        frames = sum(sizes.num_frames for sizes in samples)
         return np.empty((patches, 3 * self._image.patch**2), np.uint8), np.empty((frames, self._audio.mel_bins), np.float16)
 
     def fill(self, sized: Sized, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
         """Decode a sample's media into arrays with room for just this sample; the row holds these. Raises BadSampleError."""
         begin = 0
-        for data, grid in zip(sized.images, sized.grids, strict=True):
+        for data, grid in zip(sized.loaded.images, sized.sizes.grids, strict=True):
             image.decode(data, self._image, patches[begin : begin + grid.patches])
             begin += grid.patches
         begin = 0
-        for data, frames in zip(sized.recordings, sized.mel_frames, strict=True):
+        for data, frames in zip(sized.loaded.recordings, sized.sizes.mel_frames, strict=True):
             mel[begin : begin + frames] = audio.decode(data, self._audio)
             begin += frames
-        return self.row(sized, patches, mel)
+        return self.row(sized.sizes, patches, mel)
 
-    def row(self, sized: Sized, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
+    def row(self, sizes: Sizes, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
         """A sample with the arrays that its media are, or will be, in."""
         return Row(
-            input_ids=sized.sequence.input_ids,
-            labels=sized.sequence.labels,
+            input_ids=sizes.sequence.input_ids,
+            labels=sizes.sequence.labels,
             patches=patches,
-            image_grids=np.array([(1, grid.height, grid.width) for grid in sized.grids], np.int32).reshape(-1, 3),
+            image_grids=np.array([(1, grid.height, grid.width) for grid in sizes.grids], np.int32).reshape(-1, 3),
             mel=mel,
-            mel_frames=np.array(sized.mel_frames, np.int32),
+            mel_frames=np.array(sizes.mel_frames, np.int32),
         )
 
     def encode(self, sample_ids: SequenceOf[int], rows: SequenceOf[Row]) -> pa.RecordBatch:
@@ -207,6 +212,17 @@ class Pipeline:
         return self._template.render(
             sample, [next(image_tokens if isinstance(segment, Image) else audio_tokens) for segment in order]
         )
+
+
+def probe_of(name: str, sizes: Sizes) -> Probe:
+    """What the reorder service is told of a sample."""
+    return Probe(
+        name=name,
+        num_tokens=len(sizes.sequence.input_ids),
+        num_targets=sizes.sequence.num_targets,
+        image_patches=tuple(grid.patches for grid in sizes.grids),
+        mel_frames=sizes.mel_frames,
+    )
 
 
 def _lists(arrays: list[NDArray[np.int32]], kind: pa.DataType) -> pa.ListArray:

@@ -11,6 +11,7 @@ has nothing before it, so its label is ignored.
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -158,8 +159,7 @@ class _Draft:
     def __init__(self, encoder: TextEncoder, max_tokens: int) -> None:
         self._encoder = encoder
         self._max_tokens = max_tokens
-        self._ids: list[int] = []
-        self._labels: list[int] = []
+        self._ids, self._labels = array("i"), array("i")
         self._text: list[str] = []
         self._text_length = 0
         self._learnt: list[tuple[int, int]] = []  # spans of the waiting text
@@ -183,25 +183,25 @@ class _Draft:
     def add_control(self, token: int, *, count: int = 1, loss: bool) -> None:
         self._encode_text()
         self._inner = True
-        self._append([token] * count, [token if loss else LABEL_IGNORED] * count)
+        self._append(array("i", [token]) * count, array("i", [token if loss else LABEL_IGNORED]) * count)
 
     def sequence(self) -> Sequence:
         self._encode_text()
-        labels = np.array(self._labels, np.int32)
-        labels[0] = LABEL_IGNORED
-        return Sequence(input_ids=np.array(self._ids, np.int32), labels=labels)
+        self._labels[0] = LABEL_IGNORED
+        return Sequence(input_ids=np.frombuffer(self._ids, np.int32), labels=np.frombuffer(self._labels, np.int32))
 
     def _encode_text(self) -> None:
         if not self._text_length:
             return
         ids, learnt = self._encoder.encode_spans("".join(self._text), self._learnt, self._max_tokens, inner=self._inner)
-        labels = [LABEL_IGNORED] * len(ids)
+        tokens = array("i", ids)
+        labels = array("i", [LABEL_IGNORED]) * len(ids)
         for span in learnt:
-            labels[span.start : span.stop] = ids[span.start : span.stop]
-        self._append(ids, labels)
+            labels[span.start : span.stop] = tokens[span.start : span.stop]
+        self._append(tokens, labels)
         self._text, self._text_length, self._learnt = [], 0, []
 
-    def _append(self, ids: list[int], labels: list[int]) -> None:
+    def _append(self, ids: array[int], labels: array[int]) -> None:
         self._ids += ids
         self._labels += labels
         if len(self._ids) > self._max_tokens:

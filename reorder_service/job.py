@@ -25,7 +25,7 @@ from reorder_service.step import Part, RankCommit, Step
 
 log = logging.getLogger(__name__)
 
-PROBE_SAMPLES = 16  # samples of one probe lease: long enough to hide the round trip, short enough to share
+PROBE_SAMPLES = 64  # samples of one probe lease: about 20 ms of work, so that messages cost little; short enough to share
 STORE_RETRY_S = 1.0  # pause before a job goes on after its store did not answer
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
 

@@ -31,6 +31,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BITS = 22  # of a weight's fraction: 8 bits of pixel, 22 and a sign leave one bit for overshoot
 _LANES = 32  # bytes of a line that are blended at once
 _ROWS = _LANES // 4  # that are turned and narrowed together
+_PIXELS = 16  # of a line that are cut into channels at once
 
 Pixels = NDArray[np.uint8]
 
@@ -73,7 +74,7 @@ def to_patches(pixels: Pixels, patch: int, merge: int, out: NDArray[np.uint8]) -
     Channel first inside of a patch. The merge * merge patches that become one token are contiguous, row by row; so are the
     groups (NaViT packing, arXiv:2307.06304, in Qwen2-VL's order).
     """
-    _cut(_words(pixels), patch, merge, out.reshape(len(out), 3, patch, patch))
+    _cut(_words(pixels), patch, merge, out.reshape(-1))
 
 
 def _rows_first(pixels: Pixels, width: int, height: int) -> bool:
@@ -255,17 +256,56 @@ def _turn(words: NDArray[np.uint32], top: int, out: NDArray[np.uint32]) -> None:
         out[to + 4], out[to + 5], out[to + 6], out[to + 7] = e[column], f[column], g[column], h[column]
 
 
+def _spreading(_context: Any, words: Any, _start: Any, out: Any, _to: Any, _plane: Any) -> tuple[Any, Any]:
+    """`_spread(words, start, out, to, plane)`, for i < _PIXELS and channels c < 3:
+
+    out[to + c * plane + i] = byte c of words[start + i]
+
+    Flat arrays, no bounds checked. Written out as vectors for the reason that `_blending` gives.
+    """
+    signature = types.void(words, types.intp, out, types.intp, types.intp)
+    words_, bytes_ = ir.VectorType(ir.IntType(32), _PIXELS), ir.VectorType(ir.IntType(8), _PIXELS)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def place(array: int, index: Any, kind: ir.Type) -> Any:
+            data = context.make_array(signature.args[array])(context, builder, arguments[array]).data
+            return builder.bitcast(builder.gep(data, [index]), kind.as_pointer())
+
+        _, start, _, to, plane = arguments
+        pixels = builder.load(place(0, start, words_), align=4)
+        for channel in range(3):
+            shifted = builder.lshr(pixels, ir.Constant(words_, [8 * channel] * _PIXELS))
+            builder.store(builder.trunc(shifted, bytes_), place(2, to, bytes_), align=1)
+            to = builder.add(to, plane)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+_spread = cast(Callable[..., None], intrinsic(_spreading))
+
+
 @_kernel
 def _cut(words: NDArray[np.uint32], patch: int, merge: int, out: NDArray[np.uint8]) -> None:
-    """`out`: (patches, 3, patch, patch)."""
-    columns = words.shape[1] // patch
-    for row in range(words.shape[0] // patch):
-        group = row // merge * columns * merge + row % merge * merge  # this row's first patch
-        for column in range(columns):
-            to = group + column // merge * merge * merge + column % merge
-            for y in range(patch):
-                for x in range(patch):
-                    word = words[row * patch + y, column * patch + x]
-                    out[to, 0, y, x] = np.uint8(word)
-                    out[to, 1, y, x] = np.uint8(word >> np.uint32(8))
-                    out[to, 2, y, x] = np.uint8(word >> np.uint32(16))
+    """`out`: (patches * 3 * patch * patch,), written from front to back, which processors foresee.
+
+    A row of a narrow patch is written too wide, into what is written next: not in a channel's last bytes, behind which
+    another channel stands already.
+    """
+    height, width = words.shape
+    flat, plane, to = words.reshape(-1), patch * patch, 0
+    for top in range(0, height, merge * patch):
+        for left in range(0, width, merge * patch):
+            for row in range(top, top + merge * patch, patch):
+                for column in range(left, left + merge * patch, patch):
+                    for y in range(patch):
+                        if (patch - y) * patch >= _PIXELS:
+                            for lane in range(0, patch, _PIXELS):
+                                x = max(0, min(lane, patch - _PIXELS))
+                                _spread(flat, (row + y) * width + column + x, out, to + y * patch + x, plane)
+                        else:
+                            for x in range(patch):
+                                word = words[row + y, column + x]
+                                for channel in range(3):
+                                    out[to + channel * plane + y * patch + x] = np.uint8(word >> np.uint32(8 * channel))
+                    to += 3 * plane

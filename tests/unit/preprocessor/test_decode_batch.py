@@ -95,6 +95,25 @@ def test_nothing_left(job: Job) -> None:
     assert job.decode_batch([])[0].num_rows == 0
 
 
+def test_what_was_probed_here_is_not_tokenised_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = refs("whole", "sound", "words")
+    alone, _ = job.decode_batch(order)
+    job.probe(order)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "size", lambda *_: pytest.fail("sized twice"))
+        assert job.decode_batch(order)[0].equals(alone)
+    assert job.decode_batch(order)[0].equals(alone)  # evicted and asked for once more: sized anew
+
+
+def test_what_was_probed_and_then_changed_is_refused(job: Job) -> None:
+    order = refs("whole", "last")
+    job.probe(order)
+    job._sizes.put(order[0], job._sizes.take(order[1]))  # type: ignore[arg-type]
+    batch, rejected = job.decode_batch(order)
+    assert batch.column("sample_id").to_pylist() == [104]
+    assert [item.reason for item in rejected] == [Reason.CORRUPT_MEDIA]
+
+
 def test_pixels_and_sound_are_decoded_into_the_payload_itself(job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[tuple[int, int]] = []
     fill = Pipeline.fill

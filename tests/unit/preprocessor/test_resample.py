@@ -87,14 +87,16 @@ def test_right_size_is_left_alone() -> None:
     assert resample.resize(pixels, 28, 56, Scratch()) is pixels
 
 
-@given(st.integers(1, 17), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=60, derandomize=True, deadline=None)
+@given(st.integers(1, 34), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
+@settings(max_examples=120, derandomize=True, deadline=None)
 def test_patches_are_the_plain_transposition(patch: int, merge: int, rows: int, columns: int) -> None:
     pixels = picture(columns * merge * patch, rows * merge * patch)
     cells = pixels[:, :, :3].reshape(rows, merge, patch, columns, merge, patch, 3)
-    out = np.empty((rows * columns * merge**2, 3 * patch**2), np.uint8)
+    room = np.full((rows * columns * merge**2 + 1, 3 * patch**2), 201, np.uint8)
+    out, behind = room[:-1], room[-1]
     resample.to_patches(pixels, patch, merge, out)
     np.testing.assert_array_equal(out, cells.transpose(0, 3, 1, 4, 6, 2, 5).reshape(out.shape))
+    assert (behind == 201).all()
 
 
 def test_scratch_gives_the_same_memory_again_and_keeps_nothing_large() -> None:

@@ -28,7 +28,7 @@ def make_entry(priority: int, *, step: int = 0) -> Entry:
 
 def media(num_bytes: int) -> LoadedPart:
     sample = Sample(turns=(Turn(role=Role.DOCUMENT, segments=(Image(data=bytes(num_bytes)),)),))
-    return LoadedPart(samples={SampleRef(sample_id=0, shard=0, row=0): Loaded(name="0", sample=sample)})
+    return LoadedPart(samples={SampleRef(sample_id=0, shard=0, row=0): Loaded(sample=sample)})
 
 
 def payload(num_bytes: int = MIB) -> Payload:
