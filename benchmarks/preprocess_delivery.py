@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +133,7 @@ def _waits(photos: Path, seconds: float, rate: float) -> Section:
 
 
 def _bare(photos: Path, seconds: float) -> Reading:
-    """Both processes at once."""
+    """Both processes at once. Raises RuntimeError or SubprocessError where one fails or takes too long."""
     count = 2
     options = ["--skip", str(SKIP_SAMPLES // count), "--seconds", str(seconds)]
     command = [sys.executable, "-m", "benchmarks.preprocess_bare", str(photos)]
@@ -142,7 +143,7 @@ def _bare(photos: Path, seconds: float) -> Reading:
     ]
     try:
         for process in processes:
-            process.stdout.readline()  # type: ignore[union-attr]
+            _await_ready(process)
         for process in processes:
             process.stdin.write("go\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
@@ -158,6 +159,16 @@ def _bare(photos: Path, seconds: float) -> Reading:
         tree_cpu_s=sum(reading.tree_cpu_s for reading in readings),
         idle_s=[sum(cores) / count for cores in zip(*(reading.idle_s for reading in readings), strict=True)],
     )
+
+
+def _await_ready(process: subprocess.Popen[str], timeout_s: float = LONGEST_S) -> None:
+    """Wait for a first line. Raises RuntimeError where the process ends without one, or does not say it in time."""
+    command = " ".join(map(str, process.args))  # type: ignore[arg-type]
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], timeout_s)[0]:
+        raise RuntimeError(f"{command} is not ready after {timeout_s:.0f} s: the machine may be too busy to measure on")
+    if not process.stdout.readline():
+        raise RuntimeError(f"{command} ended before it was ready; above is why")
 
 
 def _ours(photos: Path, seconds: float, *extra: str) -> Reading:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("endpoint", metavar="HOST:PORT", help="a reorder service or a preprocessor")
+    parser.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of a preprocessor that speaks TLS (default: it does not)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if the service reports SERVING."""
-    from headrace.rpc import is_serving
+    """0 if the service reports SERVING. Raises EndpointError where TLS is what keeps it from answering."""
+    import grpc
 
-    serving = is_serving(args.endpoint)
+    from headrace.errors import EndpointError
+    from headrace.rpc import is_serving
+    from headrace.transport.tls import load_ca, mismatch
+
+    ca = load_ca(args.tls_ca) if args.tls_ca else None
+    serving = is_serving(args.endpoint, credentials=grpc.ssl_channel_credentials(ca) if ca is not None else None)
+    if not serving and (reason := mismatch(args.endpoint, ca)):
+        raise EndpointError(reason)
     print("serving" if serving else "not serving")
     return 0 if serving else 1

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import posixpath
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -18,6 +21,7 @@ from preprocessor.sources.metadataset import is_metadataset
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".jsonl", *mds.SUFFIXES)
 _MAGIC = frozenset("*?[")
+_WEB = ("http://", "https://")
 
 
 def list_shards(spec: JobSpec, retry: Retry = Retry()) -> list[ShardInfo]:  # noqa: B008 - frozen
@@ -98,16 +102,41 @@ def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: 
 
 def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | None]:
     """The folder that names are relative to, and all files below it; None for a path that is not there."""
-    if not path.endswith(SUFFIXES) and fs.isdir(path):  # over HTTP only a request for the whole file tells one from a folder
+    if not path.endswith(SUFFIXES) and _is_folder(fs, path):
         return path, fs.find(path)
-    if fs.isfile(path):
+    if _is_file(fs, path):
         return posixpath.dirname(path), [path]
     if path.endswith(SUFFIXES) and fs.isdir(path):
         return path, fs.find(path)
     if _MAGIC & set(path):
         fixed = path[: min(path.index(c) for c in _MAGIC & set(path))]
-        return posixpath.dirname(fixed), [file for file in fs.glob(path) if fs.isfile(file)]
+        return posixpath.dirname(fixed), [file for file in fs.glob(path) if _is_file(fs, file)]
     return path, None
+
+
+def _is_folder(fs: fsspec.AbstractFileSystem, path: str) -> bool:
+    """Over HTTP, where `fs.isdir` gets what is there to look for links in it: only what is a page."""
+    if path.startswith(_WEB) and (_web_info(fs, path) or {}).get("mimetype") != "text/html":
+        return False
+    return bool(fs.isdir(path))
+
+
+def _is_file(fs: fsspec.AbstractFileSystem, path: str) -> bool:
+    """Over HTTP, where `fs.isfile` asks for all of it, and a folder is a file too: by its headers."""
+    return _web_info(fs, path) is not None if path.startswith(_WEB) else bool(fs.isfile(path))
+
+
+def _web_info(fs: fsspec.AbstractFileSystem, url: str) -> Mapping[str, Any] | None:
+    """What a web server says of a file, of which it is asked for no more than a byte; None where there is no such file."""
+    try:
+        return cast(Mapping[str, Any], fs.info(url, headers={"Range": "bytes=0-0"}))  # by HEAD; where that fails, by GET
+    except FileNotFoundError as err:  # fsspec's word for whatever went wrong
+        status = getattr(err.__cause__, "status", None)
+        if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # an empty file has no first byte
+            return {}
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+            return None
+        raise err.__cause__ or err from None
 
 
 def _is_shard(name: str) -> bool:

@@ -168,9 +168,14 @@ class Server:
         await self._server.stop(grace_s)
 
 
-def is_serving(endpoint: str, service: str = "", timeout_s: float = 2.0) -> bool:
-    """Whether a server at `endpoint` reports SERVING for `service`, a full service name; empty: for itself."""
-    with channel(endpoint) as ch:
+def is_serving(
+    endpoint: str, service: str = "", timeout_s: float = 2.0, credentials: grpc.ChannelCredentials | None = None
+) -> bool:
+    """Whether a server at `endpoint` reports SERVING for `service`, a full service name; empty: for itself.
+
+    `credentials`: of TLS; None: it is not spoken.
+    """
+    with channel(endpoint, credentials) as ch:
         try:
             reply = health_pb2_grpc.HealthStub(ch).Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError:

@@ -1,11 +1,11 @@
-"""Shared pieces: the hostile files, a pipeline, and writers of small shards."""
+"""Shared pieces: the hostile files, a pipeline, writers of small shards, and a shard cache before a web site."""
 
 from __future__ import annotations
 
 import io
 import json
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from PIL import Image
 
 from headrace.spec import JobSpec, SourceSpec, parse_spec
 from preprocessor.pipeline import Pipeline
+from preprocessor.sources.cache import ShardCache
+from preprocessor.sources.download import Retry
+from tests.http_site import Site, running_site
 
 HOSTILE = Path(__file__).parents[2] / "data" / "hostile"
 
@@ -74,3 +77,25 @@ def flac() -> bytes:
     buffer = io.BytesIO()
     soundfile.write(buffer, np.sin(np.arange(8000) / 20) * 0.5, 16_000, format="FLAC")
     return buffer.getvalue()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with running_site() as site:
+        yield site
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def retry(pauses: list[float]) -> Retry:
+    """Notes the pauses instead of making them."""
+    return Retry(attempts=4, sleep=pauses.append)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, retry: Retry) -> ShardCache:
+    return ShardCache(tmp_path / "cache", max_bytes=2500, retry=retry)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
@@ -15,6 +15,9 @@ from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
 from headrace.spec import parse_spec
 from preprocessor.sources import list_shards
+from preprocessor.sources.download import Retry
+from preprocessor.sources.listing import SUFFIXES
+from tests.http_site import Site, serving
 
 
 def listed(*paths: str) -> list[ShardInfo]:
@@ -81,31 +84,68 @@ def test_remote_folder() -> None:
             assert file.read() == b"1"
 
 
-@pytest.fixture
-def web_folder(folder: Path) -> Iterator[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebFolder:
     """The folder on a web server of the standard library, which lists it as a page and takes no ranges."""
 
+    url: str
+    gets: list[str]
+    """The path of each GET."""
+
+
+@pytest.fixture
+def web_folder(folder: Path) -> Iterator[WebFolder]:
+    gets: list[str] = []
+
     class Handler(SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            gets.append(self.path)
+            super().do_GET()
+
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=folder))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(functools.partial(Handler, directory=folder)) as url:
+        yield WebFolder(url=url, gets=gets)
 
 
-def test_web_folder(web_folder: str, folder: Path) -> None:
-    assert [shard.name for shard in listed(web_folder)] == [
+def test_web_folder(web_folder: WebFolder) -> None:
+    assert [shard.name for shard in listed(web_folder.url)] == [
         f"s0/{name}" for name in ("a/x.parquet", "a/y.jsonl", "b.tar", "c.tar.gz", "d.tgz", "e%5B1%5D.tar")
     ]
-    assert listed(f"{web_folder}/b.tar") == [ShardInfo(source=0, url=f"{web_folder}/b.tar", name="s0/b.tar")]
-    with pytest.raises(DatasetError, match=f"{web_folder}/none.tar does not exist"):
-        listed(f"{web_folder}/none.tar")
+    assert [shard.name for shard in listed(f"{web_folder.url}/*.t*gz")] == ["s0/c.tar.gz", "s0/d.tgz"]
+    assert [path for path in web_folder.gets if path.endswith(SUFFIXES) and "*" not in path] == []
+    with pytest.raises(DatasetError, match=f"{web_folder.url}/none.tar does not exist"):
+        listed(f"{web_folder.url}/none.tar")
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_of_a_file_on_the_web_a_byte_is_asked_for_at_most(site: Site, has_head: bool) -> None:
+    site.heads = has_head
+    site.files |= dict.fromkeys(("b.tar", "notes"), bytes(8 << 20))
+    assert listed(f"{site.url}/b.tar") == [ShardInfo(source=0, url=f"{site.url}/b.tar", name="s0/b.tar")]
+    with pytest.raises(DatasetError, match="holds no shard"):
+        listed(f"{site.url}/notes")
+    assert set(site.gets) == (set() if has_head else {"bytes=0-0"})
+    assert site.sent.total() == len(site.gets)
+
+
+def test_an_empty_file_on_the_web_is_there(site: Site) -> None:
+    site.heads = False
+    site.failures = [(416, {})]
+    assert [shard.name for shard in listed(f"{site.url}/b.jsonl")] == ["s0/b.jsonl"]
+
+
+def test_a_web_server_that_refuses_for_now_is_asked_again(site: Site, retry: Retry, pauses: list[float]) -> None:
+    site.heads = False
+    site.files["b.tar"] = b"b"
+    site.failures = [(503, {}), (503, {"Retry-After": "7"})]
+    spec = parse_spec({"name": "test", "sources": [{"path": f"{site.url}/b.tar", "name": "s0"}]})
+    assert [shard.name for shard in list_shards(spec, retry)] == ["s0/b.tar"]
+    assert pauses == [0.5, 7.0]
+    site.failures = [(403, {})]
+    with pytest.raises(DatasetError, match=r"cannot list .*b\.tar \(403, message='Forbidden'"):
+        list_shards(spec, retry)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,12 @@ from typing import Any
 import pytest
 
 from headrace.transport.base import TRANSPORTS
+from headrace.transport.ucx import UcxReceiver
+from headrace.transport.ucx_buffers import ReceiveBuffers
+from headrace.transport.ucx_loop import UcxLoop
+from headrace.transport.ucx_server import UcxServer
+from tests.unit.transport import ucx_world
+from tests.unit.transport.ucx_world import Lender
 from trainer.client import PartClient
 
 _path = Path(__file__).with_name("payload_world.py")
@@ -36,13 +43,15 @@ _loader_world = _load(_path.parents[1] / "control" / "loader_world.py")
 @pytest.fixture
 def make_batch() -> Callable[..., Any]:
     """(num_bytes, sample_id) -> a batch of one sample whose payload bytes are all sample_id % 256."""
-    return _world.make_batch
+    make: Callable[..., Any] = _world.make_batch
+    return make
 
 
 @pytest.fixture
 def make_rows() -> Callable[..., Any]:
     """(sizes, sample_id) -> a batch of one sample for each size, with that many payload bytes of the sample's id % 256."""
-    return _world.make_rows
+    make: Callable[..., Any] = _world.make_rows
+    return make
 
 
 @pytest.fixture
@@ -102,14 +111,67 @@ def make_client() -> Iterator[Callable[..., PartClient]]:
 def spawn() -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[str]]]]:
     """(*arguments of payload_world.py) -> (process, words of its first line). Killed at the end."""
     with ExitStack() as stack:
+        yield partial(_start, stack, _path)
 
-        def start(*arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
-            command = [sys.executable, str(_path), *arguments]
-            process = stack.enter_context(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_path.parents[3])
-            )
-            stack.callback(process.kill)
-            assert process.stdout is not None
-            return process, process.stdout.readline().split()
 
-        yield start
+@pytest.fixture
+def spawn_ucx() -> Iterator[Callable[..., tuple[subprocess.Popen[str], list[str]]]]:
+    """The same of ucx_world.py."""
+    with ExitStack() as stack:
+        yield partial(_start, stack, Path(ucx_world.__file__))
+
+
+def _start(stack: ExitStack, script: Path, *arguments: str) -> tuple[subprocess.Popen[str], list[str]]:
+    command = [sys.executable, str(script), *arguments]
+    process = stack.enter_context(
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_path.parents[3])
+    )
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    return process, process.stdout.readline().split()
+
+
+# -- UCX by itself ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_lender() -> Iterator[Callable[..., Lender]]:
+    """(**options of its server) -> a Lender."""
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> Lender:
+            lender = Lender(**options)
+            stack.callback(lender.stop)
+            return lender
+
+        yield make
+
+
+@pytest.fixture
+def lender(make_lender: Callable[..., Lender]) -> Lender:
+    return make_lender()
+
+
+@pytest.fixture
+def server(lender: Lender) -> UcxServer:
+    """The lender's."""
+    return lender.server
+
+
+@pytest.fixture
+def ucx() -> Iterator[UcxLoop]:
+    """Of the consumers."""
+    with closing(UcxLoop("ucx-test")) as loop:
+        yield loop
+
+
+@pytest.fixture
+def buffers() -> ReceiveBuffers:
+    """Of the receiver."""
+    return ReceiveBuffers()
+
+
+@pytest.fixture
+def receiver(server: UcxServer, ucx: UcxLoop, buffers: ReceiveBuffers) -> UcxReceiver:
+    """Connected to the server."""
+    return ucx_world.connect(ucx, server, buffers)

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from cli import preprocessor
+from cli.main import main
 from headrace.errors import EndpointError, UnavailableError, UserError
 from headrace.transport.tls import load_ca, load_certificate, mismatch
 
@@ -149,6 +150,38 @@ def test_who_does_not_answer_at_all_is_unavailable_with_tls_and_without(make_cli
             with pytest.raises(UnavailableError):
                 make_client("flight", tls_ca=ca).fetch(endpoint, "part")
             assert mismatch(endpoint, ca) == ""
+
+
+# -- health -----------------------------------------------------------------------------------------------------------
+
+
+def test_health_is_told_over_tls_to_who_names_the_ca(
+    make_producer: Any, make_ca: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ca = make_ca()
+    producer = make_producer(certificate=load_certificate(*ca.certify()))
+    assert main(["health", producer.endpoint, "--tls-ca", str(ca.path)]) == 0
+    producer.stop()
+    assert main(["health", producer.endpoint, "--tls-ca", str(ca.path)]) == 1
+    assert capsys.readouterr() == ("serving\nnot serving\n", "")
+
+
+def test_health_that_tls_keeps_back_is_a_sentence_not_an_answer(
+    make_producer: Any, make_ca: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours, theirs = make_ca("ours"), make_ca("theirs")
+    secret, plain = make_producer(certificate=load_certificate(*ours.certify())), make_producer()
+    for arguments, sentence in [
+        ([secret.endpoint], f"{secret.endpoint} speaks TLS only: name the CA of its certificate with --tls-ca"),
+        ([secret.endpoint, "--tls-ca", str(theirs.path)], f"the certificate of {secret.endpoint} does not pass with the CA"),
+        ([plain.endpoint, "--tls-ca", str(ours.path)], f"{plain.endpoint} speaks no TLS: start it with --tls-cert and --tls-key"),
+        ([plain.endpoint, "--tls-ca", str(tmp_path / "missing")], f"--tls-ca {tmp_path / 'missing'} cannot be read"),
+    ]:
+        assert main(["health", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"headrace health: {sentence}")
+        assert err.count("\n") == 1
 
 
 # -- files ------------------------------------------------------------------------------------------------------------

@@ -8,10 +8,8 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -29,59 +27,7 @@ from headrace.transport.ucx_library import UcxError
 from headrace.transport.ucx_loop import UcxLoop
 from headrace.transport.ucx_server import MAX_ASKED, UcxServer
 from headrace.v1 import payload_pb2
-
-PART = pa.py_buffer(np.arange(3 << 20, dtype=np.uint8))
-
-
-@contextlib.asynccontextmanager
-async def lend(request: payload_pb2.FetchRequest) -> AsyncIterator[Loan]:
-    if request.ticket == "stuck":
-        await asyncio.Event().wait()
-    yield Loan(header=payload_pb2.PartHeader(num_bytes=PART.size), data=PART)
-
-
-@contextlib.contextmanager
-def running(server: UcxServer) -> Iterator[UcxServer]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(timeout=20)
-    yield server
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(timeout=20)
-    asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(timeout=20)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(timeout=10)
-    loop.close()
-
-
-@pytest.fixture
-def server() -> Iterator[UcxServer]:
-    with running(UcxServer(lend)) as server:
-        yield server
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def ucx(stack: ExitStack) -> UcxLoop:
-    loop = UcxLoop("ucx-test")
-    stack.callback(loop.close)
-    return loop
-
-
-def connect(ucx: UcxLoop, server: UcxServer, buffers: ReceiveBuffers | None = None) -> UcxReceiver:
-    return UcxReceiver(ucx, "127.0.0.1", server.port, server.token, buffers or ReceiveBuffers())
-
-
-def on_loop(ucx: UcxLoop, function: Callable[[], Any]) -> Any:
-    future: Future[Any] = Future()
-    ucx.call(lambda: future.set_result(function()))
-    return future.result(timeout=20)
-
+from tests.unit.transport.ucx_world import PART, Lender, connect, loan, on_loop, payload
 
 # -- connecting -------------------------------------------------------------------------------------------------------
 
@@ -123,7 +69,7 @@ def test_receivers_of_one_client_share_its_memory_and_end_with_it(server: UcxSer
     client.close()
     client.close()
     assert allocated == [PART.size]
-    assert last.buffer.equals(PART)
+    assert payload(last).equals(PART)
     with pytest.raises(UcxError):
         receivers[0].fetch("part", 20)
     with pytest.raises(UcxError, match="is closed"):
@@ -136,7 +82,7 @@ def test_where_memory_is_short_the_connection_ends_and_the_thread_does_not(ucx: 
 
     with pytest.raises(UcxError, match="there is no memory for a part of 3145728 bytes"):
         connect(ucx, server, ReceiveBuffers(allocate)).fetch("part", 20)
-    assert connect(ucx, server).fetch("part", 20).buffer.equals(PART)
+    assert payload(connect(ucx, server).fetch("part", 20)).equals(PART)
 
 
 # -- what is not believed ---------------------------------------------------------------------------------------------
@@ -176,51 +122,49 @@ def test_who_sends_nonsense_is_cut_off_and_nobody_else(ucx: UcxLoop, server: Ucx
 
     on_loop(ucx, talk)
     assert "reset" in str(lost.result(timeout=20))
-    assert receiver.fetch("part", 20).buffer.equals(PART)
+    assert payload(receiver.fetch("part", 20)).equals(PART)
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------
 
+COLUMNS = pa.record_batch({"a": pa.array(np.arange(9)), "b": pa.array([b"x" * 1000] * 9)})
+
+
+def lend_columns(lender: Lender, crc32: int | None, data: pa.Buffer) -> None:
+    async def lend() -> Loan:
+        return Loan(header=payload_pb2.PartHeader(crc32=crc32), data=data)
+
+    lender.scripts["columns"] = lend
+
+
+def written(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
 
 @pytest.mark.parametrize("with_checksum", [False, True])
 @pytest.mark.parametrize(("columns", "are_all_sent"), [((), True), (("a",), False), (("b",), True), (("a", "b"), True)])
-def test_a_rank_gets_its_columns(ucx: UcxLoop, columns: tuple[str, ...], are_all_sent: bool, with_checksum: bool) -> None:
-    batch = pa.record_batch({"a": pa.array(np.arange(9)), "b": pa.array([b"x" * 1000] * 9)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    data = sink.getvalue()
-
-    @contextlib.asynccontextmanager
-    async def lend_batch(request: payload_pb2.FetchRequest) -> AsyncIterator[Loan]:
-        yield Loan(header=payload_pb2.PartHeader(crc32=checksum(data) if with_checksum else None), data=data)
-
-    with running(UcxServer(lend_batch)) as server:
-        receiver = UcxReceiver(ucx, "127.0.0.1", server.port, server.token, ReceiveBuffers(), columns=columns)
-        delivery = receiver.fetch("part", 20)
-    (found,) = read_batches(delivery.buffer, columns)
-    assert found.equals(batch.select(list(columns) or ["a", "b"]))
-    assert delivery.buffer.equals(data) == are_all_sent
-    assert delivery.buffer.size < 1000 or are_all_sent
+def test_a_rank_gets_its_columns(
+    ucx: UcxLoop, lender: Lender, columns: tuple[str, ...], are_all_sent: bool, with_checksum: bool
+) -> None:
+    data = written(COLUMNS)
+    lend_columns(lender, checksum(data) if with_checksum else None, data)
+    delivery = connect(ucx, lender.server, columns=columns).fetch("columns", 20)
+    (found,) = read_batches(payload(delivery), columns)
+    assert found.equals(COLUMNS.select(list(columns) or ["a", "b"]))
+    assert payload(delivery).equals(data) == are_all_sent
+    assert payload(delivery).size < 1000 or are_all_sent
     assert delivery.header.HasField("crc32") == with_checksum
-    verify(delivery.header, lambda: checksum(delivery.buffer), "the part")
+    verify(delivery.header, lambda: checksum(payload(delivery)), "the part")
 
 
-def test_a_part_that_is_damaged_where_it_lies_is_not_copied_from(ucx: UcxLoop) -> None:
-    sink = pa.BufferOutputStream()
-    batch = pa.record_batch({"a": pa.array(np.arange(9)), "b": pa.array([b"x" * 1000] * 9)})
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    data = sink.getvalue()
-
-    @contextlib.asynccontextmanager
-    async def lend_damaged(request: payload_pb2.FetchRequest) -> AsyncIterator[Loan]:
-        yield Loan(header=payload_pb2.PartHeader(crc32=checksum(data) ^ 1), data=data)
-
-    with running(UcxServer(lend_damaged)) as server:
-        receiver = UcxReceiver(ucx, "127.0.0.1", server.port, server.token, ReceiveBuffers(), columns=("a",))
-        with pytest.raises(NotFoundError, match="damaged where it is held"):
-            receiver.fetch("part", 20)
+def test_a_part_that_is_damaged_where_it_lies_is_not_copied_from(ucx: UcxLoop, lender: Lender) -> None:
+    data = written(COLUMNS)
+    lend_columns(lender, checksum(data) ^ 1, data)
+    with pytest.raises(NotFoundError, match="damaged where it is held"):
+        connect(ucx, lender.server, columns=("a",)).fetch("columns", 20)
 
 
 # -- without UCX ------------------------------------------------------------------------------------------------------
@@ -239,14 +183,13 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UcxError, match="ucxx, the extra `rdma`, is not usable"):
         UcxLoop("ucx-none")
     with pytest.raises(UcxError, match="`rdma`"):
-        asyncio.run(UcxServer(lend).start())
+        asyncio.run(UcxServer(lambda _: contextlib.nullcontext(loan(PART))).start())
 
 
-def test_options_of_the_user_count(monkeypatch: pytest.MonkeyPatch, server: UcxServer, stack: ExitStack) -> None:
+def test_options_of_the_user_count(monkeypatch: pytest.MonkeyPatch, server: UcxServer) -> None:
     monkeypatch.setenv("UCX_NET_DEVICES", "lo")
-    loop = UcxLoop("ucx-lo")
-    stack.callback(loop.close)
-    assert connect(loop, server).lanes == ("tcp/lo",)
+    with contextlib.closing(UcxLoop("ucx-lo")) as loop:
+        assert connect(loop, server).lanes == ("tcp/lo",)
     monkeypatch.setenv("UCX_TLS", "none-such")
     with pytest.raises(UcxError, match="UCX does not start"):
         UcxLoop("ucx-none")

@@ -2,85 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from headrace.transport.flight_server import Loan
-from headrace.transport.ucx import UcxReceiver
 from headrace.transport.ucx_buffers import ReceiveBuffers
 from headrace.transport.ucx_library import UcxError
 from headrace.transport.ucx_loop import UcxLoop
 from headrace.transport.ucx_server import UcxServer
-from headrace.v1 import payload_pb2
-
-PART = pa.py_buffer(np.arange(3 << 20, dtype=np.uint8))
-
-
-@contextlib.asynccontextmanager
-async def lend(request: payload_pb2.FetchRequest) -> AsyncIterator[Loan]:
-    if request.ticket == "stuck":
-        await asyncio.Event().wait()
-    yield Loan(header=payload_pb2.PartHeader(num_bytes=PART.size), data=PART)
-
-
-@contextlib.contextmanager
-def running(server: UcxServer) -> Iterator[UcxServer]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(timeout=20)
-    yield server
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(timeout=20)
-    asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result(timeout=20)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(timeout=10)
-    loop.close()
-
-
-@pytest.fixture
-def server() -> Iterator[UcxServer]:
-    with running(UcxServer(lend)) as server:
-        yield server
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-@pytest.fixture
-def ucx(stack: ExitStack) -> UcxLoop:
-    loop = UcxLoop("ucx-test")
-    stack.callback(loop.close)
-    return loop
-
-
-def connect(ucx: UcxLoop, server: UcxServer, buffers: ReceiveBuffers | None = None) -> UcxReceiver:
-    return UcxReceiver(ucx, "127.0.0.1", server.port, server.token, buffers or ReceiveBuffers())
-
-
-def on_loop(ucx: UcxLoop, function: Callable[[], Any]) -> Any:
-    future: Future[Any] = Future()
-    ucx.call(lambda: future.set_result(function()))
-    return future.result(timeout=20)
-
-
-# -- what stays behind ------------------------------------------------------------------------------------------------
+from tests.unit.transport.ucx_world import PART, connect, on_loop, payload
 
 
 def resources(ucx: UcxLoop) -> tuple[int, int, int, int]:
@@ -135,7 +69,7 @@ def test_a_forked_child_is_told_and_its_parent_goes_on(ucx: UcxLoop, server: Ucx
             os._exit(42 if "forked" in str(err) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
-    assert receiver.fetch("part", 20).buffer.equals(PART)
+    assert payload(receiver.fetch("part", 20)).equals(PART)
 
 
 PROGRAM = """
