@@ -42,8 +42,8 @@ def main() -> None:
             for microbatch in step:
                 touch(microbatch.data.patches)
                 num_samples += len(microbatch.data.sample_ids)
-            if options.rate:
-                time.sleep(num_samples / options.rate)
+                if options.rate:
+                    time.sleep(len(microbatch.data.sample_ids) / options.rate)
             if meter.counting:
                 waits_s.append(step.data_wait_s)
             loader.commit(step)

@@ -66,13 +66,17 @@ class PartFetcher:
         columns: Sequence[str] | None = None,
         tls_ca: bytes | None = None,
         hedge_s: float = HEDGE_S,
+        on_delivered: Callable[[], None] = lambda: None,
     ) -> None:
         """`report_lost(ticket, lease)`: asks for another place. At most `max_parts` parts, and about `max_bytes`, lie ready.
+
+        `on_delivered()`: is told that a part has come, in some thread.
 
         `columns`: of headrace.sample.SCHEMA, those to fetch; None: all. `tls_ca`: of the preprocessors' certificates, in PEM;
         None: they speak no TLS. Raises UserError where `transports` are none that there are, or `hedge_s` is no time.
         """
         self._report_lost = report_lost
+        self._on_delivered = on_delivered
         self._max_parts = max_parts
         self._max_bytes = max_bytes
         self._threads = threads
@@ -104,6 +108,11 @@ class PartFetcher:
             self._places[ticket] = _Place(lease, endpoint, time.monotonic())
             if ticket in self._wanted:
                 self._ask(self._wanted[ticket])
+
+    def have_come(self, tickets: Iterable[str]) -> bool:
+        """Whether `take` would not have to wait for any of them."""
+        with self._lock:
+            return all(ticket in self._futures and self._futures[ticket].done() for ticket in tickets)
 
     def take(self, ticket: str) -> Part:
         """Wait for a queued part and hand it over, to be read until it is released.
@@ -267,6 +276,8 @@ class PartFetcher:
             self._ask_all()
         if is_late:
             part.delivery.release()
+        else:
+            self._on_delivered()
 
     def _failed(self, wanted: _Wanted, place: _Place, err: Exception) -> None:
         """Have the part placed elsewhere, unless it is already."""

@@ -20,6 +20,7 @@ import torch
 
 from headrace import metrics
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
+from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
 from headrace.transport.base import TRANSPORTS
 from headrace.transport.tls import load_ca
@@ -30,6 +31,7 @@ from trainer.collate import PackedMicrobatch, collate
 from trainer.columns import is_view
 from trainer.fetch import PartFetcher
 from trainer.hedging import HEDGE_S
+from trainer.packing import PackAhead
 from trainer.statistics import LoaderStatistics
 from trainer.steps import Microbatch, Step
 
@@ -66,7 +68,9 @@ class StepLoader:
             columns=_columns(unit),
             tls_ca=tls_ca,
             hedge_s=hedge_s,
+            on_delivered=lambda: self._packing.look(),
         )
+        self._packing = PackAhead(self._pack, self._parts.have_come)
         self._buffers = BufferPool(prefetch_bytes, pinned=torch.cuda.is_available())
         self._data_wait_s = 0.0
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
@@ -94,6 +98,7 @@ class StepLoader:
     def close(self) -> None:
         """Stop fetching and end the session. The tensors of all steps become invalid."""
         self._closed = True
+        self._packing.close()
         self._parts.close()
         self._client.close()
         if self._thread is not None:
@@ -190,24 +195,33 @@ class StepLoader:
     def _microbatches(self, plan: sessions_pb2.RankPlan, step: Step) -> Iterator[Microbatch]:
         for number, message in enumerate(plan.microbatches, 1):
             began_s = time.perf_counter()
-            data = self._pack(list(message.tickets), step)
+            data, rejected = self._packing.take(list(message.tickets))
+            step.rejected.extend(rejected)
             self._waited(step, began_s)
             step.consumed = number == len(plan.microbatches)
+            self._announce(plan, number)
             yield Microbatch(replica=message.replica, index=message.index, data=data)
 
-    def _pack(self, tickets: list[str], step: Step) -> PackedMicrobatch:
+    def _announce(self, plan: sessions_pb2.RankPlan, number: int) -> None:
+        """The microbatch that comes next, of this step or of the next one, if that is planned."""
+        following = self._plans.get(plan.step + 1) if number == len(plan.microbatches) else plan
+        if following is not None and following.microbatches:
+            self._packing.announce(list(following.microbatches[number % len(plan.microbatches)].tickets))
+
+    def _pack(self, tickets: Sequence[str]) -> tuple[PackedMicrobatch, list[Rejected]]:
         """The parts of a microbatch as one. Those that are copied into it go back at once."""
         batches: list[pa.RecordBatch] = []
+        rejected: list[Rejected] = []
         for ticket in tickets:
             part = self._parts.take(ticket)
             batches += [batch for batch in part.batches if batch.num_rows]
-            step.rejected.extend(part.rejected)
+            rejected.extend(part.rejected)
         data = collate(
             batches, patch_values=3 * self.spec.image.patch**2, mel_bins=self.spec.audio.mel_bins, buffers=self._buffers
         )
         if not is_view(batches, self._buffers):
             self._parts.release(tickets)
-        return data
+        return data, rejected
 
     def _waited(self, step: Step, since_s: float) -> None:
         waited_s = time.perf_counter() - since_s

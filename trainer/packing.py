@@ -1,0 +1,48 @@
+"""One microbatch ahead: while the consumer works on one, the next is packed, as soon as its parts have come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+_Packed = TypeVar("_Packed")
+
+
+class PackAhead(Generic[_Packed]):
+    """Packs what was announced in a thread of its own, and what was not when it is taken. Thread-safe."""
+
+    def __init__(self, pack: Callable[[Sequence[str]], _Packed], is_ready: Callable[[Sequence[str]], bool]) -> None:
+        """`pack` makes a microbatch of the parts with these tickets, and waits for them; `is_ready`: it would not have to."""
+        self._pack = pack
+        self._is_ready = is_ready
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="pack")
+        self._lock = threading.Lock()  # of both below
+        self._announced: Sequence[str] | None = None
+        self._ahead: tuple[Sequence[str], Future[_Packed]] | None = None
+
+    def announce(self, tickets: Sequence[str]) -> None:
+        """What is taken next."""
+        with self._lock:
+            self._announced, self._ahead = tickets, None
+        self.look()
+
+    def look(self) -> None:
+        """Begin with what was announced if its parts are there. To be called whenever a part has come."""
+        with self._lock:
+            if self._announced is not None and self._is_ready(self._announced):
+                self._ahead = self._announced, self._pool.submit(self._pack, self._announced)
+                self._announced = None
+
+    def take(self, tickets: Sequence[str]) -> _Packed:
+        """The microbatch of these tickets. Raises what `pack` raises."""
+        with self._lock:
+            ahead, self._announced, self._ahead = self._ahead, None, None
+        return ahead[1].result() if ahead is not None and ahead[0] == tickets else self._pack(tickets)
+
+    def close(self) -> None:
+        """Begin nothing any more."""
+        with self._lock:
+            self._announced = None
+        self._pool.shutdown(wait=False)
