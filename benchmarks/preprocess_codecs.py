@@ -16,7 +16,7 @@ from preprocessor import flac, image
 
 RESULTS = Path(__file__).parent / "results"
 IMAGE_GOAL_RATIO, DIFFERENCE_GOAL, PROBE_GOAL_PER_S, AUDIO_GOAL = 2.3, 5, 20_000, 700
-ROUNDS = 3
+ROUNDS = 2
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ def sections(photos: Path, *, rounds: int, seconds: float) -> list[Section]:
             progress(f"scaling, round {number + 1} of {rounds}: preprocessors on cores {', '.join(cores)}")
             seen.append(_rate(_delivered(photos, seconds, cores), cores))
     rows = [
-        _row("second shares its core with reorder service and trainer", rates["0"], rates["01"], goal=True),
-        _row("first shares its core with them, the second has one alone", rates["1"], rates["01"], goal=False),
+        _row("it has its core alone, the first shares one with reorder service and trainer", rates["1"], rates["01"], goal=True),
+        _row("it shares its core with them, the first has one alone", rates["0"], rates["01"], goal=False),
     ]
     for name, cores in (("alone on core 0", "0"), ("on core 1, with reorder service and trainer", "1"), ("one on each", "01")):
         rows.append(Row(name=name, value=median(rates[cores]), unit="/s"))
@@ -38,7 +38,7 @@ def _row(name: str, one: Sequence[float], two: Sequence[float], *, goal: bool) -
     gains = [both / alone - 1 for alone, both in zip(one, two, strict=True)]
     shown = f"rounds: {', '.join(f'{gain:.2f}' for gain in gains)}"
     return Row(
-        name=f"added, of what the first gives: the {name}",
+        name=f"added, of what the first gives: {name}",
         value=median(gains),
         goal=at_least(GOAL) if goal else None,
         detail=shown,
