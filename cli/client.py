@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 from headrace import rpc
-from headrace.codec import rejection_value
+from headrace.codec import rejection_value, shard_value
 from headrace.ledger import LedgerEntry
+from headrace.manifest import ShardInfo
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
-from headrace.spec import JobSpec
+from headrace.spec import JobSpec, TopologySpec
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 STREAM_TIMEOUT_S = 300.0
@@ -49,6 +50,33 @@ class JobsClient:
         status: jobs_pb2.JobStatus = rpc.call(self._stub.Cancel, jobs_pb2.CancelRequest(job=job), self.endpoint)
         return status
 
+    def pause(self, job: str, paused: bool) -> jobs_pb2.JobStatus:
+        """Plan no further step, or go on."""
+        status: jobs_pb2.JobStatus = rpc.call(self._stub.Pause, jobs_pb2.PauseRequest(job=job, paused=paused), self.endpoint)
+        return status
+
+    def reset(self, job: str, step: int) -> jobs_pb2.JobStatus:
+        """Undo the commits of `step` and of all later ones."""
+        status: jobs_pb2.JobStatus = rpc.call(self._stub.Reset, jobs_pb2.ResetRequest(job=job, step=step), self.endpoint)
+        return status
+
+    def set_weights(self, job: str, step: int, weights: Mapping[str, float]) -> jobs_pb2.JobStatus:
+        """Mix the sources by other weights from `step` on."""
+        request = jobs_pb2.WeightsRequest(job=job, step=step, weights=weights)
+        status: jobs_pb2.JobStatus = rpc.call(self._stub.SetWeights, request, self.endpoint)
+        return status
+
+    def set_topology(self, job: str, topology: TopologySpec, generation: int | None = None) -> jobs_pb2.JobStatus:
+        """`generation`: the present one, as far as the caller knows."""
+        request = jobs_pb2.TopologyRequest(job=job, topology_json=topology.model_dump_json(), generation=generation)
+        status: jobs_pb2.JobStatus = rpc.call(self._stub.SetTopology, request, self.endpoint)
+        return status
+
+    def manifest(self, job: str) -> list[tuple[ShardInfo, int]]:
+        """The shards in manifest order, each with its number of samples; -1 until it is indexed."""
+        reply = rpc.call(self._stub.Manifest, jobs_pb2.ManifestRequest(job=job), self.endpoint)
+        return [(shard_value(item.shard), item.num_samples) for item in reply.shards]
+
     def ledger(self, job: str) -> Iterator[LedgerEntry]:
         """Committed steps in order."""
         with rpc.translated(self.endpoint):
@@ -69,5 +97,7 @@ class JobsClient:
 
 
 def state_name(status: jobs_pb2.JobStatus) -> str:
-    """`running` for JOB_STATE_RUNNING."""
+    """`running` for JOB_STATE_RUNNING; `paused` where it does not go on."""
+    if status.paused and status.state in (jobs_pb2.JOB_STATE_INDEXING, jobs_pb2.JOB_STATE_RUNNING):
+        return "paused"
     return str(jobs_pb2.JobState.Name(status.state)).removeprefix("JOB_STATE_").lower()

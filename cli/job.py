@@ -1,13 +1,18 @@
-"""`headrace job`: submit, list, show, cancel."""
+"""`headrace job`: submit, list, show, pause, resume, reset, weights, topology, cancel."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cli.endpoint import add_endpoint
+
+if TYPE_CHECKING:
+    from cli.client import JobsClient
+    from headrace.spec import TopologySpec
+    from headrace.v1.jobs_pb2 import JobStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +23,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="state, progress, rates and quarantine of one job")
     show.add_argument("job")
     actions.add_parser("list", help="every job that the service knows")
+    pause = actions.add_parser("pause", help="plan no further step of a job; what is planned can still be consumed")
+    pause.add_argument("job")
+    resume = actions.add_parser("resume", help="go on with a paused job")
+    resume.add_argument("job")
+    reset = actions.add_parser(
+        "reset", help="go back: undo the commits of a step and of all later ones; ranks connect again, and consume them once more"
+    )
+    reset.add_argument("job")
+    reset.add_argument("--step", type=int, required=True, metavar="N", help="the first one to undo")
+    weights = actions.add_parser("weights", help="mix the sources by other weights, from a step on that is not planned yet")
+    weights.add_argument("job")
+    weights.add_argument("--from-step", type=int, required=True, metavar="N")
+    weights.add_argument("weights", nargs="+", metavar="SOURCE=WEIGHT", help="of every source; 0 takes none of it")
+    topology = actions.add_parser(
+        "topology",
+        help="plan the same global batches for other replicas, from the first uncommitted step on; ranks connect again",
+    )
+    topology.add_argument("job")
+    topology.add_argument("--replicas", type=int, metavar="N", help="DP pipelines (default: as they are)")
+    topology.add_argument("--microbatches", type=int, metavar="N", help="of each replica (default: as they are)")
+    topology.add_argument(
+        "--stages", metavar="UNIT=N,...", help="pipeline stages, such as encoder=1,llm=3 (default: as they are)"
+    )
+    topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
     cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
     cancel.add_argument("job")
     for action in actions.choices.values():
@@ -44,10 +73,49 @@ def run(args: argparse.Namespace) -> int:
                 status = client.show(args.job)
                 if status.message and args.format == "table":
                     print(status.message)
-            case "cancel":
-                status = client.cancel(args.job)
+            case _:
+                status = _change(client, args)
                 _print([_row(status, state_name(status))], args.format)
     return 0
+
+
+def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
+    """Raises SpecError for a topology that is none, and what the service says."""
+    match args.action:
+        case "pause" | "resume":
+            return client.pause(args.job, args.action == "pause")
+        case "reset":
+            return client.reset(args.job, args.step)
+        case "weights":
+            return client.set_weights(args.job, args.from_step, dict(map(_weight, args.weights)))
+        case "topology":
+            present = client.show(args.job)
+            return client.set_topology(args.job, _topology(present.topology_json, args), args.generation)
+        case _:
+            return client.cancel(args.job)
+
+
+def _topology(present_json: str, args: argparse.Namespace) -> TopologySpec:
+    """The present one with what the arguments change."""
+    from headrace.spec import load_topology_json
+
+    fields = json.loads(present_json)
+    given = {"replicas": args.replicas, "microbatches": args.microbatches, "stages": _stages(args.stages)}
+    return load_topology_json(json.dumps(fields | {name: value for name, value in given.items() if value is not None}))
+
+
+def _weight(text: str) -> tuple[str, float]:
+    from headrace.errors import UserError
+
+    source, _, number = text.rpartition("=")
+    try:
+        return source, float(number)
+    except ValueError:
+        raise UserError(f"{text!r} is not SOURCE=WEIGHT, for example web=0.7") from None
+
+
+def _stages(text: str | None) -> dict[str, str] | None:
+    return None if text is None else dict(pair.partition("=")[::2] for pair in text.split(","))
 
 
 def _row(status: Any, state: str) -> dict[str, Any]:

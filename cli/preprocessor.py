@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
     if min(args.threads, args.budget_mib, args.cache_gib) < 1:
         raise UserError("--threads, --budget-mib and --cache-gib must be at least 1")
-    for endpoint in filter(None, (args.reorder, args.listen, args.advertise, args.metrics)):
+    for endpoint in filter(None, (*args.reorder.split(","), args.listen, args.advertise, args.metrics)):
         rpc.check_endpoint(endpoint)
     if not 0 <= args.flight_port <= 65535:
         raise UserError(f"--flight-port must be a port, 0 to 65535, got {args.flight_port}")

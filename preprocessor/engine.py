@@ -34,9 +34,10 @@ from headrace.rpc import aio_channel
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
+from headrace.v1.common_pb2 import Occupancy
 from headrace.v1.fleet_pb2 import FleetReport
 from preprocessor.jobs import Job
-from preprocessor.part import Entry, Payload
+from preprocessor.part import Entry, Payload, Stage
 from preprocessor.pipeline import LoadedPart
 from preprocessor.sources import list_shards
 from preprocessor.sources.blob import BlobCache
@@ -50,7 +51,7 @@ _T = TypeVar("_T")
 
 
 RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
-RECONNECT_MAX_S = 2.0
+RECONNECT_MAX_S = 0.5
 ORDER_THREADS = 4  # shards that are downloaded, indexed and probed side by side
 GOODBYE_S = 0.2  # how long a leaving preprocessor waits for the end of its stream
 
@@ -298,9 +299,19 @@ class Engine:
                 bytes_decoded=self._bytes_decoded,
                 store_bytes=self._store.held_bytes,
                 store_budget_bytes=self._store.budget_bytes,
+                occupancy=self._occupancy(),
             )
             self._report(FleetReport(heartbeat=beat))
             await asyncio.sleep(interval_s)
+
+    def _occupancy(self) -> Occupancy:
+        parts = self._store.stage_parts
+        return Occupancy(
+            ordered=parts[Stage.WAITING],
+            read=parts[Stage.READ],
+            decoding=parts[Stage.DECODE],
+            stored=parts[Stage.STORE],
+        )
 
     def _report(self, report: FleetReport) -> None:
         self._outbox.put_nowait(report)

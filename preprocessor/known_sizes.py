@@ -8,7 +8,7 @@ from collections import OrderedDict
 from headrace.sample import SampleRef
 from preprocessor.pipeline import Sizes
 
-BUDGET_BYTES = 8 << 20  # about a thousand samples of 1,000 tokens: some ten global batches
+BUDGET_BYTES = 4 << 20  # about 500 samples of 1,000 tokens: some global batches
 _ENTRY_BYTES = 1024  # of an entry beside its sequence, about
 
 

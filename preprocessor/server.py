@@ -196,7 +196,7 @@ async def serve(
                 listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx
             )
             async with servers as listening:
-                endpoint = advertise or reachable_address(listening, reorder)
+                endpoint = advertise or reachable_address(listening, reorder.partition(",")[0])
                 engine = Engine(
                     name=name, endpoint=endpoint, reorder=reorder, threads=threads, store=store, writer=writer, cache=cache
                 )

@@ -66,6 +66,8 @@ class Member:
     send: Callable[[Order], None]
     introduce: Callable[[str], Order]
     """The order that makes a job known, sent before the job's first work."""
+    dismiss: Callable[[], None]
+    """Ends its stream."""
     leases: dict[str, Work] = field(default_factory=dict)
     kept: dict[str, Work] = field(default_factory=dict)
     overdue: dict[str, Work] = field(default_factory=dict)
@@ -77,6 +79,8 @@ class Member:
     bytes_decoded: int = 0
     store_bytes: int = 0
     store_budget_bytes: int = 0
+    occupancy: Any = None
+    """The message of its latest heartbeat."""
 
     def free(self, *, keep: bool) -> int:
         """Slots left for work of this kind."""
@@ -130,6 +134,11 @@ class Fleet:
         for work in orphans:
             self._wait_again(work)
         self._dispatch()
+
+    def dismiss_all(self) -> None:
+        """Every member is to look for another reorder service."""
+        for member in list(self.members.values()):
+            member.dismiss()
 
     def submit(self, work: Work) -> None:
         """Place `work` as soon as a member has a free slot."""

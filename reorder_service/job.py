@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Awaitable, Mapping
 
 import numpy as np
 
-from headrace.codec import probe_value, rejection_value
 from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError
-from headrace.sample import SampleRef
-from headrace.spec import JobSpec, load_spec_json
+from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
 from headrace.telemetry import pairs
 from headrace.ticket import make_ticket
 from reorder_service import messages
 from reorder_service.fleet import Fleet
+from reorder_service.layout import Layout
 from reorder_service.manifest import Manifest
-from reorder_service.orders import PROBE, Orders
-from reorder_service.progress import Progress
+from reorder_service.orders import Orders
+from reorder_service.probing import probe
 from reorder_service.sessions import Session, Sessions
 from reorder_service.state import JobRecord, StateStore
 from reorder_service.step import Part, RankCommit, Step
 
 log = logging.getLogger(__name__)
 
-PROBE_SAMPLES = 64  # samples of one probe lease: about 20 ms of work, so that messages cost little; short enough to share
 STORE_RETRY_S = 1.0  # pause before a job goes on after its store did not answer
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
 
@@ -42,15 +41,18 @@ class JobRun:
         self.spec: JobSpec = load_spec_json(record.spec_json)
         self.state = record.state
         self.message = record.message
-        self.committed = record.cursor
-        self.committed_samples = record.samples
+        self.paused = record.paused
+        self.committed = self.next_step = record.cursor
+        """Steps that are committed, and the first that nobody has begun to plan."""
+        self.progress = record.progress
         self.manifest = Manifest(record, self.spec, store)
-        self.num_steps = record.cursor if record.state == "DONE" else 0
-        self.generation = 1
-        self.progress = Progress()
+        self.generation = record.generation
+        """Of what ranks hold: it ends with every change of the topology and every reset."""
+        self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
+        self.layout = Layout(self.spec, self.manifest, record.mixture)
         self.steps: dict[int, Step] = {}
         self.recent: deque[Step] = deque(maxlen=RECENT_PLANS)
-        self.sessions = Sessions(self.name, self.spec.topology.replicas)
+        self.sessions = Sessions(self.name)
         self._store = store
         self._fleet = fleet
         self._orders = Orders(self.name, fleet)
@@ -61,13 +63,18 @@ class JobRun:
         self._committing = asyncio.Lock()  # held while the cursor moves, forwards or back
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def num_steps(self) -> int:
+        """0 until it is known."""
+        return self.committed if self.state == "DONE" else self.layout.num_steps
+
     # -- life cycle ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Run in the background until the job is done, failed or cancelled."""
         if self.state in FINAL:
             self._ready.set()
-        else:
+        elif self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"job {self.name}")
 
     async def wait_ready(self) -> None:
@@ -99,7 +106,7 @@ class JobRun:
                 await self._store.set_state(self.name, "INDEXING")
                 self.state, self.message, self._order_error = "INDEXING", "", ""
                 self.steps.clear()
-                self.sessions.supersede_all()
+                self.sessions.end_all(SupersededError(f"job {self.name!r} was submitted again"))
                 self._ready.clear()
                 log.info("resubmitted %s", pairs(job=self.name, step=self.committed))
                 self.start()
@@ -117,18 +124,68 @@ class JobRun:
                 )
             if step == self.committed or self.state in ("FAILED", "CANCELLED"):
                 return
-            await self.stop()
-            self.steps.clear()
-            try:
-                await self._store.rewind(self.name, step)
-                record = await self._store.load_job(self.name)
-                log.info("rewound %s", pairs(job=self.name, from_step=self.committed, to_step=step))
-                self.state, self.committed, self.committed_samples = record.state, record.cursor, record.samples
-                await self.load_progress()
-                self.sessions.supersede_all()
-            finally:
-                self.start()
+            await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
         await self._notify()
+
+    async def set_topology(self, topology: TopologySpec, generation: int | None = None) -> None:
+        """Plan the same global batches for another topology, from the first uncommitted step on. All ranks open anew.
+
+        `generation`: the one that the caller knows. Raises ConflictError where it is over, or the job.
+        """
+        async with self._committing:
+            if generation not in (None, self.generation):
+                raise ConflictError(f"job {self.name!r} is in generation {self.generation}, not {generation}: look again")
+            if self.state in FINAL:
+                raise ConflictError(f"job {self.name!r} is {self.state}: its topology cannot change any more")
+            if topology != self.topology:
+                stored = self._store.set_topology(self.name, topology.model_dump_json(), self.generation + 1)
+                await self._restarted(stored, "planned anew for another topology")
+        await self._notify()
+
+    async def set_weights(self, step: int, weights: Mapping[str, float]) -> None:
+        """Mix the sources by other weights from `step` on. Recorded: a job that is reset or resumed repeats it.
+
+        Raises UserError for weights that are none, ConflictError where the step is planned already or the job is over.
+        """
+        async with self._committing:
+            if self.state in FINAL:
+                raise ConflictError(f"job {self.name!r} is {self.state}: its mixture cannot change any more")
+            if step < self.next_step:
+                raise ConflictError(f"steps before {self.next_step} of job {self.name!r} are planned already; name a later one")
+            changes = self.layout.changed(step, weights)
+            await self._store.set_mixture(self.name, changes)
+            log.info("mixture changed %s", pairs(job=self.name, from_step=step, **weights))
+            self.layout.changes = changes
+            if self.state == "RUNNING":
+                await asyncio.to_thread(self.layout.lay_out)
+                self._changed.set()
+
+    async def pause(self, paused: bool) -> None:
+        """Plan no further step, or go on. What is planned can still be consumed."""
+        if self.state in FINAL:
+            raise ConflictError(f"job {self.name!r} is {self.state}: it cannot be paused or resumed")
+        await self._store.set_paused(self.name, paused)
+        self.paused = paused
+        self._changed.set()
+        log.info("%s %s", "paused" if paused else "resumed", pairs(job=self.name, step=self.committed))
+
+    async def _restarted(self, change: Awaitable[object], what: str) -> None:
+        """Stop, change the job in the store, and go on with what the store has then. The caller holds the lock."""
+        await self.stop()
+        self.steps.clear()
+        try:
+            await change
+            record = await self._store.load_job(self.name)
+            log.info("changed %s", pairs(job=self.name, what=what, step=record.cursor, generation=record.generation))
+            self.state, self.message, self.committed, self.progress = record.state, record.message, record.cursor, record.progress
+            self.generation = record.generation
+            self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
+            self.sessions.end_all(self._stale(f"was {what}"))
+        finally:
+            self.start()
+
+    def _stale(self, why: str = "has gone on") -> SupersededError:
+        return SupersededError(f"job {self.name!r} {why}: it is in generation {self.generation} now; connect again")
 
     async def _run(self) -> None:
         failure = ""
@@ -147,35 +204,18 @@ class JobRun:
                 log.exception("job failed on an internal error %s", pairs(job=self.name))
                 failure = "internal error; see the reorder service's log"
 
-    async def load_progress(self) -> None:
-        """Sum up what was committed before."""
-        self.progress = Progress()
-        async for record in self._store.steps(self.name):
-            self.progress.add(record)
-
     async def _work(self) -> None:
         """From wherever the job stands to its end. May be begun again after an error."""
         if self.manifest.vocabulary is None:
             await self.manifest.list_shards(self._orders.ask_once)  # a wrong path is told at once
             self._fleet.forget_introductions(self.name)
         await self.manifest.index_shards(self._orders.ask)
-        self._order = await asyncio.to_thread(self.manifest.order)
-        self.num_samples = self._job_samples()
-        self.num_steps = -(-self.num_samples // self.spec.global_batch)
+        await asyncio.to_thread(self.layout.lay_out)
         self.state = "RUNNING"
         await self._store.set_state(self.name, self.state)
         log.info("indexed %s", pairs(job=self.name, shards=len(self.manifest.shards), steps=self.num_steps))
         self._ready.set()
         await self._feed()
-
-    def _job_samples(self) -> int:
-        """Samples of all epochs, or of all steps where that is less."""
-        limits = []
-        if self.spec.steps is not None:
-            limits.append(self.spec.steps * self.spec.global_batch)
-        if self.spec.epochs is not None or self.spec.steps is None:
-            limits.append(self._order.num_samples(self.spec.epochs or 1))
-        return min(limits)
 
     async def _end(self, state: str, message: str = "") -> None:
         await self._store.set_state(self.name, state, message)
@@ -195,17 +235,17 @@ class JobRun:
 
     async def _feed(self) -> None:
         """Keep `spec.window` steps planned ahead of the last commit, until every step is committed."""
-        opened = self.committed
+        self.next_step = self.committed
         async with asyncio.TaskGroup() as group:
             while self.committed < self.num_steps:
                 if self._order_error:
                     raise JobFailedError(self._order_error)
-                while opened < min(self.num_steps, self.committed + self.spec.window):
-                    group.create_task(self._prepare(opened))
-                    opened += 1
+                while not self.paused and self.next_step < min(self.num_steps, self.committed + self.spec.window):
+                    group.create_task(self._prepare(self.next_step))
+                    self.next_step += 1
                 self._changed.clear()
                 await self._changed.wait()
-        if not self.committed_samples:
+        if not self.progress.samples:
             raise JobFailedError(f"every sample of job {self.name!r} was refused; `headrace inspect` shows why")
         await self._end("DONE")
 
@@ -213,18 +253,17 @@ class JobRun:
         """Probe, plan and hand out one global batch, unless that was done before an error of the store."""
         if (known := self.steps.get(index)) is not None and known.plan is not None:
             return
-        size = self.spec.global_batch
-        refs = await asyncio.to_thread(self._order.refs, index * size, min((index + 1) * size, self.num_samples))
+        refs = await asyncio.to_thread(self.layout.refs, index)
         step = Step(index=index, refs=refs)
         self.steps[index] = step
-        as_stored = sorted(refs, key=lambda ref: (ref.shard, ref.row))  # neighbours are read together
-        chunks = [as_stored[i : i + PROBE_SAMPLES] for i in range(0, len(refs), PROBE_SAMPLES)]
-        async with asyncio.TaskGroup() as group:
-            for number, chunk in enumerate(chunks):
-                group.create_task(self._probe(step, number, chunk))
+        if (found := await self._store.load_probes(self.name, index)) is not None:
+            step.probes, step.rejected = found
+        else:
+            await probe(step, self.name, self._orders)
+            await self._store.save_probes(self.name, index, step.probes, step.rejected)
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
         vocab = self.manifest.vocabulary.size if self.manifest.vocabulary else 0
-        plan = await asyncio.to_thread(step.make_plan, self.spec, vocab=vocab, generation=self.generation)
+        plan = await asyncio.to_thread(step.make_plan, self.spec, self.topology, vocab=vocab, generation=self.generation)
         step.cut(plan, part_samples=self.spec.part_samples, ticket=self._ticket)
         log.info(
             "planned %s",
@@ -251,15 +290,7 @@ class JobRun:
         await self._notify()
 
     def _ticket(self, part: str) -> str:
-        return make_ticket(self.name, f"{self.uid}/{part}", self.key)
-
-    async def _probe(self, step: Step, number: int, refs: list[SampleRef]) -> None:
-        priority = (step.index, PROBE, number)
-        shards = Counter(ref.shard for ref in refs)
-        reply = await self._orders.ask(priority, lambda lease: messages.probe_samples(lease, self.name, refs), shards)
-        for item in reply.probes:
-            step.probes[item.sample_id] = probe_value(item)
-        step.rejected += [rejection_value(item) for item in reply.rejections]
+        return make_ticket(self.name, f"{self.uid}/{self.generation}/{part}", self.key)
 
     def _placed(self, part: Part) -> None:
         for session in self.sessions.by_rank.values():
@@ -271,10 +302,16 @@ class JobRun:
 
     # -- trainers -----------------------------------------------------------------------------------------------------
 
-    def open_session(self, rank: int, num_ranks: int) -> Session:
-        """A session that first hears of what is planned already. Raises UserError or ConflictError."""
+    def open_session(self, rank: int, num_ranks: int, generation: int | None = None) -> Session:
+        """A session that first hears of what is planned already. Raises UserError or ConflictError.
+
+        `generation`: of a former session that it continues. Raises SupersededError where that generation is over.
+        """
+        if generation not in (None, self.generation):
+            raise self._stale()
         former = self.sessions.num_ranks
-        session = self.sessions.open(rank, num_ranks)
+        session = self.sessions.open(rank, num_ranks, self.topology.replicas)
+        session.next_step = self.committed
         if num_ranks != former:  # what a rank has committed meant other samples then
             for step in self.steps.values():
                 step.commits.clear()
@@ -304,14 +341,15 @@ class JobRun:
         """
         async with self._planned:
             await self._planned.wait_for(lambda: self._can_judge(session, index))
-        if session.superseded:
-            raise SupersededError(f"rank {session.rank} of job {self.name!r} was opened again")
+        if session.over is not None:
+            raise session.over
         if index < self.committed:
             return True
         step = self.steps.get(index)
         if self.state in FINAL or step is None or step.plan is None:
             raise ConflictError(self.message or f"step {index} of job {self.name!r} is not planned")
         step.commits[session.rank] = commit
+        session.next_step, session.data_wait_s, session.step_s = index + 1, commit.data_wait_s, commit.step_s
         await asyncio.shield(self._commit_ready())
         return index < self.committed
 
@@ -320,7 +358,7 @@ class JobRun:
         step = self.steps.get(index)
         to_come = self.committed <= index < min(self.num_steps, self.committed + self.spec.window)
         planned = step is not None and step.plan is not None
-        return planned or not to_come or session.superseded or self.state in FINAL
+        return planned or not to_come or session.over is not None or self.state in FINAL
 
     async def _commit_ready(self) -> None:
         """Commit, in order, the steps that every rank has committed. Not to be cut off between store and memory."""
@@ -330,15 +368,14 @@ class JobRun:
         await self._notify()
 
     async def _commit_head(self, step: Step) -> None:
-        record, rejected = step.record()
+        record, rejected = step.record(self.manifest.source_of)
         await self._store.commit_step(self.name, step.index, record, rejected)
         for item in rejected:
             log.warning("quarantined %s", pairs(job=self.name, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]
         self.recent.append(step)
         self.committed += 1
-        self.committed_samples += len(record.samples)
-        self.progress.add(record)
+        self.progress = self.progress.after(record)
         log.info("committed %s", pairs(job=self.name, step=step.index, samples=len(record.samples), loss=record.loss))
         self._fleet.broadcast(self.name, messages.step_committed(self.name, step.index))
         self._fleet.release([part.work for part in step.parts.values() if part.work is not None])

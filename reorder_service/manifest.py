@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.codec import rejection_value, shard_value, vocabulary_value
@@ -12,6 +12,7 @@ from headrace.manifest import ShardInfo, Vocabulary
 from headrace.spec import JobSpec
 from headrace.v1.fleet_pb2 import FleetOrder
 from reorder_service import messages
+from reorder_service.mixture import Weights
 from reorder_service.order import GlobalOrder, SourceShards
 from reorder_service.state import JobRecord, StateStore
 
@@ -54,14 +55,22 @@ class Manifest:
         await self._store.save_index(self._job, shard, reply.num_samples, rejected)
         self.indexed[shard] = reply.num_samples
 
-    def order(self) -> GlobalOrder:
-        """Raises JobFailedError where a source has no usable sample."""
+    def source_of(self, shard: int) -> str:
+        """The name of a shard's source."""
+        return self._spec.sources[self.shards[shard].source].name
+
+    def num_samples(self, source: int) -> int:
+        """Of a source's shards, as far as they are indexed."""
+        return sum(self.indexed.get(number, 0) for number, shard in enumerate(self.shards) if shard.source == source)
+
+    def order(self, changes: Sequence[tuple[int, Weights]] = ()) -> GlobalOrder:
+        """`changes`: other weights from a place on. Raises JobFailedError where a source has no usable sample."""
         sources = []
         for s, source in enumerate(self._spec.sources):
             shards = tuple(i for i, shard in enumerate(self.shards) if shard.source == s)
             num_rows = tuple(self.indexed[i] for i in shards)
             sources.append(SourceShards(name=source.name, shards=shards, num_rows=num_rows, weight=source.weight))
         try:
-            return GlobalOrder(sources, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards)
+            return GlobalOrder(sources, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards, changes=changes)
         except ValueError as err:
             raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err

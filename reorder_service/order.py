@@ -1,20 +1,21 @@
 """The global order: which sample stands at which place, as a pure function of manifest, weights, seed and epoch.
 
 A source's epoch: its shards in shuffled order, cut into blocks of `shuffle_shards`; the samples of a block are shuffled
-together. A mixture interleaves its sources evenly: sample k of a source with share p is due at time (k + 1/2) / p, and
-samples are taken in the order in which they are due. Both allow random access, so a resumed job computes nothing twice.
+together. How sources mix is in reorder_service.mixture. Both allow random access, so a resumed job computes nothing twice.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.sample import SampleRef
+from reorder_service.mixture import Mixture, Weights
 
 Int64 = npt.NDArray[np.int64]
 
@@ -91,46 +92,29 @@ class SourceOrder:
 class GlobalOrder:
     """The order of a job: place -> sample. A place is a sample's `sample_id`."""
 
-    def __init__(self, sources: list[SourceShards], *, seed: int, shuffle_shards: int) -> None:
-        """Raises ValueError where a source has no sample."""
+    def __init__(
+        self, sources: list[SourceShards], *, seed: int, shuffle_shards: int, changes: Sequence[tuple[int, Weights]] = ()
+    ) -> None:
+        """`changes`: other weights from a place on. Raises ValueError where a source has no sample, or weights are none."""
         for source in sources:
             if source.num_samples == 0:
                 raise ValueError(f"source {source.name!r} has no usable sample")
         self._orders = [SourceOrder(source, seed=seed, shuffle_shards=shuffle_shards) for source in sources]
         self._sizes = [source.num_samples for source in sources]
-        weights = np.array([source.weight or source.num_samples for source in sources], dtype=np.float64)
-        self._shares = weights / weights.sum()
+        self._mixture = Mixture([source.weight or source.num_samples for source in sources], changes)
 
     def num_samples(self, epochs: int) -> int:
-        """Places until the last of the sources has had all of its samples `epochs` times. With weights, the others repeat."""
-        return 1 + max(self._place(source, epochs * size - 1) for source, size in enumerate(self._sizes))
+        """Places until the last of the sources has had all of its samples `epochs` times. With weights, the others repeat.
+
+        A source whose weight has become 0 before is not waited for.
+        """
+        last = [self._mixture.place(source, epochs * size - 1) for source, size in enumerate(self._sizes)]
+        return 1 + max(place for place in last if place is not None)
 
     def refs(self, start: int, stop: int) -> list[SampleRef]:
         """The samples at places start .. stop - 1."""
         refs = []
-        for place, (source, position) in enumerate(self._mixture(start, stop), start):
+        for place, (source, position) in enumerate(self._mixture.positions(start, stop), start):
             shard, row = self._orders[source].at(position)
             refs.append(SampleRef(sample_id=place, shard=shard, row=row))
         return refs
-
-    def _mixture(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(source, position in the source) for places start .. stop - 1.
-
-        At place g a source of share p has given p * g samples, give or take 1/2 + p (n - 2) / 2 with n sources. So merging
-        the samples due around there finds the exact counts without walking from place 0.
-        """
-        num_sources = len(self._shares)
-        first = np.maximum(0, np.floor(self._shares * start).astype(np.int64) - num_sources - 1)
-        due: list[tuple[float, int, int]] = []
-        for source, share in enumerate(self._shares):
-            last = int(share * stop) + num_sources + 2
-            due += [((position + 0.5) / share, source, position) for position in range(int(first[source]), last)]
-        due.sort()
-        skip = start - int(first.sum())
-        return [(source, position) for _, source, position in due[skip : skip + stop - start]]
-
-    def _place(self, source: int, position: int) -> int:
-        """The inverse of the mixture."""
-        due = int((position + 0.5) / self._shares[source])
-        start = max(0, due - len(self._shares) - 1)
-        return start + self._mixture(start, due + len(self._shares) + 2).index((source, position))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
-from headrace.errors import ConflictError, NotFoundError, SpecError, SupersededError
+from headrace.errors import ConflictError, NotFoundError, SpecError, SupersededError, UnavailableError
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
 from reorder_service.fleet import Fleet
@@ -23,6 +24,7 @@ class ReorderService:
         self.store = store
         self.fleet = Fleet()
         self.jobs: dict[str, JobRun] = {}
+        self.began_s = time.monotonic()
         self._submitting = asyncio.Lock()
 
     async def start(self) -> None:
@@ -34,11 +36,11 @@ class ReorderService:
                 log.error("job left alone %s", pairs(job=name, error=err))
 
     async def stop(self) -> None:
-        """Stop working; everything goes on from the store at the next start."""
+        """Stop working; everything goes on from the store, here or elsewhere."""
         for run in self.jobs.values():
-            run.sessions.supersede_all()
+            run.sessions.end_all(UnavailableError("this reorder service has stopped"))
             await run.stop()
-        await self.store.close()
+        self.fleet.dismiss_all()
 
     async def submit(self, spec_json: str) -> JobRun:
         """Start a job. The same spec again gives the same job, and goes on with it if it had failed.
@@ -83,7 +85,6 @@ class ReorderService:
 
     async def _take_up(self, job: str) -> JobRun:
         run = JobRun(await self.store.load_job(job), self.store, self.fleet)
-        await run.load_progress()
         self.jobs[job] = run
         run.start()
         return run

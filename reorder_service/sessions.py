@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from headrace.errors import ConflictError, UserError
+from headrace.errors import ConflictError, HeadraceError, SupersededError, UserError
 from reorder_service.step import Part, Step
 
 
@@ -28,7 +28,12 @@ class Session:
     rank: int
     num_ranks: int
     streaming: bool = False
-    superseded: bool = False
+    over: HeadraceError | None = None
+    """What the rank is told of any further call: the session has ended."""
+    next_step: int = 0
+    data_wait_s: float = 0.0
+    step_s: float = 0.0
+    """What the rank said of the step before `next_step`."""
     _steps: deque[Step] = field(default_factory=deque)
     _places: dict[str, Part] = field(default_factory=dict)  # a part that moves twice is told once
     _ended: Ended | None = None
@@ -54,14 +59,14 @@ class Session:
         self._ended = Ended(message=message)
         self._wake.set()
 
-    def supersede(self) -> None:
-        """Another session took this one's place."""
-        self.superseded = True
+    def end(self, error: HeadraceError) -> None:
+        """The rank is told no more, but that."""
+        self.over = error
         self._wake.set()
 
     async def events(self) -> AsyncIterator[Step | Part | Ended]:
-        """Planned steps, then places of their parts, as they come; ends after Ended or when superseded."""
-        while not self.superseded:
+        """Planned steps, then places of their parts, as they come, until Ended. Raises `over` where the session ends."""
+        while self.over is None:
             self._wake.clear()
             while self._steps or self._places:
                 if self._steps:
@@ -72,26 +77,26 @@ class Session:
                 yield self._ended
                 return
             await self._wake.wait()
+        raise self.over
 
 
 class Sessions:
     """The ranks of one job."""
 
-    def __init__(self, job: str, replicas: int) -> None:
+    def __init__(self, job: str) -> None:
         self._job = job
-        self._replicas = replicas
         self.by_rank: dict[int, Session] = {}
         self.num_ranks = 1
         """Ranks whose commits make a step: what the latest session said."""
 
-    def open(self, rank: int, num_ranks: int) -> Session:
+    def open(self, rank: int, num_ranks: int, replicas: int) -> Session:
         """A new session for `rank`. Raises UserError or ConflictError where it does not fit."""
         if not 0 <= rank < num_ranks:
             raise UserError(f"rank {rank} is not in 0 .. {num_ranks - 1}")
-        if num_ranks > self._replicas:
+        if num_ranks > replicas:
             raise UserError(
-                f"job {self._job!r} has {self._replicas} replica(s) for {num_ranks} ranks: "
-                f"use at most {self._replicas}, or submit it with topology.replicas={num_ranks}"
+                f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas}, "
+                f"or `headrace job topology {self._job} --replicas {num_ranks}`"
             )
         others = [s for s in self.by_rank.values() if s.num_ranks != num_ranks]
         streaming = [s.rank for s in others if s.streaming]
@@ -101,15 +106,15 @@ class Sessions:
                 "stop it first"
             )
         for session in [*others, *filter(None, [self.by_rank.get(rank)])]:
-            session.supersede()
+            session.end(SupersededError(f"rank {session.rank} of job {self._job!r} was opened again"))
             self.by_rank.pop(session.rank, None)
         session = Session(id=f"{self._job}/{rank}/{uuid.uuid4().hex[:12]}", job=self._job, rank=rank, num_ranks=num_ranks)
         self.by_rank[rank] = session
         self.num_ranks = num_ranks
         return session
 
-    def supersede_all(self) -> None:
-        """Every rank must open again."""
+    def end_all(self, error: HeadraceError) -> None:
+        """Every rank must open again, if `error` lets it."""
         for session in self.by_rank.values():
-            session.supersede()
+            session.end(error)
         self.by_rank.clear()

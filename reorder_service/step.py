@@ -13,13 +13,13 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import Probe, SampleRef
-from headrace.spec import JobSpec
+from headrace.spec import JobSpec, TopologySpec
 from reorder_service.fleet import Work
 from reorder_service.planning import sample_costs
 from reorder_service.planning.batch import make_batch
 from reorder_service.planning.packing import pack_batch, plan_of_samples
 from reorder_service.planning.strategies import plan_of
-from reorder_service.state import StepRecord
+from reorder_service.progress import Delivered, StepRecord, added
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,12 +81,12 @@ class Step:
                     )
                     self.parts[part.ticket] = part
 
-    def make_plan(self, spec: JobSpec, *, vocab: int, generation: int) -> StepPlan:
+    def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:
         """The plan of the step's good samples, after filling `costs`. Pure otherwise: runs in a worker thread.
 
         vocab: size of the job's vocabulary, 0 if it is not known.
         """
-        topology, seed = spec.topology.topology(), spec.seed + self.index
+        topology, seed = topology_spec.topology(), spec.seed + self.index
         if not self.probes:
             nothing = (Microbatch(units=dict.fromkeys(topology.stages, ())),) * topology.microbatches
             replicas = (nothing,) * topology.replicas
@@ -101,18 +101,24 @@ class Step:
         of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
         return plan_of_samples(plan_of(spec.strategy, of_packs, generation), batch, packs)
 
-    def record(self) -> tuple[StepRecord, list[Rejected]]:
-        """What the ledger and the quarantine get, once every rank has committed."""
+    def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
+        """What the ledger and the quarantine get, once every rank has committed. `source_of`: a shard's source."""
         late = {item.sample_id: item for commit in self.commits.values() for item in commit.rejected}
         rejected = [*self.rejected, *late.values()]
-        names = sorted(probe.name for sample_id, probe in self.probes.items() if sample_id not in late)
+        shards = {ref.sample_id: ref.shard for ref in self.refs}
+        good = {sample_id: probe for sample_id, probe in self.probes.items() if sample_id not in late}
+        delivered: Delivered = {}
+        for sample_id, probe in good.items():
+            amount = (1, probe.num_tokens, sum(probe.image_patches), sum(probe.mel_frames))
+            delivered = added(delivered, {source_of(shards[sample_id]): amount})
         losses = [commit.loss for commit in self.commits.values() if not math.isnan(commit.loss)]
         return (
             StepRecord(
-                samples=tuple(names),
+                samples=tuple(sorted(probe.name for probe in good.values())),
                 loss=losses[0] if losses else math.nan,
                 step_s=max(commit.step_s for commit in self.commits.values()),
                 data_wait_s=max(commit.data_wait_s for commit in self.commits.values()),
+                delivered=delivered,
             ),
             rejected,
         )

@@ -63,6 +63,7 @@ class SessionClient:
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
         self._lock = threading.Lock()  # of the session, while it is opened, and of the commits
         self._session = ""
+        self._generation = 0
         self._stream: Any = None
         self._closed = threading.Event()
         self._unsettled: dict[int, sessions_pb2.CommitRequest] = {}  # commits that wait for other ranks, at most a window
@@ -88,13 +89,16 @@ class SessionClient:
         with self._lock:
             if self._session != lost:
                 return
-            self._settle(before=self._open(None, timeout_s).next_step)
+            self._settle(before=self._open(None, timeout_s, self._generation).next_step)
             unsettled = list(self._unsettled.values())
         for request in unsettled:
             self._send_commit(request)
 
-    def _open(self, resume_step: int | None, timeout_s: float) -> sessions_pb2.OpenReply:
-        request = sessions_pb2.OpenRequest(job=self.job, rank=self._rank, num_ranks=self._num_ranks, resume_step=resume_step)
+    def _open(self, resume_step: int | None, timeout_s: float, generation: int | None = None) -> sessions_pb2.OpenReply:
+        """`generation`: of the session that the new one continues. Raises SupersededError where it is over."""
+        request = sessions_pb2.OpenRequest(
+            job=self.job, rank=self._rank, num_ranks=self._num_ranks, resume_step=resume_step, generation=generation
+        )
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -105,7 +109,7 @@ class SessionClient:
                     raise
                 log.info("waiting for job=%s: %s", self.job, err)
                 self._closed.wait(RETRY_S)
-        self._session = reply.session
+        self._session, self._generation = reply.session, reply.generation
         return reply
 
     def _call(self, method: Callable[..., _T], request: Any) -> _T:

@@ -317,8 +317,11 @@ def connect(
                 loader.commit(step, loss=loss)
 
     Tensors may be views of memory that is shared with a preprocessor: do not write into them, and copy what is needed after the
-    step's `commit`. Where a GPU is, patches and mel lie in pinned memory. Up to `prefetch_parts` parts, and no more than about
-    `prefetch_bytes`, lie ready ahead of the consumer; no more than `threads` parts are asked of one preprocessor at a time.
+    step's `commit`. Where a GPU is, patches and mel lie in pinned memory. The next microbatch is packed ahead; beside it up to
+    `prefetch_parts` parts, and no more than about `prefetch_bytes`, lie ready. No more than `threads` parts are asked of one
+    preprocessor at a time.
+
+    `endpoint`: HOST:PORT, or several of reorder services on one store, separated by commas: the one that leads is found.
 
     `transports`: how parts may come, the best one that is possible with a preprocessor is taken. "shared_memory": in place, from
     preprocessors that share /dev/shm with this process; "flight": over the network, by Arrow Flight. Without "flight" a

@@ -12,6 +12,7 @@ HeadraceError
 |-- SupersededError           a newer session of the same rank took over
 |-- JobFailedError            the job ended without all of its steps
 `-- UnavailableError          a peer is gone for now: try again or elsewhere
+    `-- SupersededLeaderError another reorder service leads now
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class JobFailedError(HeadraceError):
 
 class UnavailableError(HeadraceError):
     """A peer does not answer for now."""
+
+
+class SupersededLeaderError(UnavailableError):
+    """Another reorder service leads now, and what this one writes is refused."""
 
 
 STATUS_OF: dict[type[HeadraceError], grpc.StatusCode] = {

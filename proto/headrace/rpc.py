@@ -25,25 +25,39 @@ KEEPALIVE_TIMEOUT_MS = 3_000
 # Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated. Streams
 # are not retried by gRPC: who reads one knows what it has had already, and where else to ask.
 _UNARY = {
-    "headrace.v1.Jobs": ("Submit", "Show", "List", "Cancel", "ShowPlan"),
+    "headrace.v1.Jobs": (
+        "Submit",
+        "Show",
+        "List",
+        "Cancel",
+        "Pause",
+        "Reset",
+        "SetTopology",
+        "SetWeights",
+        "Manifest",
+        "ShowPlan",
+    ),
     "headrace.v1.Sessions": ("Open", "ReportLost", "Commit", "Close"),
 }
-_SERVICE_CONFIG = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{"service": s, "method": m} for s, methods in _UNARY.items() for m in methods],
-                "retryPolicy": {
-                    "maxAttempts": 5,
-                    "initialBackoff": "0.05s",
-                    "maxBackoff": "1s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
+_SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [{"service": s, "method": m} for s, methods in _UNARY.items() for m in methods],
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+# Of several endpoints those are asked that say that they serve: of several reorder services, the one that leads.
+_LEADER_CONFIG = _SERVICE_CONFIG | {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": "headrace.v1.Jobs"},
+}
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -51,7 +65,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
 ]
-_CHANNEL_OPTIONS = [*_OPTIONS, ("grpc.service_config", _SERVICE_CONFIG), ("grpc.max_reconnect_backoff_ms", 1_000)]
+_CHANNEL_OPTIONS = [*_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000)]
 _SERVER_OPTIONS = [
     *_OPTIONS,
     ("grpc.so_reuseport", 0),  # a busy port is an error, not a second listener that takes half of the calls
@@ -71,15 +85,40 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
-    """A blocking channel. It connects at the first call, over TLS where there are `credentials`."""
+    """A blocking channel. It connects at the first call, over TLS where there are `credentials`.
+
+    `endpoint`: HOST:PORT, or several of reorder services, separated by commas: calls go to the one that leads.
+
+    Raises EndpointError where it is malformed, or one of several hosts has no address.
+    """
+    target, options = _target(endpoint)
     if credentials is not None:
-        return grpc.secure_channel(check_endpoint(endpoint), credentials, options=_CHANNEL_OPTIONS)
-    return grpc.insecure_channel(check_endpoint(endpoint), options=_CHANNEL_OPTIONS)
+        return grpc.secure_channel(target, credentials, options=options)
+    return grpc.insecure_channel(target, options=options)
 
 
 def aio_channel(endpoint: str) -> grpc.aio.Channel:
     """The same for asyncio."""
-    return grpc.aio.insecure_channel(check_endpoint(endpoint), options=_CHANNEL_OPTIONS)
+    target, options = _target(endpoint)
+    return grpc.aio.insecure_channel(target, options=options)
+
+
+def _target(endpoint: str) -> tuple[str, list[tuple[str, Any]]]:
+    """What gRPC calls the endpoint, and the options of its channel."""
+    endpoints = [check_endpoint(item) for item in endpoint.split(",")]
+    several = len(endpoints) > 1
+    config = ("grpc.service_config", json.dumps(_LEADER_CONFIG if several else _SERVICE_CONFIG))
+    target = "ipv4:" + ",".join(map(_address, endpoints)) if several else endpoint
+    return target, [*_CHANNEL_OPTIONS, config]
+
+
+def _address(endpoint: str) -> str:
+    """With the host's IPv4 address for its name: gRPC looks up no list of names."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError as err:
+        raise EndpointError(f"endpoint {endpoint}: host {host!r} has no IPv4 address: {err}") from err
 
 
 @contextlib.contextmanager
@@ -145,7 +184,7 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add in services.values():
             add(self._server)
-        self._names = ("", *services)
+        self._names = tuple(services)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
             if credentials is not None:
@@ -156,11 +195,17 @@ class Server:
             raise EndpointError(f"cannot listen on {listen}: the port is taken or the address is not of this machine") from err
         self.endpoint = f"{host}:{port}"
 
-    async def start(self) -> None:
-        """Listen, and report SERVING for every service."""
+    async def start(self, *, serving: bool = True) -> None:
+        """Listen, and report that the process is there; `serving`: its services as well."""
         await self._server.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self.set_serving(serving)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Report SERVING or NOT_SERVING for every service: clients with several endpoints go where they are served."""
+        status = health_pb2.HealthCheckResponse
         for name in self._names:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
         """Report NOT_SERVING, refuse new calls and end the open ones within `grace_s`."""

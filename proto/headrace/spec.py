@@ -206,6 +206,14 @@ def load_spec_json(text: str) -> JobSpec:
         raise SpecError(_sentence(err)) from err
 
 
+def load_topology_json(text: str) -> TopologySpec:
+    """A topology from JSON text. Raises SpecError."""
+    try:
+        return TopologySpec.model_validate_json(text)
+    except ValidationError as err:
+        raise SpecError(f"topology: {_sentence(err)}") from err
+
+
 def load_spec_yaml(path: Path) -> JobSpec:
     """The spec in a YAML file. Raises SpecError."""
     try:

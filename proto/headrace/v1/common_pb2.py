@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/common.proto\x12\x0bheadrace.v1\":\n\tSampleRef\x12\x11\n\tsample_id\x18\x01 \x01(\x03\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0b\n\x03row\x18\x03 \x01(\x03\"|\n\x05Probe\x12\x11\n\tsample_id\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\x12\x13\n\x0bnum_targets\x18\x04 \x01(\x05\x12\x15\n\rimage_patches\x18\x05 \x03(\x05\x12\x12\n\nmel_frames\x18\x06 \x03(\x05\"L\n\tRejection\x12\x11\n\tsample_id\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"2\n\x05Shard\x12\x0e\n\x06source\x18\x01 \x01(\x05\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"D\n\nVocabulary\x12\x0c\n\x04size\x18\x01 \x01(\x05\x12\x13\n\x0bimage_token\x18\x02 \x01(\x05\x12\x13\n\x0b\x61udio_token\x18\x03 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/common.proto\x12\x0bheadrace.v1\":\n\tSampleRef\x12\x11\n\tsample_id\x18\x01 \x01(\x03\x12\r\n\x05shard\x18\x02 \x01(\x05\x12\x0b\n\x03row\x18\x03 \x01(\x03\"L\n\tOccupancy\x12\x0f\n\x07ordered\x18\x01 \x01(\x05\x12\x0c\n\x04read\x18\x02 \x01(\x05\x12\x10\n\x08\x64\x65\x63oding\x18\x03 \x01(\x05\x12\x0e\n\x06stored\x18\x04 \x01(\x05\"|\n\x05Probe\x12\x11\n\tsample_id\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x12\n\nnum_tokens\x18\x03 \x01(\x05\x12\x13\n\x0bnum_targets\x18\x04 \x01(\x05\x12\x15\n\rimage_patches\x18\x05 \x03(\x05\x12\x12\n\nmel_frames\x18\x06 \x03(\x05\"L\n\tRejection\x12\x11\n\tsample_id\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"2\n\x05Shard\x12\x0e\n\x06source\x18\x01 \x01(\x05\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"D\n\nVocabulary\x12\x0c\n\x04size\x18\x01 \x01(\x05\x12\x13\n\x0bimage_token\x18\x02 \x01(\x05\x12\x13\n\x0b\x61udio_token\x18\x03 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLEREF']._serialized_start=41
   _globals['_SAMPLEREF']._serialized_end=99
-  _globals['_PROBE']._serialized_start=101
-  _globals['_PROBE']._serialized_end=225
-  _globals['_REJECTION']._serialized_start=227
-  _globals['_REJECTION']._serialized_end=303
-  _globals['_SHARD']._serialized_start=305
-  _globals['_SHARD']._serialized_end=355
-  _globals['_VOCABULARY']._serialized_start=357
-  _globals['_VOCABULARY']._serialized_end=425
+  _globals['_OCCUPANCY']._serialized_start=101
+  _globals['_OCCUPANCY']._serialized_end=177
+  _globals['_PROBE']._serialized_start=179
+  _globals['_PROBE']._serialized_end=303
+  _globals['_REJECTION']._serialized_start=305
+  _globals['_REJECTION']._serialized_end=381
+  _globals['_SHARD']._serialized_start=383
+  _globals['_SHARD']._serialized_end=433
+  _globals['_VOCABULARY']._serialized_start=435
+  _globals['_VOCABULARY']._serialized_end=503
 # @@protoc_insertion_point(module_scope)

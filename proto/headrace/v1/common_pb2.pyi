@@ -16,6 +16,18 @@ class SampleRef(_message.Message):
     row: int
     def __init__(self, sample_id: _Optional[int] = ..., shard: _Optional[int] = ..., row: _Optional[int] = ...) -> None: ...
 
+class Occupancy(_message.Message):
+    __slots__ = ("ordered", "read", "decoding", "stored")
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    DECODING_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    ordered: int
+    read: int
+    decoding: int
+    stored: int
+    def __init__(self, ordered: _Optional[int] = ..., read: _Optional[int] = ..., decoding: _Optional[int] = ..., stored: _Optional[int] = ...) -> None: ...
+
 class Probe(_message.Message):
     __slots__ = ("sample_id", "name", "num_tokens", "num_targets", "image_patches", "mel_frames")
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import common_pb2 as headrace_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/fleet.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\x94\x03\n\x0b\x46leetReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.headrace.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.headrace.v1.HeartbeatH\x00\x12\x32\n\rshards_listed\x18\x03 \x01(\x0b\x32\x19.headrace.v1.ShardsListedH\x00\x12\x32\n\rshard_indexed\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ShardIndexedH\x00\x12\x34\n\x0esamples_probed\x18\x05 \x01(\x0b\x32\x1a.headrace.v1.SamplesProbedH\x00\x12\x30\n\x0cpart_decoded\x18\x06 \x01(\x0b\x32\x18.headrace.v1.PartDecodedH\x00\x12\x30\n\x0corder_failed\x18\x07 \x01(\x0b\x32\x18.headrace.v1.OrderFailedH\x00\x12\'\n\x07goodbye\x18\x08 \x01(\x0b\x32\x14.headrace.v1.GoodbyeH\x00\x42\x08\n\x06report\">\n\x05Hello\x12\x14\n\x0cpreprocessor\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\x05\"l\n\tHeartbeat\x12\x17\n\x0fsamples_decoded\x18\x01 \x01(\x03\x12\x15\n\rbytes_decoded\x18\x02 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12store_budget_bytes\x18\x04 \x01(\x03\"\t\n\x07Goodbye\"n\n\x0cShardsListed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06shards\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Shard\x12+\n\nvocabulary\x18\x03 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\"^\n\x0cShardIndexed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"n\n\rSamplesProbed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06probes\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"+\n\x0bOrderFailed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x0bPartDecoded\x12\r\n\x05lease\x18\x01 \x01(\t\"\x94\x03\n\nFleetOrder\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.headrace.v1.WelcomeH\x00\x12,\n\njob_opened\x18\x02 \x01(\x0b\x32\x16.headrace.v1.JobOpenedH\x00\x12.\n\x0blist_shards\x18\x03 \x01(\x0b\x32\x17.headrace.v1.ListShardsH\x00\x12.\n\x0bindex_shard\x18\x04 \x01(\x0b\x32\x17.headrace.v1.IndexShardH\x00\x12\x32\n\rprobe_samples\x18\x05 \x01(\x0b\x32\x19.headrace.v1.ProbeSamplesH\x00\x12.\n\x0b\x64\x65\x63ode_part\x18\x06 \x01(\x0b\x32\x17.headrace.v1.DecodePartH\x00\x12\x34\n\x0estep_committed\x18\x07 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12,\n\njob_closed\x18\x08 \x01(\x0b\x32\x16.headrace.v1.JobClosedH\x00\x42\x07\n\x05order\",\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x0c\n\x04jobs\x18\x02 \x03(\t\"c\n\tJobOpened\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.headrace.v1.Shard\x12\x12\n\nticket_key\x18\x04 \x01(\x0c\"(\n\nListShards\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\"7\n\nIndexShard\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\"S\n\x0cProbeSamples\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\'\n\x07samples\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"\x81\x01\n\nDecodePart\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x10\n\x08priority\x18\x05 \x01(\x03\x12\'\n\x07samples\x18\x06 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"*\n\rStepCommitted\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x18\n\tJobClosed\x12\x0b\n\x03job\x18\x01 \x01(\t2F\n\x05\x46leet\x12=\n\x04Work\x12\x18.headrace.v1.FleetReport\x1a\x17.headrace.v1.FleetOrder(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/fleet.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\x94\x03\n\x0b\x46leetReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.headrace.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.headrace.v1.HeartbeatH\x00\x12\x32\n\rshards_listed\x18\x03 \x01(\x0b\x32\x19.headrace.v1.ShardsListedH\x00\x12\x32\n\rshard_indexed\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ShardIndexedH\x00\x12\x34\n\x0esamples_probed\x18\x05 \x01(\x0b\x32\x1a.headrace.v1.SamplesProbedH\x00\x12\x30\n\x0cpart_decoded\x18\x06 \x01(\x0b\x32\x18.headrace.v1.PartDecodedH\x00\x12\x30\n\x0corder_failed\x18\x07 \x01(\x0b\x32\x18.headrace.v1.OrderFailedH\x00\x12\'\n\x07goodbye\x18\x08 \x01(\x0b\x32\x14.headrace.v1.GoodbyeH\x00\x42\x08\n\x06report\">\n\x05Hello\x12\x14\n\x0cpreprocessor\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\x05\"\x97\x01\n\tHeartbeat\x12\x17\n\x0fsamples_decoded\x18\x01 \x01(\x03\x12\x15\n\rbytes_decoded\x18\x02 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12store_budget_bytes\x18\x04 \x01(\x03\x12)\n\toccupancy\x18\x05 \x01(\x0b\x32\x16.headrace.v1.Occupancy\"\t\n\x07Goodbye\"n\n\x0cShardsListed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06shards\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Shard\x12+\n\nvocabulary\x18\x03 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\"^\n\x0cShardIndexed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"n\n\rSamplesProbed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06probes\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"+\n\x0bOrderFailed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x0bPartDecoded\x12\r\n\x05lease\x18\x01 \x01(\t\"\x94\x03\n\nFleetOrder\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.headrace.v1.WelcomeH\x00\x12,\n\njob_opened\x18\x02 \x01(\x0b\x32\x16.headrace.v1.JobOpenedH\x00\x12.\n\x0blist_shards\x18\x03 \x01(\x0b\x32\x17.headrace.v1.ListShardsH\x00\x12.\n\x0bindex_shard\x18\x04 \x01(\x0b\x32\x17.headrace.v1.IndexShardH\x00\x12\x32\n\rprobe_samples\x18\x05 \x01(\x0b\x32\x19.headrace.v1.ProbeSamplesH\x00\x12.\n\x0b\x64\x65\x63ode_part\x18\x06 \x01(\x0b\x32\x17.headrace.v1.DecodePartH\x00\x12\x34\n\x0estep_committed\x18\x07 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12,\n\njob_closed\x18\x08 \x01(\x0b\x32\x16.headrace.v1.JobClosedH\x00\x42\x07\n\x05order\",\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x0c\n\x04jobs\x18\x02 \x03(\t\"c\n\tJobOpened\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.headrace.v1.Shard\x12\x12\n\nticket_key\x18\x04 \x01(\x0c\"(\n\nListShards\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\"7\n\nIndexShard\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\"S\n\x0cProbeSamples\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\'\n\x07samples\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"\x81\x01\n\nDecodePart\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x10\n\x08priority\x18\x05 \x01(\x03\x12\'\n\x07samples\x18\x06 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"*\n\rStepCommitted\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x18\n\tJobClosed\x12\x0b\n\x03job\x18\x01 \x01(\t2F\n\x05\x46leet\x12=\n\x04Work\x12\x18.headrace.v1.FleetReport\x1a\x17.headrace.v1.FleetOrder(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,38 +36,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FLEETREPORT']._serialized_end=471
   _globals['_HELLO']._serialized_start=473
   _globals['_HELLO']._serialized_end=535
-  _globals['_HEARTBEAT']._serialized_start=537
-  _globals['_HEARTBEAT']._serialized_end=645
-  _globals['_GOODBYE']._serialized_start=647
-  _globals['_GOODBYE']._serialized_end=656
-  _globals['_SHARDSLISTED']._serialized_start=658
-  _globals['_SHARDSLISTED']._serialized_end=768
-  _globals['_SHARDINDEXED']._serialized_start=770
-  _globals['_SHARDINDEXED']._serialized_end=864
-  _globals['_SAMPLESPROBED']._serialized_start=866
-  _globals['_SAMPLESPROBED']._serialized_end=976
-  _globals['_ORDERFAILED']._serialized_start=978
-  _globals['_ORDERFAILED']._serialized_end=1021
-  _globals['_PARTDECODED']._serialized_start=1023
-  _globals['_PARTDECODED']._serialized_end=1051
-  _globals['_FLEETORDER']._serialized_start=1054
-  _globals['_FLEETORDER']._serialized_end=1458
-  _globals['_WELCOME']._serialized_start=1460
-  _globals['_WELCOME']._serialized_end=1504
-  _globals['_JOBOPENED']._serialized_start=1506
-  _globals['_JOBOPENED']._serialized_end=1605
-  _globals['_LISTSHARDS']._serialized_start=1607
-  _globals['_LISTSHARDS']._serialized_end=1647
-  _globals['_INDEXSHARD']._serialized_start=1649
-  _globals['_INDEXSHARD']._serialized_end=1704
-  _globals['_PROBESAMPLES']._serialized_start=1706
-  _globals['_PROBESAMPLES']._serialized_end=1789
-  _globals['_DECODEPART']._serialized_start=1792
-  _globals['_DECODEPART']._serialized_end=1921
-  _globals['_STEPCOMMITTED']._serialized_start=1923
-  _globals['_STEPCOMMITTED']._serialized_end=1965
-  _globals['_JOBCLOSED']._serialized_start=1967
-  _globals['_JOBCLOSED']._serialized_end=1991
-  _globals['_FLEET']._serialized_start=1993
-  _globals['_FLEET']._serialized_end=2063
+  _globals['_HEARTBEAT']._serialized_start=538
+  _globals['_HEARTBEAT']._serialized_end=689
+  _globals['_GOODBYE']._serialized_start=691
+  _globals['_GOODBYE']._serialized_end=700
+  _globals['_SHARDSLISTED']._serialized_start=702
+  _globals['_SHARDSLISTED']._serialized_end=812
+  _globals['_SHARDINDEXED']._serialized_start=814
+  _globals['_SHARDINDEXED']._serialized_end=908
+  _globals['_SAMPLESPROBED']._serialized_start=910
+  _globals['_SAMPLESPROBED']._serialized_end=1020
+  _globals['_ORDERFAILED']._serialized_start=1022
+  _globals['_ORDERFAILED']._serialized_end=1065
+  _globals['_PARTDECODED']._serialized_start=1067
+  _globals['_PARTDECODED']._serialized_end=1095
+  _globals['_FLEETORDER']._serialized_start=1098
+  _globals['_FLEETORDER']._serialized_end=1502
+  _globals['_WELCOME']._serialized_start=1504
+  _globals['_WELCOME']._serialized_end=1548
+  _globals['_JOBOPENED']._serialized_start=1550
+  _globals['_JOBOPENED']._serialized_end=1649
+  _globals['_LISTSHARDS']._serialized_start=1651
+  _globals['_LISTSHARDS']._serialized_end=1691
+  _globals['_INDEXSHARD']._serialized_start=1693
+  _globals['_INDEXSHARD']._serialized_end=1748
+  _globals['_PROBESAMPLES']._serialized_start=1750
+  _globals['_PROBESAMPLES']._serialized_end=1833
+  _globals['_DECODEPART']._serialized_start=1836
+  _globals['_DECODEPART']._serialized_end=1965
+  _globals['_STEPCOMMITTED']._serialized_start=1967
+  _globals['_STEPCOMMITTED']._serialized_end=2009
+  _globals['_JOBCLOSED']._serialized_start=2011
+  _globals['_JOBCLOSED']._serialized_end=2035
+  _globals['_FLEET']._serialized_start=2037
+  _globals['_FLEET']._serialized_end=2107
 # @@protoc_insertion_point(module_scope)

@@ -38,16 +38,18 @@ class Hello(_message.Message):
     def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes")
+    __slots__ = ("samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "occupancy")
     SAMPLES_DECODED_FIELD_NUMBER: _ClassVar[int]
     BYTES_DECODED_FIELD_NUMBER: _ClassVar[int]
     STORE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
     samples_decoded: int
     bytes_decoded: int
     store_bytes: int
     store_budget_bytes: int
-    def __init__(self, samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ...) -> None: ...
+    occupancy: _common_pb2.Occupancy
+    def __init__(self, samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., occupancy: _Optional[_Union[_common_pb2.Occupancy, _Mapping]] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()

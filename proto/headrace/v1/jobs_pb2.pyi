@@ -23,6 +23,26 @@ JOB_STATE_DONE: JobState
 JOB_STATE_FAILED: JobState
 JOB_STATE_CANCELLED: JobState
 
+class ManifestRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class ManifestReply(_message.Message):
+    __slots__ = ("shards",)
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    shards: _containers.RepeatedCompositeFieldContainer[ManifestShard]
+    def __init__(self, shards: _Optional[_Iterable[_Union[ManifestShard, _Mapping]]] = ...) -> None: ...
+
+class ManifestShard(_message.Message):
+    __slots__ = ("shard", "num_samples")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    shard: _common_pb2.Shard
+    num_samples: int
+    def __init__(self, shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ..., num_samples: _Optional[int] = ...) -> None: ...
+
 class SubmitRequest(_message.Message):
     __slots__ = ("spec_json",)
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -57,8 +77,51 @@ class CancelRequest(_message.Message):
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
+class PauseRequest(_message.Message):
+    __slots__ = ("job", "paused")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    paused: bool
+    def __init__(self, job: _Optional[str] = ..., paused: _Optional[bool] = ...) -> None: ...
+
+class ResetRequest(_message.Message):
+    __slots__ = ("job", "step")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    step: int
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class WeightsRequest(_message.Message):
+    __slots__ = ("job", "step", "weights")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    step: int
+    weights: _containers.ScalarMap[str, float]
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class TopologyRequest(_message.Message):
+    __slots__ = ("job", "topology_json", "generation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_JSON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    topology_json: str
+    generation: int
+    def __init__(self, job: _Optional[str] = ..., topology_json: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps")
+    __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps", "paused", "generation", "topology_json", "leader", "term", "ranks", "sources", "up_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +138,14 @@ class JobStatus(_message.Message):
     PREPROCESSORS_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     PLANNED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOPOLOGY_JSON_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     state: JobState
     message: str
@@ -91,10 +162,18 @@ class JobStatus(_message.Message):
     preprocessors: _containers.RepeatedCompositeFieldContainer[PreprocessorStatus]
     spec_json: str
     planned_steps: int
-    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ...) -> None: ...
+    paused: bool
+    generation: int
+    topology_json: str
+    leader: str
+    term: int
+    ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
+    sources: _containers.RepeatedCompositeFieldContainer[SourceStatus]
+    up_s: float
+    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ..., paused: _Optional[bool] = ..., generation: _Optional[int] = ..., topology_json: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., up_s: _Optional[float] = ...) -> None: ...
 
 class PreprocessorStatus(_message.Message):
-    __slots__ = ("preprocessor", "endpoint", "samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "leases")
+    __slots__ = ("preprocessor", "endpoint", "samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "leases", "slots", "occupancy")
     PREPROCESSOR_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_DECODED_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +181,8 @@ class PreprocessorStatus(_message.Message):
     STORE_BYTES_FIELD_NUMBER: _ClassVar[int]
     STORE_BUDGET_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
     preprocessor: str
     endpoint: str
     samples_decoded: int
@@ -109,7 +190,37 @@ class PreprocessorStatus(_message.Message):
     store_bytes: int
     store_budget_bytes: int
     leases: int
-    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., leases: _Optional[int] = ...) -> None: ...
+    slots: int
+    occupancy: _common_pb2.Occupancy
+    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., slots: _Optional[int] = ..., occupancy: _Optional[_Union[_common_pb2.Occupancy, _Mapping]] = ...) -> None: ...
+
+class SourceStatus(_message.Message):
+    __slots__ = ("source", "share", "samples", "tokens", "image_patches", "mel_frames")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_PATCHES_FIELD_NUMBER: _ClassVar[int]
+    MEL_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    share: float
+    samples: int
+    tokens: int
+    image_patches: int
+    mel_frames: int
+    def __init__(self, source: _Optional[str] = ..., share: _Optional[float] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., image_patches: _Optional[int] = ..., mel_frames: _Optional[int] = ...) -> None: ...
+
+class RankStatus(_message.Message):
+    __slots__ = ("rank", "committed_steps", "data_wait_s", "step_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    DATA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    committed_steps: int
+    data_wait_s: float
+    step_s: float
+    def __init__(self, rank: _Optional[int] = ..., committed_steps: _Optional[int] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class LedgerRequest(_message.Message):
     __slots__ = ("job",)

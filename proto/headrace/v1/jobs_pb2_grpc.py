@@ -55,6 +55,31 @@ class JobsStub:
                 request_serializer=headrace_dot_v1_dot_jobs__pb2.CancelRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
                 _registered_method=True)
+        self.Manifest = channel.unary_unary(
+                '/headrace.v1.Jobs/Manifest',
+                request_serializer=headrace_dot_v1_dot_jobs__pb2.ManifestRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_jobs__pb2.ManifestReply.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/headrace.v1.Jobs/Pause',
+                request_serializer=headrace_dot_v1_dot_jobs__pb2.PauseRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+                _registered_method=True)
+        self.Reset = channel.unary_unary(
+                '/headrace.v1.Jobs/Reset',
+                request_serializer=headrace_dot_v1_dot_jobs__pb2.ResetRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+                _registered_method=True)
+        self.SetWeights = channel.unary_unary(
+                '/headrace.v1.Jobs/SetWeights',
+                request_serializer=headrace_dot_v1_dot_jobs__pb2.WeightsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+                _registered_method=True)
+        self.SetTopology = channel.unary_unary(
+                '/headrace.v1.Jobs/SetTopology',
+                request_serializer=headrace_dot_v1_dot_jobs__pb2.TopologyRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+                _registered_method=True)
         self.Ledger = channel.unary_stream(
                 '/headrace.v1.Jobs/Ledger',
                 request_serializer=headrace_dot_v1_dot_jobs__pb2.LedgerRequest.SerializeToString,
@@ -95,6 +120,40 @@ class JobsServicer:
 
     def Cancel(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Manifest(self, request, context):
+        """The data set of a job, as far as it is listed and indexed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reset(self, request, context):
+        """Undo the commits of `step` and of all later ones. Begins a new generation: ranks connect again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetWeights(self, request, context):
+        """Mix the sources by other weights from a step on that is not planned yet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTopology(self, request, context):
+        """Plan the same global batches for another topology, from the first uncommitted step on. Begins a new generation.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -140,6 +199,31 @@ def add_JobsServicer_to_server(servicer, server):
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
                     request_deserializer=headrace_dot_v1_dot_jobs__pb2.CancelRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.SerializeToString,
+            ),
+            'Manifest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Manifest,
+                    request_deserializer=headrace_dot_v1_dot_jobs__pb2.ManifestRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_jobs__pb2.ManifestReply.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=headrace_dot_v1_dot_jobs__pb2.PauseRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.SerializeToString,
+            ),
+            'Reset': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reset,
+                    request_deserializer=headrace_dot_v1_dot_jobs__pb2.ResetRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.SerializeToString,
+            ),
+            'SetWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetWeights,
+                    request_deserializer=headrace_dot_v1_dot_jobs__pb2.WeightsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.SerializeToString,
+            ),
+            'SetTopology': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTopology,
+                    request_deserializer=headrace_dot_v1_dot_jobs__pb2.TopologyRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.SerializeToString,
             ),
             'Ledger': grpc.unary_stream_rpc_method_handler(
@@ -265,6 +349,141 @@ class Jobs:
             target,
             '/headrace.v1.Jobs/Cancel',
             headrace_dot_v1_dot_jobs__pb2.CancelRequest.SerializeToString,
+            headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Manifest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Jobs/Manifest',
+            headrace_dot_v1_dot_jobs__pb2.ManifestRequest.SerializeToString,
+            headrace_dot_v1_dot_jobs__pb2.ManifestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Jobs/Pause',
+            headrace_dot_v1_dot_jobs__pb2.PauseRequest.SerializeToString,
+            headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Jobs/Reset',
+            headrace_dot_v1_dot_jobs__pb2.ResetRequest.SerializeToString,
+            headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Jobs/SetWeights',
+            headrace_dot_v1_dot_jobs__pb2.WeightsRequest.SerializeToString,
+            headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTopology(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Jobs/SetTopology',
+            headrace_dot_v1_dot_jobs__pb2.TopologyRequest.SerializeToString,
             headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
             options,
             channel_credentials,

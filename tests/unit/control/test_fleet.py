@@ -25,7 +25,14 @@ class Bench:
 
     def join(self, name: str, slots: int = 1) -> Member:
         orders = self.sent.setdefault(name, [])
-        member = Member(name=name, endpoint=f"{name}:1", slots=slots, send=orders.append, introduce=lambda job: f"open {job}")
+        member = Member(
+            name=name,
+            endpoint=f"{name}:1",
+            slots=slots,
+            send=orders.append,
+            introduce=lambda job: f"open {job}",
+            dismiss=lambda: orders.append("dismissed"),
+        )
         self.fleet.join(member)
         return member
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import ConflictError, SupersededError
-from headrace.spec import parse_spec
+from headrace.errors import ConflictError, SupersededError, UserError
+from headrace.spec import TopologySpec, parse_spec
 from headrace.v1 import common_pb2, fleet_pb2
 from reorder_service.fleet import Member
 from reorder_service.job import JobRun
@@ -26,7 +27,7 @@ ROWS = 24
 
 @dataclass(kw_only=True)
 class Preprocessor:
-    """A member of the fleet that answers every order in the next turn of the loop. Its data set: one shard of ROWS rows."""
+    """A member of the fleet that answers every order in the next turn of the loop. In each source: one shard of ROWS rows."""
 
     service: ReorderService
     name: str = "p"
@@ -37,7 +38,9 @@ class Preprocessor:
         def introduce(job: str) -> fleet_pb2.FleetOrder:
             return fleet_pb2.FleetOrder(job_opened=fleet_pb2.JobOpened(job=job))
 
-        self.member = Member(name=self.name, endpoint=f"{self.name}:1", slots=4, send=self._hear, introduce=introduce)
+        self.member = Member(
+            name=self.name, endpoint=f"{self.name}:1", slots=4, send=self._hear, introduce=introduce, dismiss=lambda: None
+        )
         self.service.fleet.join(self.member)
         return self.member
 
@@ -50,13 +53,15 @@ class Preprocessor:
     def _result(self, kind: str, body: Any) -> Any:
         match kind:
             case "list_shards":
-                shard = common_pb2.Shard(source=0, url="/d/a.tar", name="d/a")
-                return fleet_pb2.ShardsListed(shards=[shard], vocabulary=common_pb2.Vocabulary(size=9))
+                sources = self.service.find(body.job).spec.sources
+                shards = [common_pb2.Shard(source=n, url="/d/a.tar", name=f"{s.name}/a") for n, s in enumerate(sources)]
+                return fleet_pb2.ShardsListed(shards=shards, vocabulary=common_pb2.Vocabulary(size=9))
             case "index_shard":
                 return fleet_pb2.ShardIndexed(num_samples=ROWS)
             case "probe_samples":
+                names = [source.name for source in self.service.find(body.job).spec.sources]
                 probes = [
-                    common_pb2.Probe(sample_id=s.sample_id, name=f"d/a/{s.row}", num_tokens=4, num_targets=2)
+                    common_pb2.Probe(sample_id=s.sample_id, name=f"{names[s.shard]}/a/{s.row}", num_tokens=4, num_targets=2)
                     for s in body.samples
                 ]
                 return fleet_pb2.SamplesProbed(probes=probes)
@@ -75,7 +80,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
     async def start_service() -> ReorderService:
         if running:
-            await running.pop().stop()
+            await end(running.pop())
         service = ReorderService(await StateStore.open(f"embedded:{tmp_path / 'store'}"))
         running.append(service)
         await service.start()
@@ -83,7 +88,12 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
     yield start_service
     for service in running:
-        await service.stop()
+        await end(service)
+
+
+async def end(service: ReorderService) -> None:
+    await service.stop()
+    await service.store.close()
 
 
 async def submit(service: ReorderService, *, replicas: int = 2, join: bool = True, **fields: Any) -> JobRun:
@@ -144,7 +154,7 @@ async def test_a_job_runs_to_its_end_and_every_sample_is_in_the_ledger_once(star
     assert run.state == "DONE"
     ledger = [name for step in await names(run) for name in step]
     assert sorted(ledger) == sorted(f"d/a/{row}" for row in range(ROWS))
-    assert (run.committed_samples, run.progress.first_loss, run.progress.last_loss) == (ROWS, 0.0, 5.0)
+    assert (run.progress.samples, run.progress.first_loss, run.progress.last_loss) == (ROWS, 0.0, 5.0)
     assert not run._fleet.members["p"].kept
 
 
@@ -211,7 +221,7 @@ async def test_going_back_undoes_later_commits_and_the_same_samples_come_again(s
     await consume(run, run.open_session(0, 1))
     whole = await names(run)
     await run.rewind(2)
-    assert (run.state, run.committed, run.committed_samples) == ("RUNNING", 2, 8)
+    assert (run.state, run.committed, run.progress.samples) == ("RUNNING", 2, 8)
     assert await consume(run, run.open_session(0, 1)) == [2, 3, 4, 5]
     assert (run.state, await names(run)) == ("DONE", whole)
 
@@ -220,7 +230,7 @@ async def test_ranks_may_all_ask_to_go_back_at_once(start: Start) -> None:
     run = await submit(await start())
     await consume(run, run.open_session(0, 1), stop=4)
     await asyncio.gather(*(run.rewind(1) for _ in range(4)))
-    assert (run.committed, run.committed_samples, len(await names(run))) == (1, 4, 1)
+    assert (run.committed, run.progress.samples, len(await names(run))) == (1, 4, 1)
     assert await consume(run, run.open_session(0, 1)) == [1, 2, 3, 4, 5]
 
 
@@ -327,3 +337,88 @@ async def test_a_submission_that_was_cut_off_is_taken_up_by_the_next(start: Star
     spec = parse_spec({"name": "cut", "sources": [{"path": "/d"}]})
     await service.store.create_job("cut", spec.to_json())
     assert (await service.submit(spec.to_json())).name == "cut"
+
+
+async def test_who_takes_over_probes_nothing_again(start: Start) -> None:
+    run = await submit(await start())
+    before = await told_step(run.open_session(0, 1), 1)
+    service = await start()
+    run = service.find("job")
+    asked: list[str] = []
+    preprocessor = Preprocessor(service=service)
+    hear = preprocessor._hear
+    preprocessor._hear = lambda order: (asked.append(order.WhichOneof("order")), hear(order))[-1]  # type: ignore[method-assign]
+    preprocessor.join()
+    assert (await told_step(run.open_session(0, 1), 1)).probes == before.probes
+    assert "decode_part" in asked
+    assert "probe_samples" not in asked
+
+
+async def test_a_new_topology_plans_the_uncommitted_steps_anew(start: Start) -> None:
+    run = await submit(await start(), replicas=2)
+    stale = run.open_session(0, 1)
+    before = await told_step(stale, 1)
+    await run.set_topology(TopologySpec(replicas=1, microbatches=4))
+    after = await told_step(run.open_session(0, 1), 1)
+    assert after.plan is not None
+    assert before.plan is not None
+    assert (len(before.plan.replicas), len(after.plan.replicas)) == (2, 1)
+    assert after.refs == before.refs
+    assert not after.parts.keys() & before.parts.keys()
+    assert after.plan.generation == run.generation == 2
+    with pytest.raises(SupersededError, match="generation 2 now; connect again"):
+        await run.commit(stale, 0, commit())
+    with pytest.raises(SupersededError, match="connect again"):
+        run.open_session(0, 1, generation=1)
+
+
+async def test_the_same_topology_again_changes_nothing(start: Start) -> None:
+    run = await submit(await start(), replicas=2)
+    await run.set_topology(run.topology)
+    assert run.generation == 1
+
+
+async def test_a_topology_outlives_the_service(start: Start) -> None:
+    run = await submit(await start(), replicas=2)
+    await run.set_topology(TopologySpec(replicas=3))
+    again = (await start()).find("job")
+    assert (again.topology.replicas, again.generation) == (3, 2)
+
+
+async def test_other_weights_hold_from_their_step_on_and_again_after_a_reset(start: Start) -> None:
+    sources = [{"path": "/d", "name": "a", "weight": 1}, {"path": "/d", "name": "b", "weight": 1}]
+    run = await submit(await start(), sources=sources, steps=8)
+    session = run.open_session(0, 1)
+    await consume(run, session, stop=1)
+    with pytest.raises(ConflictError, match="steps before 3 of job 'job' are planned already"):
+        await run.set_weights(2, {"a": 0, "b": 1})
+    with pytest.raises(UserError, match="every source once: a, b; got a"):
+        await run.set_weights(4, {"a": 1})
+    with pytest.raises(UserError, match="weights must be numbers"):
+        await run.set_weights(4, {"a": 0, "b": 0})
+    await run.set_weights(4, {"a": 0, "b": 1})
+    await consume(run, session)
+    whole = await names(run)
+    per_step = [Counter(name.split("/")[0] for name in step) for step in whole]
+    assert per_step[:4] == [Counter(a=2, b=2)] * 4
+    assert per_step[4:] == [Counter(b=4)] * 4
+    assert run.progress.delivered["b"][0] == 4 * 2 + 4 * 4
+    await run.rewind(2)
+    await consume(run, run.open_session(0, 1))
+    assert await names(run) == whole
+
+
+async def test_a_paused_job_plans_no_further_step(start: Start) -> None:
+    run = await submit(await start())
+    session = run.open_session(0, 1)
+    await told_step(session, 1)
+    await run.pause(True)
+    assert await consume(run, run.open_session(0, 1), stop=2) == [0, 1]
+    assert not run.steps
+    service = await start()
+    again = service.find("job")
+    Preprocessor(service=service).join()
+    assert again.paused
+    await again.wait_ready()
+    await again.pause(False)
+    assert await consume(again, again.open_session(0, 1), stop=3) == [2]

@@ -95,12 +95,12 @@ def test_a_microbatch_of_which_one_part_has_samples_is_shown_where_that_lies(sha
 
 
 @pytest.mark.parametrize("bound", [1, 3])
-def test_no_more_parts_than_asked_for_lie_ready(world: Any, bound: int) -> None:
+def test_no_more_parts_than_asked_for_lie_ready_beside_the_microbatch_that_is_packed_next(world: Any, bound: int) -> None:
     world.step(0, 12)
     world.step(1, 12)
     with connect(world, prefetch_parts=bound, threads=8) as loader:
         for read_so_far, _ in enumerate(next(iter(loader)), 1):
-            expected = min(24, read_so_far + bound)
+            expected = min(24, read_so_far + 1 + bound)
             world.wait(lambda expected=expected: len(world.fetched) >= expected)
             assert len(world.fetched) == expected
 

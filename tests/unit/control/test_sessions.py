@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from headrace.errors import ConflictError, UserError
+from headrace.errors import ConflictError, SupersededError, UserError
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
@@ -60,8 +60,8 @@ def test_tickets_are_the_same_whenever_a_step_is_planned_again() -> None:
 
 
 def test_ranks_share_the_replicas() -> None:
-    sessions = Sessions("job", replicas=5)
-    ranks = [sessions.open(rank, 3) for rank in range(3)]
+    sessions = Sessions("job")
+    ranks = [sessions.open(rank, 3, 5) for rank in range(3)]
     served = [[r for r in range(5) if session.serves(part("t", r))] for session in ranks]
     assert served == [[0, 3], [1, 4], [2]]
 
@@ -69,41 +69,41 @@ def test_ranks_share_the_replicas() -> None:
 @pytest.mark.parametrize(("rank", "num_ranks"), [(2, 2), (-1, 2), (0, 0)])
 def test_a_rank_outside_of_its_number_is_refused(rank: int, num_ranks: int) -> None:
     with pytest.raises(UserError, match="is not in 0"):
-        Sessions("job", replicas=4).open(rank, num_ranks)
+        Sessions("job").open(rank, num_ranks, 4)
 
 
 def test_more_ranks_than_replicas_are_refused_with_the_remedy() -> None:
-    with pytest.raises(UserError, match=r"topology\.replicas=3"):
-        Sessions("job", replicas=2).open(0, 3)
+    with pytest.raises(UserError, match="headrace job topology job --replicas 3"):
+        Sessions("job").open(0, 3, 2)
 
 
 def test_opening_a_rank_again_supersedes_its_former_session_only() -> None:
-    sessions = Sessions("job", replicas=2)
-    former, other = sessions.open(0, 2), sessions.open(1, 2)
-    latter = sessions.open(0, 2)
-    assert (former.superseded, other.superseded, latter.superseded) == (True, False, False)
+    sessions = Sessions("job")
+    former, other = sessions.open(0, 2, 2), sessions.open(1, 2, 2)
+    latter = sessions.open(0, 2, 2)
+    assert [session.over is not None for session in (former, other, latter)] == [True, False, False]
     assert sessions.by_rank == {0: latter, 1: other}
     assert former.id != latter.id
 
 
 def test_another_number_of_ranks_supersedes_those_that_are_gone() -> None:
-    sessions = Sessions("job", replicas=4)
-    gone = [sessions.open(rank, 4) for rank in range(4)]
-    sessions.open(1, 2)
-    assert all(session.superseded for session in gone)
+    sessions = Sessions("job")
+    gone = [sessions.open(rank, 4, 4) for rank in range(4)]
+    sessions.open(1, 2, 4)
+    assert all(isinstance(session.over, SupersededError) for session in gone)
     assert (list(sessions.by_rank), sessions.num_ranks) == ([1], 2)
 
 
 def test_another_number_of_ranks_is_refused_while_one_is_connected() -> None:
-    sessions = Sessions("job", replicas=4)
-    sessions.open(1, 2).streaming = True
+    sessions = Sessions("job")
+    sessions.open(1, 2, 4).streaming = True
     with pytest.raises(ConflictError, match="rank 1 of 2 is connected"):
-        sessions.open(0, 3)
+        sessions.open(0, 3, 4)
     assert sessions.num_ranks == 2
 
 
 async def test_steps_come_before_the_places_of_their_parts() -> None:
-    session = Sessions("job", replicas=1).open(0, 1)
+    session = Sessions("job").open(0, 1, 1)
     first, second = make_step(0), make_step(1)
     events = session.events()
     session.tell_step(first)
@@ -119,7 +119,7 @@ async def test_steps_come_before_the_places_of_their_parts() -> None:
 
 
 async def test_a_part_that_moves_twice_is_told_once_where_it_is_now() -> None:
-    session = Sessions("job", replicas=1).open(0, 1)
+    session = Sessions("job").open(0, 1, 1)
     moving = part("a")
     for lease in ("l1", "l2"):
         moving.lease = lease
@@ -130,7 +130,7 @@ async def test_a_part_that_moves_twice_is_told_once_where_it_is_now() -> None:
 
 
 async def test_places_of_other_ranks_are_not_told() -> None:
-    session = Sessions("job", replicas=2).open(1, 2)
+    session = Sessions("job").open(1, 2, 2)
     session.tell_place(part("theirs", 0))
     session.tell_place(part("ours", 1))
     session.tell_end("why")
@@ -141,10 +141,11 @@ async def test_places_of_other_ranks_are_not_told() -> None:
 
 
 async def test_a_superseded_session_hears_nothing_more() -> None:
-    session: Session = Sessions("job", replicas=1).open(0, 1)
+    session: Session = Sessions("job").open(0, 1, 1)
     session.tell_step(make_step())
-    session.supersede()
-    assert [event async for event in session.events()] == []
+    session.end(SupersededError("opened again"))
+    with pytest.raises(SupersededError, match="opened again"):
+        await anext(session.events())
 
 
 def commit(loss: float = math.nan, rejected: tuple[Rejected, ...] = (), step_s: float = 1.0, wait_s: float = 0.0) -> RankCommit:
@@ -157,7 +158,7 @@ def test_a_step_records_what_was_consumed_and_the_slowest_rank() -> None:
     late = Rejected(name="n2", reason=Reason.CORRUPT_MEDIA, detail="", sample_id=2)
     step.rejected.append(probed_bad)
     step.commits = {0: commit(step_s=2.0, wait_s=0.1, rejected=(late,)), 1: commit(loss=3.0, wait_s=0.5, rejected=(late,))}
-    record, rejected = step.record()
+    record, rejected = step.record(lambda _: "d")
     assert record.samples == ("n0", "n1", "n3")
     assert (record.loss, record.step_s, record.data_wait_s) == (3.0, 2.0, 0.5)
     assert rejected == [probed_bad, late]
@@ -166,7 +167,7 @@ def test_a_step_records_what_was_consumed_and_the_slowest_rank() -> None:
 def test_a_step_without_a_sample_and_without_a_loss_is_recorded_too() -> None:
     step = make_step(num_samples=0)
     step.commits = {0: commit()}
-    record, rejected = step.record()
+    record, rejected = step.record(lambda _: "d")
     assert (record.samples, rejected) == ((), [])
     assert math.isnan(record.loss)
     assert step.sample_ids.dtype == np.int64

@@ -15,8 +15,10 @@ import pytest
 from headrace.errors import ConflictError, UnavailableError, UserError
 from headrace.manifest import ShardInfo, Vocabulary
 from headrace.quarantine import Reason, Rejected
-from reorder_service import state
-from reorder_service.state import StateStore, StepRecord
+from headrace.sample import Probe
+from reorder_service import database, state
+from reorder_service.progress import Progress, StepRecord
+from reorder_service.state import StateStore
 
 VOCABULARY = Vocabulary(size=100, image_token=1, audio_token=2)
 SHARDS = [ShardInfo(source=0, url="/d/a.tar", name="d/a"), ShardInfo(source=1, url="s3://b/ü.tar", name="b/ü")]
@@ -48,7 +50,7 @@ async def test_a_new_job_is_empty_and_is_created_once(store: StateStore) -> None
     assert await store.jobs() == ["b", "a"]
     record = await store.load_job("b")
     assert (record.spec_json, record.state, record.message) == ('{"x": 1}', "INDEXING", "")
-    assert (record.cursor, record.samples, record.vocabulary, record.shards, record.indexed) == (0, 0, None, (), {})
+    assert (record.cursor, record.progress.samples, record.vocabulary, record.shards, record.indexed) == (0, 0, None, (), {})
     with pytest.raises(KeyError):
         await store.load_job("c")
 
@@ -72,7 +74,7 @@ async def test_commits_are_in_order_or_refused(store: StateStore) -> None:
     with pytest.raises(ConflictError, match="step 0 "):
         await store.commit_step("job", 0, step_record("x"), [rejected("y")])
     record = await store.load_job("job")
-    assert (record.cursor, record.samples) == (1, 2)
+    assert (record.cursor, record.progress.samples) == (1, 2)
     assert await ledger(store) == [(0, ("s0a", "s0b"))]
     assert await store.num_quarantined("job") == 0
 
@@ -93,7 +95,7 @@ async def test_of_concurrent_writers_one_commits(store: StateStore) -> None:
     results = await asyncio.gather(*commits, return_exceptions=True)
     assert [type(result) for result in results].count(ConflictError) == 7
     record = await store.load_job("job")
-    assert (record.cursor, record.samples, len(await ledger(store))) == (1, 1, 1)
+    assert (record.cursor, record.progress.samples, len(await ledger(store))) == (1, 1, 1)
 
 
 async def test_the_ledger_pages_through_any_number_of_steps(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +114,7 @@ async def test_rewinding_undoes_later_commits_and_their_quarantine_and_revives_t
     await store.set_state("job", "DONE")
     await store.rewind("job", step)
     record = await store.load_job("job")
-    assert (record.cursor, record.samples, record.state) == (step, step, "RUNNING")
+    assert (record.cursor, record.progress.samples, record.state) == (step, step, "RUNNING")
     assert await ledger(store) == [(n, (f"s{n}",)) for n in range(step)]
     names = [item.name for item in await store.quarantine("job")]
     assert names == [*(f"bad{n}" for n in range(step)), "damaged shard"]
@@ -155,7 +157,7 @@ async def test_a_store_that_cannot_be_had_is_one_sentence(url: str, words: str) 
 
 @pytest.mark.timeout(20)
 async def test_a_server_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(database, "_TIMEOUT_S", 0.1)
     store = await StateStore.open(f"embedded:{tmp_path / 'store'}")
     server = server_of(tmp_path / "store")
     os.kill(server, signal.SIGSTOP)
@@ -250,7 +252,48 @@ async def test_a_store_of_another_release_is_refused(tmp_path: Path) -> None:
     url = f"embedded:{tmp_path / 'store'}"
     store = await StateStore.open(url)
     await store.create_job("j", "{}")
-    await store._redis.set("headrace:format", "0")
+    await store.database.client.set("headrace:format", "0")
     await store.close()
     with pytest.raises(ConflictError, match="another release"):
         await StateStore.open(url)
+
+
+async def test_the_sums_of_all_steps_are_read_from_the_last_one(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await make_job(store)
+    for step, loss in enumerate((float("nan"), 4.0, 2.0)):
+        await store.commit_step("job", step, step_record("a", "b", loss=loss), [])
+    monkeypatch.setattr(StateStore, "steps", lambda *_: pytest.fail("every step was read"))
+    sums = (await store.load_job("job")).progress
+    assert sums == Progress(samples=6, first_loss=4.0, last_loss=2.0, step_s=1.5, data_wait_s=0.75)
+    await store.rewind("job", 2)
+    assert (await store.load_job("job")).progress.last_loss == 4.0
+
+
+async def test_what_was_probed_is_kept_until_its_step_is_committed_or_undone(store: StateStore) -> None:
+    await make_job(store)
+    probes = {7: Probe(name="d/ü", num_tokens=9, num_targets=4, image_patches=(16, 4), mel_frames=(100,))}
+    for step in (0, 1):
+        await store.save_probes("job", step, probes, [rejected("bad", 8)])
+    assert await store.load_probes("job", 0) == (probes, [rejected("bad", 8)])
+    await store.commit_step("job", 0, step_record("d/ü"), [])
+    assert await store.load_probes("job", 0) is None
+    assert await store.load_probes("job", 1) is not None
+    await store.rewind("job", 0)
+    assert await store.load_probes("job", 1) is None
+
+
+async def test_every_reset_and_every_topology_begins_a_generation(store: StateStore) -> None:
+    await make_job(store, num_steps=2)
+    assert await store.set_topology("job", '{"replicas": 3}', 2)
+    assert not await store.set_topology("job", '{"replicas": 4}', 2)
+    await store.rewind("job", 1)
+    record = await store.load_job("job")
+    assert (record.generation, record.topology_json, record.cursor) == (3, '{"replicas": 3}', 1)
+
+
+async def test_a_pause_survives(store: StateStore) -> None:
+    await make_job(store)
+    await store.set_paused("job", True)
+    assert (await store.load_job("job")).paused
+    await store.set_paused("job", False)
+    assert not (await store.load_job("job")).paused

@@ -1,0 +1,79 @@
+"""Which of several reorder services on one store works, and which stand by.
+
+All of them listen. The one that leads says that it serves (gRPC's health service), and clients that were given several
+endpoints follow that. It renews its lease while it runs; where it cannot, it serves nobody new until it can, and goes on as
+before unless another one has led meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from headrace import metrics
+from headrace.errors import UnavailableError
+from headrace.telemetry import pairs
+from reorder_service.database import LEASE_S, Database
+from reorder_service.service import ReorderService
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.1  # how often one that stands by looks whether it may lead
+RENEW_S = 0.3
+
+
+class Post:
+    """The place of the service in this process: taken while it leads, empty while it stands by."""
+
+    def __init__(self) -> None:
+        self.leader = ""
+        """The name of the process that leads, as far as this one knows."""
+        self.taken: ReorderService | None = None
+
+    @property
+    def service(self) -> ReorderService:
+        """Raises UnavailableError while this process stands by."""
+        if self.taken is None:
+            leader = f"{self.leader.split()[0]} leads" if self.leader else "none leads yet"
+            raise UnavailableError(f"this reorder service stands by; {leader}")
+        return self.taken
+
+
+async def elected(database: Database, name: str, post: Post) -> None:
+    """Return as soon as this process leads. `name`: its endpoint, and what tells it from others of that endpoint."""
+    stands_by = False
+    while True:
+        try:
+            if await database.lead(name):
+                post.leader = name
+                metrics.TERM.set(database.term)
+                log.info("leading %s", pairs(term=database.term))
+                return
+            leader = await database.leader()
+            if leader and leader != post.leader:
+                log.info("standing by %s", pairs(leader=leader.split()[0]))
+            post.leader, stands_by = leader, True
+        except UnavailableError as err:
+            log.warning("waiting for the store %s", pairs(error=err))
+        database.check()
+        await asyncio.sleep(POLL_S if stands_by else RENEW_S)
+
+
+async def replaced(database: Database, name: str, serve: Callable[[bool], Awaitable[None]]) -> None:
+    """Keep the lease; return when another process leads. `serve(False)`, `serve(True)`: it ran out, it goes on."""
+    serving, renewed_s = True, time.monotonic()
+    while True:
+        try:
+            if not await database.renew(name):
+                log.warning("replaced %s", pairs(term=database.term))
+                return
+            renewed_s = time.monotonic()
+        except UnavailableError as err:
+            log.warning("lease not renewed %s", pairs(term=database.term, error=err))
+        database.check()
+        if serving != (time.monotonic() < renewed_s + LEASE_S):
+            serving = not serving
+            await serve(serving)
+        await asyncio.sleep(RENEW_S)

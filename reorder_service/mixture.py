@@ -1,0 +1,109 @@
+"""Which source gives the sample at each place of a job, by weights that may change on the way.
+
+The sources interleave evenly: sample k of a source with share p is due at time (k + 1/2) / p, and samples are taken in the
+order in which they are due. Where the weights change, the clock begins anew and every source goes on behind the samples
+that it has given. All of it allows random access, so a resumed job computes nothing twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Weights = Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Places from `first` on that have the same weights."""
+
+    first: int
+    shares: npt.NDArray[np.float64]
+    given: npt.NDArray[np.int64]
+    """Samples of each source before them."""
+
+
+class Mixture:
+    """Of some sources: place -> source and position in it."""
+
+    def __init__(self, weights: Weights, changes: Sequence[tuple[int, Weights]] = ()) -> None:
+        """`changes`: the weights from a place on, in the order of the places. Raises ValueError where they are none."""
+        self._spans = [_Span(0, _shares(weights), np.zeros(len(weights), np.int64))]
+        for first, later in changes:
+            former = self._spans[-1]
+            if first < former.first or len(later) != len(weights):
+                raise ValueError(f"weights from place {first} on must follow those from {former.first} on, one for each source")
+            given = former.given + _counts(former.shares, first - former.first)
+            if first == former.first:
+                self._spans.pop()
+            self._spans.append(_Span(first, _shares(later), given))
+
+    def positions(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """(source, position in the source) for places start .. stop - 1."""
+        found: list[tuple[int, int]] = []
+        while start < stop:
+            number = bisect_right(self._spans, start, key=lambda span: span.first) - 1
+            span = self._spans[number]
+            end = min(stop, self._spans[number + 1].first) if number + 1 < len(self._spans) else stop
+            within = _interleaved(span.shares, start - span.first, end - span.first)
+            found += [(source, int(span.given[source]) + position) for source, position in within]
+            start = end
+        return found
+
+    def place(self, source: int, position: int) -> int | None:
+        """Where a source's sample stands; None where it has no share any more before it comes to that."""
+        number = bisect_right([int(span.given[source]) for span in self._spans], position) - 1
+        span = self._spans[number]
+        share = span.shares[source]
+        if share == 0:
+            return None
+        position -= int(span.given[source])
+        due = int((position + 0.5) / share)
+        start = max(0, due - len(span.shares) - 1)
+        within = _interleaved(span.shares, start, due + len(span.shares) + 2)
+        return span.first + start + within.index((source, position))
+
+
+def _shares(weights: Weights) -> npt.NDArray[np.float64]:
+    array = np.array(weights, np.float64)
+    if not np.isfinite(array).all() or (array < 0).any() or not array.any():
+        raise ValueError(f"weights must be numbers of 0 or more, and one of them more than 0, got {list(weights)}")
+    shares: npt.NDArray[np.float64] = array / array.sum()
+    return shares
+
+
+def _interleaved(shares: npt.NDArray[np.float64], start: int, stop: int) -> list[tuple[int, int]]:
+    """(source, position) for places start .. stop - 1 of sources that all begin at place 0."""
+    first, due = _due(shares, start, stop)
+    skip = start - int(first.sum())
+    return [(source, position) for _, source, position in due[skip : skip + stop - start]]
+
+
+def _counts(shares: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int64]:
+    """How many samples of each source stand at the first `length` places."""
+    first, due = _due(shares, length, length)
+    counts = first.copy()
+    for _, source, _ in due[: length - int(first.sum())]:
+        counts[source] += 1
+    return counts
+
+
+def _due(shares: npt.NDArray[np.float64], start: int, stop: int) -> tuple[npt.NDArray[np.int64], list[tuple[float, int, int]]]:
+    """Each source's first position that is looked at, and (time, source, position) from there on, as they are due.
+
+    At place g a source of share p has given p * g samples, give or take 1/2 + p (n - 2) / 2 with n sources. So merging the
+    samples due around there finds the exact counts without walking from place 0.
+    """
+    margin = len(shares) + 1
+    first = np.maximum(0, np.floor(shares * start).astype(np.int64) - margin)
+    due: list[tuple[float, int, int]] = []
+    for source in np.flatnonzero(shares).tolist():
+        share = float(shares[source])
+        last = int(share * stop) + margin + 1
+        due += [((position + 0.5) / share, source, position) for position in range(int(first[source]), last)]
+    due.sort()
+    return first, due

@@ -1,0 +1,109 @@
+"""What trainer ranks ask of the reorder service: decode, call, encode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+
+from headrace import codec
+from headrace.errors import ConflictError, NotFoundError
+from headrace.rpc import answers, answers_stream
+from headrace.v1 import sessions_pb2, sessions_pb2_grpc
+from reorder_service.leadership import Post
+from reorder_service.sessions import Ended, Session
+from reorder_service.step import Part, RankCommit, Step
+
+log = logging.getLogger(__name__)
+
+
+class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
+    """What trainer ranks ask."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    @answers
+    async def Open(self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.OpenReply:
+        run = self._post.service.find(request.job)
+        await run.wait_ready()
+        generation = request.generation if request.HasField("generation") else None
+        if request.HasField("resume_step"):
+            await asyncio.shield(run.rewind(request.resume_step))
+        vocabulary = run.manifest.vocabulary
+        if vocabulary is None:
+            raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
+        session = run.open_session(request.rank, request.num_ranks, generation)
+        return sessions_pb2.OpenReply(
+            session=session.id,
+            generation=run.generation,
+            next_step=run.committed,
+            spec_json=run.spec.to_json(),
+            vocabulary=codec.vocabulary_message(vocabulary),
+        )
+
+    @answers_stream
+    async def Plans(
+        self, request: sessions_pb2.PlansRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[sessions_pb2.PlanEvent]:
+        run, session = self._post.service.find_session(request.session)
+        session.streaming = True
+        try:
+            async for event in session.events():
+                yield _plan_event(event, session)
+        finally:
+            session.streaming = False
+        log.debug("plans ended job=%s rank=%d", run.name, session.rank)
+
+    @answers
+    async def ReportLost(
+        self, request: sessions_pb2.ReportLostRequest, context: grpc.aio.ServicerContext
+    ) -> sessions_pb2.ReportLostReply:
+        run, _ = self._post.service.find_session(request.session)
+        run.report_lost(request.ticket, request.lease)
+        return sessions_pb2.ReportLostReply()
+
+    @answers
+    async def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CommitReply:
+        run, session = self._post.service.find_session(request.session)
+        commit = RankCommit(
+            rejected=tuple(codec.rejection_value(item) for item in request.rejections),
+            loss=request.loss,
+            step_s=request.step_s,
+            data_wait_s=request.data_wait_s,
+        )
+        return sessions_pb2.CommitReply(committed=await run.commit(session, request.step, commit))
+
+    @answers
+    async def Close(self, request: sessions_pb2.CloseRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CloseReply:
+        run, session = self._post.service.find_session(request.session)
+        run.sessions.by_rank.pop(session.rank, None)
+        session.end(NotFoundError(f"session {session.id!r} was closed"))
+        return sessions_pb2.CloseReply()
+
+
+def _plan_event(event: Step | Part | Ended, session: Session) -> sessions_pb2.PlanEvent:
+    if isinstance(event, Step):
+        return sessions_pb2.PlanEvent(plan=_rank_plan(event, session))
+    if isinstance(event, Part):
+        location = sessions_pb2.PartLocation(ticket=event.ticket, lease=event.lease, endpoint=event.endpoint)
+        return sessions_pb2.PlanEvent(location=location)
+    return sessions_pb2.PlanEvent(ended=sessions_pb2.JobEnded(message=event.message))
+
+
+def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
+    assert step.plan is not None
+    tickets: dict[tuple[int, int], list[str]] = {}
+    for part in step.parts.values():
+        tickets.setdefault((part.microbatch, part.replica), []).append(part.ticket)
+    microbatches = [
+        sessions_pb2.RankMicrobatch(
+            replica=r, index=k, tickets=tickets.get((k, r), ()), num_samples=len(step.plan.replicas[r][k].sample_ids)
+        )
+        for k in range(max(map(len, step.plan.replicas)))
+        for r in range(session.rank, len(step.plan.replicas), session.num_ranks)
+        if k < len(step.plan.replicas[r])
+    ]
+    return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes))

@@ -1,0 +1,153 @@
+"""One of several processes on a store leads; what another one writes is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+import redis
+
+from headrace.errors import SupersededLeaderError, UnavailableError
+from reorder_service import database, leadership
+from reorder_service.database import Database
+from reorder_service.leadership import Post, elected, replaced
+from reorder_service.progress import StepRecord
+from reorder_service.state import StateStore
+
+PATIENCE_S = 10.0
+Open = Callable[[], Awaitable[Database]]
+
+
+@pytest.fixture
+async def open_another(redis_url: str) -> AsyncIterator[Open]:
+    """Connections of different processes to one server."""
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushdb()
+    opened: list[Database] = []
+
+    async def connect() -> Database:
+        opened.append(await Database.open(redis_url))
+        return opened[-1]
+
+    yield connect
+    for one in opened:
+        await one.close()
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "LEASE_S", 0.3)
+    monkeypatch.setattr(leadership, "LEASE_S", 0.3)
+    monkeypatch.setattr(leadership, "RENEW_S", 0.05)
+    monkeypatch.setattr(leadership, "POLL_S", 0.02)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Ask the server again and again."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():  # noqa: ASYNC110 - polls a real server
+            await asyncio.sleep(0.01)
+
+
+async def knows(post: Post, leader: str) -> bool:
+    return post.leader == leader
+
+
+async def takes_over(database: Database) -> bool:
+    """As if the leader's lease had run out."""
+    await database.client.delete("headrace:leader")
+    return await database.lead("b:1 y")
+
+
+async def test_one_leads_at_a_time_and_each_term_is_larger(open_another: Open) -> None:
+    first, second = await open_another(), await open_another()
+    assert await first.lead("a:1 x")
+    assert not await second.lead("b:1 y")
+    assert await second.leader() == "a:1 x"
+    await first.resign("a:1 x")
+    assert await second.lead("b:1 y")
+    assert second.term == first.term + 1
+
+
+async def test_a_lease_that_is_not_renewed_ends(open_another: Open) -> None:
+    first, second = await open_another(), await open_another()
+    assert await first.lead("a:1 x")
+    await until(lambda: second.lead("b:1 y"))
+    assert not await first.renew("a:1 x")
+
+
+async def test_a_lease_that_ran_out_goes_on_where_nobody_else_has_led(open_another: Open) -> None:
+    first = await open_another()
+    assert await first.lead("a:1 x")
+    await first.client.delete("headrace:leader")
+    assert await first.renew("a:1 x")
+    assert await first.leader() == "a:1 x"
+
+
+async def test_a_leader_that_was_replaced_writes_nothing(open_another: Open) -> None:
+    first, second = await open_another(), await open_another()
+    await first.lead("a:1 x")
+    former = StateStore(first)
+    assert await former.create_job("job", "{}")
+    await first.resign("a:1 x")
+    await second.lead("b:1 y")
+    record = StepRecord(samples=("s",), loss=1.0, step_s=1.0, data_wait_s=0.0)
+    for write in (
+        former.commit_step("job", 0, record, []),
+        former.set_state("job", "FAILED"),
+        former.rewind("job", 0),
+        former.create_job("other", "{}"),
+        former.save_probes("job", 0, {}, []),
+        former.set_paused("job", True),
+        former.set_topology("job", "{}", 2),
+    ):
+        with pytest.raises(SupersededLeaderError, match="another reorder service leads"):
+            await write
+    latter = StateStore(second)
+    found = await latter.load_job("job")
+    assert (found.state, found.cursor, found.paused, found.generation) == ("INDEXING", 0, False, 1)
+    assert await latter.jobs() == ["job"]
+    await latter.commit_step("job", 0, record, [])
+
+
+async def test_who_stands_by_takes_over(open_another: Open) -> None:
+    first, second, post = await open_another(), await open_another(), Post()
+    await first.lead("a:1 x")
+    waiting = asyncio.create_task(elected(second, "b:1 y", post))
+    await until(lambda: knows(post, "a:1 x"))
+    with pytest.raises(UnavailableError, match="stands by; a:1 leads"):
+        _ = post.service
+    await first.resign("a:1 x")
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    assert post.leader == "b:1 y"
+
+
+async def test_a_leader_that_cannot_renew_serves_nobody_new_until_it_can(
+    open_another: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await open_another(), await open_another()
+    await first.lead("a:1 x")
+    served: list[bool] = []
+    changed = asyncio.Event()
+
+    async def serve(serving: bool) -> None:
+        served.append(serving)
+        changed.set()
+
+    keeping = asyncio.create_task(replaced(first, "a:1 x", serve))
+    async with asyncio.timeout(PATIENCE_S):
+        with monkeypatch.context() as patch:
+            patch.setattr(Database, "renew", _unavailable)
+            await changed.wait()
+        assert served == [False]
+        changed.clear()
+        await changed.wait()
+        assert served == [False, True]
+        await until(lambda: takes_over(second))
+        await keeping
+
+
+async def _unavailable(*_: object) -> bool:
+    raise UnavailableError("no answer")
