@@ -390,6 +390,7 @@ async def test_other_weights_hold_from_their_step_on_and_again_after_a_reset(sta
     run = await submit(await start(), sources=sources, steps=8)
     session = run.open_session(0, 1)
     await consume(run, session, stop=1)
+    await until(lambda: run.next_step == 3)
     with pytest.raises(ConflictError, match="steps before 3 of job 'job' are planned already"):
         await run.set_weights(2, {"a": 0, "b": 1})
     with pytest.raises(UserError, match="every source once: a, b; got a"):

@@ -343,4 +343,4 @@ def test_copied_microbatches_lie_in_memory_that_is_used_again(world: Any) -> Non
                 addresses.append(microbatch.data.patches.data_ptr())
             loader.commit(step)
         assert loader.statistics().idle_buffer_bytes > 0
-    assert len(set(addresses)) <= 2, "one that the loop holds, and one that is filled"
+    assert len(set(addresses)) <= 3, "one that the loop holds, one that is packed ahead, and one that is filled"
