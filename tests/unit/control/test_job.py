@@ -388,8 +388,7 @@ async def test_a_topology_outlives_the_service(start: Start) -> None:
 async def test_other_weights_hold_from_their_step_on_and_again_after_a_reset(start: Start) -> None:
     sources = [{"path": "/d", "name": "a", "weight": 1}, {"path": "/d", "name": "b", "weight": 1}]
     run = await submit(await start(), sources=sources, steps=8)
-    session = run.open_session(0, 1)
-    await consume(run, session, stop=1)
+    await consume(run, run.open_session(0, 1), stop=1)
     await until(lambda: run.next_step == 3)
     with pytest.raises(ConflictError, match="steps before 3 of job 'job' are planned already"):
         await run.set_weights(2, {"a": 0, "b": 1})
@@ -398,7 +397,7 @@ async def test_other_weights_hold_from_their_step_on_and_again_after_a_reset(sta
     with pytest.raises(UserError, match="weights must be numbers"):
         await run.set_weights(4, {"a": 0, "b": 0})
     await run.set_weights(4, {"a": 0, "b": 1})
-    await consume(run, session)
+    await consume(run, run.open_session(0, 1))
     whole = await names(run)
     per_step = [Counter(name.split("/")[0] for name in step) for step in whole]
     assert per_step[:4] == [Counter(a=2, b=2)] * 4
