@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +16,8 @@ from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from preprocessor import audio, image
 from preprocessor.jobs import Job
-from preprocessor.mapping import Image, Text, to_sample
-from preprocessor.pipeline import Pipeline
+from preprocessor.mapping import Text
+from preprocessor.pipeline import probe_of
 from preprocessor.record import Record
 
 Values = NDArray[np.int64] | NDArray[np.float64]
@@ -36,48 +34,33 @@ class Measured(Probe):
     """Longer side of each image as it is stored, before it is scaled to the patch grid."""
 
 
-class MeasuringPipeline(Pipeline):
-    """A pipeline whose probes are Measured. Each medium is still loaded once."""
-
-    def __init__(self, spec: JobSpec) -> None:
-        super().__init__(spec)
-        self._limits = spec.image
-
-    def probe(self, record: Record, source: SourceSpec) -> Measured:
-        """As Pipeline.probe does. Raises BadSampleError."""
-        record = dataclasses.replace(record, load=functools.cache(record.load))
-        probe = super().probe(record, source)
-        segments = list(to_sample(record, source.mapping).segments)
-        return Measured(
-            name=probe.name,
-            num_tokens=probe.num_tokens,
-            num_targets=probe.num_targets,
-            image_patches=probe.image_patches,
-            mel_frames=probe.mel_frames,
-            has_text=any(isinstance(segment, Text) and segment.text.strip() for segment in segments),
-            image_sides_px=tuple(
-                max(image.read_size(segment.data, self._limits)) for segment in segments if isinstance(segment, Image)
-            ),
-        )
-
-
 class MeasuringJob(Job):
     """A job that only probes."""
 
     def __init__(self, spec: JobSpec) -> None:
         """Raises SpecError: the tokenizer cannot be read."""
         super().__init__(spec.name, spec)
-        self._measuring = MeasuringPipeline(spec)
-
-    @property
-    def pipeline(self) -> MeasuringPipeline:
-        """Made at once, so that a tokenizer that does not fit is found before the data is read."""
-        return self._measuring
+        _ = self.pipeline  # made at once, so that a tokenizer that does not fit is found before the data is read
 
     def measure(self, refs: Sequence[SampleRef]) -> tuple[list[Measured], list[Rejected]]:
         """The good samples, and the others."""
-        good, refused = self.probe(refs)
-        return [cast(Measured, sample) for _, sample in good], refused
+        results = [self._attempt(ref, partial(self._measured, ref)) for ref in refs]
+        good = [result for result in results if isinstance(result, Measured)]
+        return good, [result for result in results if isinstance(result, Rejected)]
+
+    def _measured(self, ref: SampleRef, record: Record, source: SourceSpec) -> Measured:
+        """Raises BadSampleError."""
+        loaded = self.pipeline.load(record, source)
+        probe = probe_of(self.sample_name(ref), self.pipeline.size(loaded))
+        return Measured(
+            name=probe.name,
+            num_tokens=probe.num_tokens,
+            num_targets=probe.num_targets,
+            image_patches=probe.image_patches,
+            mel_frames=probe.mel_frames,
+            has_text=any(isinstance(segment, Text) and segment.text.strip() for segment in loaded.sample.segments),
+            image_sides_px=tuple(max(image.read_size(data, self.spec.image)) for data in loaded.images),
+        )
 
 
 class Tally:

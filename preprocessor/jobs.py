@@ -179,7 +179,7 @@ class Job:
         except Exception as err:
             log.exception("unexpected error in sample shard=%s row=%d", self.shards[ref.shard].url, ref.row)
             reason, detail = Reason.CORRUPT_MEDIA, f"unexpected {type(err).__name__}: {err}"
-        return Rejected(name=self.sample_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id)
+        return Rejected(name=self.sample_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id, row=ref.row)
 
     def _shard(self, index: int) -> Shard:
         """The open shard. Different shards are opened side by side."""

@@ -136,10 +136,6 @@ class Pipeline:
         self._image = spec.image
         self._audio = spec.audio
 
-    def probe(self, record: Record, source: SourceSpec) -> Probe:
-        """What a record costs, from headers and text; named by its key. Raises BadSampleError."""
-        return probe_of(record.key, self.size(self.load(record, source)))
-
     def load(self, record: Record, source: SourceSpec) -> Loaded:
         """Read a record's media. Raises BadSampleError."""
         return Loaded(sample=to_sample(record, source.mapping))

@@ -14,7 +14,7 @@ from headrace.errors import DatasetError
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import SourceSpec, parse_spec
 from preprocessor.mapping import Sample, Text, to_sample
-from preprocessor.pipeline import Pipeline
+from preprocessor.pipeline import Pipeline, probe_of
 from preprocessor.sources import Shard, braces, list_shards, open_shard
 from preprocessor.sources.braces import expand_braces
 
@@ -73,7 +73,7 @@ def test_a_prepared_data_set(pipeline: Pipeline) -> None:
     with opened(ENERGON, "parts/shard_1.tar") as shard:
         assert [shard.key(row) for row in range(shard.num_rows)] == ["002", "003"]
         assert texts(to_sample(shard.read(0), source.mapping)) == ["(medium)", "Ellipse 2"]
-        assert pipeline.probe(shard.read(1), source).image_patches
+        assert probe_of("sample", pipeline.size(pipeline.load(shard.read(1), source))).image_patches
 
 
 @pytest.mark.parametrize("fragment", ["#val", "#split=val", "#split=val&dataset_config=dataset.yaml"])

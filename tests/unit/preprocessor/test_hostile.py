@@ -15,7 +15,7 @@ from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import Probe
 from headrace.spec import JobSpec, SourceSpec
 from preprocessor import audio, image
-from preprocessor.pipeline import Pipeline, Row
+from preprocessor.pipeline import Pipeline, Row, probe_of
 from preprocessor.sources import open_shard
 from preprocessor.text import CONTROL_TOKENS, load_encoder
 
@@ -74,7 +74,7 @@ def read_all(path: Path, pipeline: Pipeline, source: SourceSpec) -> Outcome:
             key = shard.key(index)
             probed = decoded = None
             try:
-                probed = pipeline.probe(shard.read(index), source)
+                probed = probe_of("sample", pipeline.size(pipeline.load(shard.read(index), source)))
                 decoded = pipeline.decode(shard.read(index), source)
             except BadSampleError as err:
                 outcome.reasons.append((key, err.reason))

@@ -16,7 +16,7 @@ import pytest
 from headrace.errors import SpecError
 from headrace.sample import SCHEMA
 from headrace.spec import JobSpec, SourceSpec, parse_spec
-from preprocessor.pipeline import Pipeline, Row
+from preprocessor.pipeline import Pipeline, Row, probe_of
 from preprocessor.sources import open_shard
 from preprocessor.text import load_encoder
 
@@ -47,9 +47,8 @@ def test_all_formats_give_the_same_row(shards: list[Path], pipeline: Pipeline, s
     for path in shards:
         with open_shard(str(path), source) as shard:
             record = shard.read(0)
-            probe, row = pipeline.probe(record, source), pipeline.decode(record, source)
+            probe, row = probe_of("sample", pipeline.size(pipeline.load(record, source))), pipeline.decode(record, source)
         rows.append(row)
-        assert probe.name == record.key
         assert probe.num_tokens == len(row.input_ids)
         assert probe.num_targets == (row.labels != -100).sum()
         assert probe.image_patches == tuple(row.image_grids.prod(axis=1)) == (16, 64)
@@ -115,7 +114,10 @@ def test_numbers_of_another_model_family(shards: list[Path], source: SourceSpec)
     image = {"patch": 16, "merge": 4, "min_pixels": 64 * 64, "max_pixels": 64 * 64 * 4}
     pipeline = Pipeline(with_spec(image=image, audio={"mel_bins": 80, "hop_s": 0.02, "frames_per_token": 5}))
     with open_shard(str(shards[0]), source) as shard:
-        probe, row = pipeline.probe(shard.read(0), source), pipeline.decode(shard.read(0), source)
+        probe, row = (
+            probe_of("sample", pipeline.size(pipeline.load(shard.read(0), source))),
+            pipeline.decode(shard.read(0), source),
+        )
     assert row.patches.shape == (sum(probe.image_patches), 3 * 16 * 16)
     assert probe.image_patches == (16, 64)
     assert row.mel.shape == (25, 80)
