@@ -17,6 +17,7 @@ from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 from headrace.v1.common_pb2 import Rejection
 from reorder_service.job import JobRun
 from reorder_service.leadership import Post
+from reorder_service.progress import Amounts
 from reorder_service.step import Step
 
 
@@ -155,20 +156,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             ],
             sources=[_source_status(run, number) for number in range(len(run.spec.sources))],
             up_s=time.monotonic() - service.began_s,
+            mixture_json=json.dumps(run.layout.changes),
         )
 
 
 def _source_status(run: JobRun, number: int) -> jobs_pb2.SourceStatus:
     name = run.spec.sources[number].name
-    samples, tokens, patches, frames = run.progress.delivered.get(name, (0, 0, 0, 0))
-    return jobs_pb2.SourceStatus(
-        source=name,
-        share=run.layout.share(number, run.next_step),
-        samples=samples,
-        tokens=tokens,
-        image_patches=patches,
-        mel_frames=frames,
-    )
+    amounts = run.progress.delivered.get(name, Amounts())
+    return jobs_pb2.SourceStatus(source=name, share=run.layout.share(number, run.next_step), **amounts._asdict())
 
 
 def _shown_step(run: JobRun, index: int) -> Step:

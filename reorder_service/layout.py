@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from headrace.errors import UserError
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec
-from reorder_service.manifest import Manifest
+from reorder_service.manifest import CountedShards
 from reorder_service.mixture import Mixture
 
 Changes = tuple[tuple[int, tuple[float, ...]], ...]
@@ -17,7 +17,7 @@ Changes = tuple[tuple[int, tuple[float, ...]], ...]
 class Layout:
     """Known once every shard is indexed and `lay_out` was called."""
 
-    def __init__(self, spec: JobSpec, manifest: Manifest, changes: Changes) -> None:
+    def __init__(self, spec: JobSpec, manifest: CountedShards, changes: Changes) -> None:
         self.num_steps = 0
         """0 until it is known."""
         self._spec = spec

@@ -48,7 +48,7 @@ async def elected(database: Database, name: str, post: Post) -> None:
         try:
             if await database.lead(name):
                 post.leader = name
-                metrics.TERM.set(database.term)
+                metrics.TERMS.set(database.term)
                 log.info("leading %s", pairs(term=database.term))
                 return
             leader = await database.leader()

@@ -22,16 +22,43 @@ Ask = Callable[[tuple[int, ...], Callable[[str], FleetOrder], Mapping[int, int]]
 _PRIORITY = -1  # before any step's work
 
 
-class Manifest:
+class CountedShards:
+    """What the global order of a job is made of: its shards, and how many rows each has as far as they are counted."""
+
+    def __init__(self, spec: JobSpec, shards: Sequence[ShardInfo], indexed: Mapping[int, int]) -> None:
+        self.shards: list[ShardInfo] = list(shards)
+        self.indexed: dict[int, int] = dict(indexed)
+        """Shard -> rows."""
+        self._spec = spec
+
+    def source_of(self, shard: int) -> str:
+        """The name of a shard's source."""
+        return self._spec.sources[self.shards[shard].source].name
+
+    def num_samples(self, source: int) -> int:
+        """Of a source's shards, as far as they are indexed."""
+        return sum(self.indexed.get(number, 0) for number, shard in enumerate(self.shards) if shard.source == source)
+
+    def order(self, changes: Sequence[tuple[int, Weights]] = ()) -> GlobalOrder:
+        """`changes`: other weights from a place on. Raises JobFailedError where a source has no usable sample."""
+        sources = []
+        for s, source in enumerate(self._spec.sources):
+            shards = tuple(i for i, shard in enumerate(self.shards) if shard.source == s)
+            num_rows = tuple(self.indexed[i] for i in shards)
+            sources.append(SourceShards(name=source.name, shards=shards, num_rows=num_rows, weight=source.weight))
+        try:
+            return GlobalOrder(sources, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards, changes=changes)
+        except ValueError as err:
+            raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err
+
+
+class Manifest(CountedShards):
     """Complete once `list_shards` and `index_shards` are through; what the store has already is not asked for again."""
 
     def __init__(self, record: JobRecord, spec: JobSpec, store: StateStore) -> None:
-        self.shards: list[ShardInfo] = list(record.shards)
+        super().__init__(spec, record.shards, record.indexed)
         self.vocabulary: Vocabulary | None = record.vocabulary
-        self.indexed: dict[int, int] = dict(record.indexed)
-        """Shard -> rows."""
         self._job = record.job
-        self._spec = spec
         self._store = store
 
     async def list_shards(self, ask: Ask) -> None:
@@ -54,23 +81,3 @@ class Manifest:
         rejected = [rejection_value(item) for item in reply.rejections]
         await self._store.save_index(self._job, shard, reply.num_samples, rejected)
         self.indexed[shard] = reply.num_samples
-
-    def source_of(self, shard: int) -> str:
-        """The name of a shard's source."""
-        return self._spec.sources[self.shards[shard].source].name
-
-    def num_samples(self, source: int) -> int:
-        """Of a source's shards, as far as they are indexed."""
-        return sum(self.indexed.get(number, 0) for number, shard in enumerate(self.shards) if shard.source == source)
-
-    def order(self, changes: Sequence[tuple[int, Weights]] = ()) -> GlobalOrder:
-        """`changes`: other weights from a place on. Raises JobFailedError where a source has no usable sample."""
-        sources = []
-        for s, source in enumerate(self._spec.sources):
-            shards = tuple(i for i, shard in enumerate(self.shards) if shard.source == s)
-            num_rows = tuple(self.indexed[i] for i in shards)
-            sources.append(SourceShards(name=source.name, shards=shards, num_rows=num_rows, weight=source.weight))
-        try:
-            return GlobalOrder(sources, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards, changes=changes)
-        except ValueError as err:
-            raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err

@@ -5,9 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-Delivered = Mapping[str, tuple[int, int, int, int]]
-"""Source -> its samples, and their tokens, image patches and mel frames."""
+from headrace.spec import SourceSpec
+
+MIN_JUDGED = 100  # samples of a source before its share of bad ones means anything
+
+
+class Amounts(NamedTuple):
+    """What a source has given."""
+
+    samples: int = 0
+    tokens: int = 0
+    image_patches: int = 0
+    mel_frames: int = 0
+    refused: int = 0
+    """Samples that were skipped; not among `samples`."""
+
+
+Delivered = Mapping[str, Amounts]
+"""By source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +66,18 @@ class Progress:
 
 def added(one: Delivered, other: Delivered) -> Delivered:
     """The sums, source by source."""
-    zero = (0, 0, 0, 0)
-    sums = {name: tuple(map(sum, zip(one.get(name, zero), other.get(name, zero), strict=True))) for name in {**one, **other}}
-    return {name: (samples, tokens, patches, frames) for name, (samples, tokens, patches, frames) in sums.items()}
+    zero = Amounts()
+    return {name: Amounts(*map(sum, zip(one.get(name, zero), other.get(name, zero), strict=True))) for name in {**one, **other}}
+
+
+def beyond_limit(source: SourceSpec, amounts: Amounts) -> str:
+    """Why a source's bad samples stop the job, as a sentence; empty: they do not (`SourceSpec.max_bad`, `max_bad_share`)."""
+    refused, all_samples = amounts.refused, amounts.samples + amounts.refused
+    remedy = "`headrace job quarantine` names them; mend them, or raise the limit in a new job"
+    if source.max_bad is not None and refused > source.max_bad:
+        return f"{refused} samples of source {source.name!r} were refused, more than its max_bad of {source.max_bad}: {remedy}"
+    share = refused / max(1, all_samples)
+    if source.max_bad_share is not None and all_samples >= MIN_JUDGED and share > source.max_bad_share:
+        limit = f"its max_bad_share of {source.max_bad_share:g}"
+        return f"{refused} of {all_samples} samples of source {source.name!r} were refused, more than {limit}: {remedy}"
+    return ""

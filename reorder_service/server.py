@@ -39,7 +39,7 @@ def _watch(post: Post) -> None:
     def parts(*, placed: bool) -> int:
         return sum(bool(part.endpoint) == placed for step in steps() for part in list(step.parts.values()))
 
-    metrics.LEADING.set_function(lambda: post.taken is not None)
+    metrics.LEADERS.set_function(lambda: post.taken is not None)
     metrics.MEMBERS.set_function(lambda: len(members()))
     metrics.LEASES.set_function(lambda: sum(len(member.leases) for member in members()))
     metrics.JOBS.set_function(lambda: sum(run.state not in FINAL for run in jobs()))

@@ -8,7 +8,7 @@ job, all under `headrace:{job}:`:
     shards       list    the manifest: JSON (source, url, name), in manifest order
     indexed      hash    shard -> number of rows
     window       hash    step -> what probing found out of its samples, of steps that are not committed
-    quarantine   hash    name -> JSON (reason, detail, sample_id, step)
+    quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
     ledger       list    JSON (samples, loss, data_wait_s, step_s, sums), one entry a committed step; the sums are of all
                          steps so far, so that nobody needs to read them all
 """
@@ -31,7 +31,7 @@ from headrace.sample import Probe
 from headrace.ticket import make_key
 from headrace.v1.fleet_pb2 import SamplesProbed
 from reorder_service.database import Command, Database
-from reorder_service.progress import Progress, StepRecord
+from reorder_service.progress import Amounts, Progress, StepRecord
 
 _PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
 
@@ -195,7 +195,7 @@ class StateStore:
         if not entry:
             return Progress()
         fields = json.loads(entry)["sums"]
-        return Progress(**{**fields, "delivered": {source: tuple(sums) for source, sums in fields["delivered"].items()}})
+        return Progress(**{**fields, "delivered": {source: Amounts(*sums) for source, sums in fields["delivered"].items()}})
 
     async def rewind(self, job: str, step: int) -> None:
         """Undo the commits of `step` and of all later steps; the job is RUNNING again, all in one transaction."""
@@ -216,7 +216,7 @@ class StateStore:
             for entry in page:
                 fields = json.loads(entry)
                 del fields["sums"]
-                delivered = {source: tuple(amounts) for source, amounts in fields["delivered"].items()}
+                delivered = {source: Amounts(*amounts) for source, amounts in fields["delivered"].items()}
                 yield StepRecord(**{**fields, "samples": tuple(fields["samples"]), "delivered": delivered})
             if len(page) < _PAGE:
                 return
@@ -232,7 +232,13 @@ class StateStore:
     async def quarantine(self, job: str) -> list[Rejected]:
         """Quarantined samples, by name."""
         found = [
-            Rejected(name=name, reason=Reason(fields["reason"]), detail=fields["detail"], sample_id=fields["sample_id"])
+            Rejected(
+                name=name,
+                reason=Reason(fields["reason"]),
+                detail=fields["detail"],
+                sample_id=fields["sample_id"],
+                row=fields.get("row"),
+            )
             async for name, fields in self._quarantined(job)
         ]
         return sorted(found, key=lambda item: item.name)
@@ -265,7 +271,7 @@ def _key(job: str, what: str) -> str:
 
 
 def _rejected_json(item: Rejected, *, step: int | None) -> str:
-    fields = {"reason": str(item.reason), "detail": item.detail, "sample_id": item.sample_id, "step": step}
+    fields = {"reason": str(item.reason), "detail": item.detail, "sample_id": item.sample_id, "row": item.row, "step": step}
     return json.dumps(fields, ensure_ascii=False)
 
 

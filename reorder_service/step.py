@@ -19,7 +19,7 @@ from reorder_service.planning import sample_costs
 from reorder_service.planning.batch import make_batch
 from reorder_service.planning.packing import pack_batch, plan_of_samples
 from reorder_service.planning.strategies import plan_of
-from reorder_service.progress import Delivered, StepRecord, added
+from reorder_service.progress import Amounts, Delivered, StepRecord, added
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -109,8 +109,10 @@ class Step:
         good = {sample_id: probe for sample_id, probe in self.probes.items() if sample_id not in late}
         delivered: Delivered = {}
         for sample_id, probe in good.items():
-            amount = (1, probe.num_tokens, sum(probe.image_patches), sum(probe.mel_frames))
-            delivered = added(delivered, {source_of(shards[sample_id]): amount})
+            amounts = Amounts(1, probe.num_tokens, sum(probe.image_patches), sum(probe.mel_frames))
+            delivered = added(delivered, {source_of(shards[sample_id]): amounts})
+        for sample_id in shards.keys() - good.keys():
+            delivered = added(delivered, {source_of(shards[sample_id]): Amounts(refused=1)})
         losses = [commit.loss for commit in self.commits.values() if not math.isnan(commit.loss)]
         return (
             StepRecord(

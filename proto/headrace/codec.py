@@ -39,12 +39,13 @@ def probe_value(message: common_pb2.Probe) -> Probe:
 
 def rejection_message(item: Rejected) -> common_pb2.Rejection:
     sample_id = item.sample_id if item.sample_id is not None else -1
-    return common_pb2.Rejection(sample_id=sample_id, name=item.name, reason=str(item.reason), detail=item.detail)
+    return common_pb2.Rejection(sample_id=sample_id, name=item.name, reason=str(item.reason), detail=item.detail, row=item.row)
 
 
 def rejection_value(message: common_pb2.Rejection) -> Rejected:
     sample_id = message.sample_id if message.sample_id >= 0 else None
-    return Rejected(name=message.name, reason=Reason(message.reason), detail=message.detail, sample_id=sample_id)
+    row = message.row if message.HasField("row") else None
+    return Rejected(name=message.name, reason=Reason(message.reason), detail=message.detail, sample_id=sample_id, row=row)
 
 
 def shard_message(shard: ShardInfo) -> common_pb2.Shard:

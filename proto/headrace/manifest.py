@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -25,3 +26,17 @@ class Vocabulary:
     image_token: int
     audio_token: int
     """-1 where the prompt template has no place for recordings."""
+
+
+def split_name(name: str, shards: Mapping[str, int]) -> tuple[int, str] | None:
+    """(shard, key) of a sample's name SOURCE/SHARD/KEY; None where no shard has that name. The key of a shard's own name is "".
+
+    `shards`: their numbers by name. A key may hold slashes as well; no shard's name begins with another's and a slash.
+    """
+    end = name.find("/")
+    while end >= 0:
+        end = name.find("/", end + 1)
+        prefix = name if end < 0 else name[:end]
+        if prefix in shards:
+            return shards[prefix], name[len(prefix) + 1 :]
+    return None

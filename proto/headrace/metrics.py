@@ -91,8 +91,8 @@ DOWNLOAD_PAUSE_SECONDS = Counter(
 
 # -- reorder service --------------------------------------------------------------------------------------------------
 
-LEADING = Gauge("headrace_reorder_leading", "1 while this process leads, 0 while it stands by.", registry=REORDER)
-TERM = Gauge("headrace_reorder_term", "The term that this process led in last.", registry=REORDER)
+LEADERS = Gauge("headrace_reorder_leaders", "1 while this process leads, 0 while it stands by.", registry=REORDER)
+TERMS = Gauge("headrace_reorder_terms", "Terms that had begun on the store when this process began to lead.", registry=REORDER)
 MEMBERS = Gauge("headrace_reorder_members", "Preprocessors that are connected.", registry=REORDER)
 LEASES = Gauge("headrace_reorder_leases", "Orders that preprocessors are carrying out.", registry=REORDER)
 PARTS = Gauge("headrace_reorder_parts", "Parts of planned steps.", ["place"], registry=REORDER)

@@ -41,9 +41,10 @@ class BadSampleError(HeadraceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A quarantined sample. `sample_id` is None where the damage has no place in the global order."""
+    """A quarantined sample. `sample_id` and `row`, of its shard, are None where the damage has no place in the global order."""
 
     name: str
     reason: Reason
     detail: str
     sample_id: int | None = None
+    row: int | None = None

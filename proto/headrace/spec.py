@@ -31,6 +31,10 @@ class SourceSpec(_Part):
     name: str = ""
     """First part of its samples' names; by default the last part of `path`."""
     weight: Annotated[float, Field(gt=0)] | None = None
+    max_bad: Annotated[int, Field(ge=0)] | None = None
+    """Stop the job when more of its samples than this were refused. None: skip however many."""
+    max_bad_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Likewise, as a share of its samples so far, once these are 100."""
     """Share of the mixture. None for all sources: shares follow the sizes, so that an epoch has every sample once."""
     mapping: MappingSpec = MAPPING_PRESETS["auto"]
     """A preset's name, or a mapping."""

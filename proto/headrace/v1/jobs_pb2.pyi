@@ -121,7 +121,7 @@ class TopologyRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., topology_json: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps", "paused", "generation", "topology_json", "leader", "term", "ranks", "sources", "up_s")
+    __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps", "paused", "generation", "topology_json", "leader", "term", "ranks", "sources", "up_s", "mixture_json")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -146,6 +146,7 @@ class JobStatus(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     UP_S_FIELD_NUMBER: _ClassVar[int]
+    MIXTURE_JSON_FIELD_NUMBER: _ClassVar[int]
     job: str
     state: JobState
     message: str
@@ -170,7 +171,8 @@ class JobStatus(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankStatus]
     sources: _containers.RepeatedCompositeFieldContainer[SourceStatus]
     up_s: float
-    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ..., paused: _Optional[bool] = ..., generation: _Optional[int] = ..., topology_json: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., up_s: _Optional[float] = ...) -> None: ...
+    mixture_json: str
+    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ..., paused: _Optional[bool] = ..., generation: _Optional[int] = ..., topology_json: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., up_s: _Optional[float] = ..., mixture_json: _Optional[str] = ...) -> None: ...
 
 class PreprocessorStatus(_message.Message):
     __slots__ = ("preprocessor", "endpoint", "samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "leases", "slots", "occupancy")
@@ -195,20 +197,22 @@ class PreprocessorStatus(_message.Message):
     def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., slots: _Optional[int] = ..., occupancy: _Optional[_Union[_common_pb2.Occupancy, _Mapping]] = ...) -> None: ...
 
 class SourceStatus(_message.Message):
-    __slots__ = ("source", "share", "samples", "tokens", "image_patches", "mel_frames")
+    __slots__ = ("source", "share", "samples", "tokens", "image_patches", "mel_frames", "refused")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_PATCHES_FIELD_NUMBER: _ClassVar[int]
     MEL_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     source: str
     share: float
     samples: int
     tokens: int
     image_patches: int
     mel_frames: int
-    def __init__(self, source: _Optional[str] = ..., share: _Optional[float] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., image_patches: _Optional[int] = ..., mel_frames: _Optional[int] = ...) -> None: ...
+    refused: int
+    def __init__(self, source: _Optional[str] = ..., share: _Optional[float] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., image_patches: _Optional[int] = ..., mel_frames: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "committed_steps", "data_wait_s", "step_s")

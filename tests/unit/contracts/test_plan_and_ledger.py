@@ -95,7 +95,12 @@ refs = st.builds(SampleRef, sample_id=st.integers(0, 2**63 - 1), shard=int32, ro
 counts = st.lists(int32, max_size=4).map(tuple)
 probes = st.builds(Probe, name=names, num_tokens=int32, num_targets=int32, image_patches=counts, mel_frames=counts)
 rejections = st.builds(
-    Rejected, name=names, reason=st.sampled_from(Reason), detail=names, sample_id=st.none() | st.integers(0, 2**63 - 1)
+    Rejected,
+    name=names,
+    reason=st.sampled_from(Reason),
+    detail=names,
+    sample_id=st.none() | st.integers(0, 2**63 - 1),
+    row=st.none() | st.integers(0, 2**63 - 1),
 )
 
 
