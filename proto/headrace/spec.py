@@ -152,6 +152,8 @@ class JobSpec(_Part):
     image: ImageSpec = ImageSpec()
     audio: AudioSpec = AudioSpec()
     text: TextSpec = TextSpec()
+    share: Annotated[float, Field(gt=0)] = 1.0
+    """Of the preprocessors, beside other jobs': one with 2 gets twice as many samples decoded as one with 1, where both wait."""
     model: str = "tiny"
     """Named model shape: what the cost of a sample is computed from."""
 

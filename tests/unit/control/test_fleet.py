@@ -336,7 +336,7 @@ class FleetMachine(RuleBasedStateMachine):
     def every_work_is_in_exactly_one_place(self) -> None:
         fleet = self.bench.fleet
         held = [work for member in fleet.members.values() for work in (*member.leases.values(), *member.kept.values())]
-        waiting = [entry[2] for entries in fleet._waiting.values() for entry in entries]
+        waiting = [work for queue in fleet._waiting.values() for work in queue]
         everywhere = [id(work) for work in (*held, *waiting)]
         assert len(everywhere) == len(set(everywhere))
         done = set(self.bench.done)
