@@ -356,7 +356,7 @@ class FleetMachine(RuleBasedStateMachine):
         for keep, waiting in fleet._waiting.items():
             if waiting and fleet.members:
                 assert any(member.free(keep=keep) <= 0 for member in fleet.members.values())
-                assert not any(entry[2].urgent() for entry in waiting)
+                assert not any(work.urgent() for work in waiting)
 
 
 TestFleetMachine = FleetMachine.TestCase
