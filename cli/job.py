@@ -1,4 +1,4 @@
-"""`headrace job`: submit, list, show, pause, resume, reset, weights, topology, cancel."""
+"""`headrace job`: submit, list, show, quarantine, pause, resume, reset, weights, topology, cancel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.endpoint import add_endpoint
+from cli.quarantine import FORMATS, print_quarantine
 
 if TYPE_CHECKING:
     from cli.client import JobsClient
@@ -23,6 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="state, progress, rates and quarantine of one job")
     show.add_argument("job")
     actions.add_parser("list", help="every job that the service knows")
+    quarantine = actions.add_parser(
+        "quarantine",
+        help="every sample that a job does not use, and why; counts per reason",
+        description="Every sample that the job does not use so far: its reason class, source, shard and key, its row in the "
+        "shard, the step it was refused in, and what was wrong. Damage that indexing a shard has found is in no row and no step.",
+    )
+    quarantine.add_argument("job")
     pause = actions.add_parser("pause", help="plan no further step of a job; what is planned can still be consumed")
     pause.add_argument("job")
     resume = actions.add_parser("resume", help="go on with a paused job")
@@ -46,12 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     topology.add_argument(
         "--stages", metavar="UNIT=N,...", help="pipeline stages, such as encoder=1,llm=3 (default: as they are)"
     )
+    topology.add_argument(
+        "--speeds",
+        metavar="X,...",
+        help="of the replicas, relative to each other: their shares follow (default: as they are; 1: equal)",
+    )
     topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
     cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
     cancel.add_argument("job")
     for action in actions.choices.values():
         add_endpoint(action)
-        action.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+        formats = FORMATS if action is quarantine else ("table", "json")
+        action.add_argument("--format", choices=formats, default="table", help="(default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
                 status = client.show(args.job)
                 if status.message and args.format == "table":
                     print(status.message)
+            case "quarantine":
+                print_quarantine(client, args.job, args.format)
             case _:
                 status = _change(client, args)
                 _print([_row(status, state_name(status))], args.format)
@@ -100,7 +116,10 @@ def _topology(present_json: str, args: argparse.Namespace) -> TopologySpec:
     from headrace.spec import load_topology_json
 
     fields = json.loads(present_json)
-    given = {"replicas": args.replicas, "microbatches": args.microbatches, "stages": _stages(args.stages)}
+    if args.replicas not in (None, fields["replicas"]) or args.speeds == "1":
+        fields["speeds"] = None
+    speeds = args.speeds.split(",") if args.speeds not in (None, "1") else None
+    given = {"replicas": args.replicas, "microbatches": args.microbatches, "stages": _stages(args.stages), "speeds": speeds}
     return load_topology_json(json.dumps(fields | {name: value for name, value in given.items() if value is not None}))
 
 

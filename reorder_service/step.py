@@ -95,11 +95,12 @@ class Step:
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
         self.costs = sample_costs(probes, shape, image=spec.image, audio=spec.audio, vocab=vocab, units=units)
         batch = make_batch(self.sample_ids, self.costs, topology, seed)
+        speeds = np.array(topology_spec.speeds, np.float64) if topology_spec.speeds else None
         if spec.pack_tokens is None:
-            return plan_of(spec.strategy, batch, generation)
+            return plan_of(spec.strategy, batch, generation, speeds)
         tokens = np.array([probe.num_tokens for probe in probes], np.int64)
         of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
-        return plan_of_samples(plan_of(spec.strategy, of_packs, generation), batch, packs)
+        return plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
 
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
         """What the ledger and the quarantine get, once every rank has committed. `source_of`: a shard's source."""

@@ -115,6 +115,8 @@ class TopologySpec(_Part):
     microbatches: Annotated[int, Field(ge=1)] = 4
     stages: dict[str, Annotated[int, Field(ge=1)]] = {"encoder": 1, LLM: 3}
     """Of `encoder` (vision and audio together) or of `vision` and `audio`, and of `llm`."""
+    speeds: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    """Of the replicas, relative to each other, where they differ: then their shares of the work do, whatever the strategy."""
 
     @field_validator("stages")
     @classmethod
@@ -122,6 +124,12 @@ class TopologySpec(_Part):
         if set(stages) not in ({"encoder", LLM}, {"vision", "audio", LLM}):
             raise ValueError(f"must name the units 'encoder' and {LLM!r}, or 'vision', 'audio' and {LLM!r}, got {sorted(stages)}")
         return {unit: stages[unit] for unit in ("encoder", "vision", "audio", LLM) if unit in stages}
+
+    @model_validator(mode="after")
+    def _a_speed_each(self) -> Self:
+        if self.speeds is not None and len(self.speeds) != self.replicas:
+            raise ValueError(f"speeds must be one for each of {self.replicas} replicas, got {len(self.speeds)}")
+        return self
 
     def topology(self) -> Topology:
         return Topology(replicas=self.replicas, microbatches=self.microbatches, stages=dict(self.stages))

@@ -13,6 +13,7 @@ from reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batc
 from reorder_service.planning.execution import Execution
 from reorder_service.planning.packing import pack
 from reorder_service.planning.simulator import simulate
+from reorder_service.planning.unequal import share
 from reorder_service.planning.work import Work
 
 CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
@@ -56,8 +57,21 @@ def plan(
     return plan_of(strategy, batch, generation)
 
 
-def plan_of(strategy: str, batch: Batch, generation: int = 1) -> StepPlan:
-    """`plan` of a batch that is checked already."""
+def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | None = None) -> StepPlan:
+    """`plan` of a batch that is checked already.
+
+    speeds: (D,) of the replicas. Where they differ, shares follow them (planning.unequal), and no time is predicted: the
+    simulator knows replicas of one speed.
+    """
+    if speeds is not None and np.ptp(speeds) > 0:
+        return StepPlan(
+            strategy=strategy,
+            seed=batch.seed,
+            generation=generation,
+            topology=batch.topology,
+            replicas=batch.replicas(share(batch, speeds)),
+            chosen="unequal",
+        )
     chosen, slots = assign(strategy, batch)
     return StepPlan(
         strategy=strategy,

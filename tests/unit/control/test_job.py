@@ -422,3 +422,11 @@ async def test_a_paused_job_plans_no_further_step(start: Start) -> None:
     await again.wait_ready()
     await again.pause(False)
     assert await consume(again, again.open_session(0, 1), stop=3) == [2]
+
+
+async def test_a_replica_of_three_times_the_speed_gets_three_times_the_samples(start: Start) -> None:
+    run = await submit(await start(), replicas=2)
+    await run.set_topology(TopologySpec(replicas=2, microbatches=1, speeds=(1.0, 3.0)))
+    step = await told_step(run.open_session(0, 1), 0)
+    assert step.plan is not None
+    assert [len(replica[0].sample_ids) for replica in step.plan.replicas] == [1, 3]

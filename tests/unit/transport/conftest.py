@@ -21,6 +21,7 @@ from headrace.transport.ucx_loop import UcxLoop
 from headrace.transport.ucx_server import UcxServer
 from tests.unit.transport import ucx_world
 from tests.unit.transport.ucx_world import Lender
+from tests.wire import Wire
 from trainer.client import PartClient
 
 _path = Path(__file__).with_name("payload_world.py")
@@ -73,7 +74,7 @@ def make_wire() -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
 
         def make(producer: Any, **faults: Any) -> Any:
-            wire = _world.Wire(producer.flight_endpoint, **faults)
+            wire = Wire(producer.flight_endpoint, **faults)
             stack.callback(wire.stop)
             producer.servicer.offer.flight_port = wire.port
             return wire

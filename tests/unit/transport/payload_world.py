@@ -1,4 +1,4 @@
-"""A preprocessor's real store, arena and servers, parts to put into them, and a wire with faults: all but the decoding.
+"""A preprocessor's real store, arena and servers, and parts to put into them: all but the decoding.
 
 As a script, `payload_world.py produce` is such a preprocessor in a process of its own, and `payload_world.py hold ARENA TICKET`
 a reader that holds a part until it is killed; `payload_world.py read ENDPOINT TICKET` begins with a part over Flight and stops.
@@ -7,8 +7,6 @@ a reader that holds a part until it is killed; `payload_world.py read ENDPOINT T
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -177,81 +175,6 @@ class Producer:
         self._loop.close()
         if self.arena is not None:
             self.arena.close()
-
-
-class Wire:
-    """A TCP proxy in front of `endpoint` that can be cut, stall, or flip a bit of what comes back."""
-
-    def __init__(
-        self,
-        endpoint: str,
-        *,
-        listen: tuple[str, int] = ("127.0.0.1", 0),
-        cut_after_bytes: int | None = None,
-        stall_after_bytes: int | None = None,
-        flips: bytes = b"",
-    ) -> None:
-        """`cut_after_bytes`, `stall_after_bytes`: of each connection. `flips`: a byte behind the first occurrence is damaged."""
-        host, _, port = endpoint.rpartition(":")
-        self._upstream = (host, int(port))
-        self._cut_after_bytes = cut_after_bytes
-        self._stall_after_bytes = stall_after_bytes
-        self.flips = flips
-        """Empty once it was found."""
-        self._stopped = threading.Event()
-        self.num_bytes = 0
-        """That came back, over all connections."""
-        self.num_faults = 0
-        self._listener = socket.create_server(listen)
-        self._sockets: list[socket.socket] = []
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                try:
-                    far = socket.create_connection(self._upstream)
-                except OSError:
-                    _close(near)
-                    continue
-                self._sockets += [near, far]
-                threading.Thread(target=self._pump, args=(near, far, False), daemon=True).start()
-                threading.Thread(target=self._pump, args=(far, near, True), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket, faulty: bool) -> None:
-        num_bytes = 0
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                num_bytes += len(data)
-                self.num_bytes += len(data) if faulty else 0
-                if faulty and self._cut_after_bytes is not None and num_bytes > self._cut_after_bytes:
-                    self.num_faults += 1
-                    break
-                if faulty and self._stall_after_bytes is not None and num_bytes > self._stall_after_bytes:
-                    self.num_faults += 1
-                    self._stopped.wait()  # both ends stay open
-                if faulty and self.flips and self.flips in data[:-1]:
-                    at = data.index(self.flips) + len(self.flips) - 1
-                    data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-                    self.flips = b""
-                    self.num_faults += 1
-                sink.sendall(data)
-        for end in (source, sink):
-            _close(end)
-
-    def stop(self) -> None:
-        self._stopped.set()
-        for end in (self._listener, *self._sockets):
-            _close(end)
-
-
-def _close(end: socket.socket) -> None:
-    """Also where a thread reads from it, or data lies unread: as a process that dies does."""
-    with contextlib.suppress(OSError):
-        end.shutdown(socket.SHUT_RDWR)
-    end.close()
 
 
 def _hold(arena: str, ticket: str) -> None:
