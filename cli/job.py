@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     topology.add_argument(
         "--speeds",
         metavar="X,...",
-        help="of the replicas, relative to each other: their shares follow (default: as they are; 1: equal)",
+        help="of the replicas, relative to each other: their shares follow (default: as they are)",
     )
     topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
     cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
@@ -113,14 +113,17 @@ def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
 
 def _topology(present_json: str, args: argparse.Namespace) -> TopologySpec:
     """The present one with what the arguments change."""
+    from headrace.errors import SpecError
     from headrace.spec import load_topology_json
 
-    fields = json.loads(present_json)
-    if args.replicas not in (None, fields["replicas"]) or args.speeds == "1":
-        fields["speeds"] = None
-    speeds = args.speeds.split(",") if args.speeds not in (None, "1") else None
-    given = {"replicas": args.replicas, "microbatches": args.microbatches, "stages": _stages(args.stages), "speeds": speeds}
-    return load_topology_json(json.dumps(fields | {name: value for name, value in given.items() if value is not None}))
+    try:
+        pairs = [pair.partition("=") for pair in args.stages.split(",")] if args.stages else None
+        stages = {unit: int(number) for unit, _, number in pairs} if pairs else None
+        speeds = [float(speed) for speed in args.speeds.split(",")] if args.speeds else None
+    except ValueError as err:
+        raise SpecError(f"--stages reads encoder=1,llm=3 and --speeds 1,1,0.5: {err}") from err
+    present = load_topology_json(present_json)
+    return present.changed(replicas=args.replicas, microbatches=args.microbatches, stages=stages, speeds=speeds)
 
 
 def _weight(text: str) -> tuple[str, float]:
@@ -131,10 +134,6 @@ def _weight(text: str) -> tuple[str, float]:
         return source, float(number)
     except ValueError:
         raise UserError(f"{text!r} is not SOURCE=WEIGHT, for example web=0.7") from None
-
-
-def _stages(text: str | None) -> dict[str, str] | None:
-    return None if text is None else dict(pair.partition("=")[::2] for pair in text.split(","))
 
 
 def _row(status: Any, state: str) -> dict[str, Any]:

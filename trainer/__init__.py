@@ -1,6 +1,7 @@
 """The consumer: `connect` to a reorder service and iterate over the packed microbatches of its job."""
 
+from trainer.elastic import replan
 from trainer.loader import StepLoader, connect
 from trainer.steps import Microbatch, Step
 
-__all__ = ["Microbatch", "Step", "StepLoader", "connect"]
+__all__ = ["Microbatch", "Step", "StepLoader", "connect", "replan"]

@@ -5,6 +5,8 @@ Written by users as YAML, checked here once, and handed between the services as 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -130,6 +132,21 @@ class TopologySpec(_Part):
         if self.speeds is not None and len(self.speeds) != self.replicas:
             raise ValueError(f"speeds must be one for each of {self.replicas} replicas, got {len(self.speeds)}")
         return self
+
+    def changed(
+        self,
+        *,
+        replicas: int | None = None,
+        microbatches: int | None = None,
+        stages: Mapping[str, int] | None = None,
+        speeds: Sequence[float] | None = None,
+    ) -> TopologySpec:
+        """With what is not None in place of what is. Speeds go when the number of replicas changes. Raises SpecError."""
+        fields = self.model_dump()
+        if replicas not in (None, self.replicas):
+            fields["speeds"] = None
+        given = {"replicas": replicas, "microbatches": microbatches, "stages": stages, "speeds": speeds}
+        return load_topology_json(json.dumps(fields | {name: value for name, value in given.items() if value is not None}))
 
     def topology(self) -> Topology:
         return Topology(replicas=self.replicas, microbatches=self.microbatches, stages=dict(self.stages))

@@ -6,17 +6,18 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
+import redis
 
 import trainer
 from cli.processes import Process
 from headrace import rpc
-from headrace.errors import ConflictError, SupersededError, UnavailableError
+from headrace.errors import ConflictError, SpecError, SupersededError, UnavailableError
 from headrace.ledger import ledger_sha256
-from headrace.spec import TopologySpec
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 pytestmark = pytest.mark.integration
@@ -88,7 +89,7 @@ def test_a_new_topology_plans_the_same_global_batches_and_refuses_the_ranks_of_t
     cluster.add_preprocessors(1)
     expected = undisturbed(cluster, spec)
     job = cluster.submit(spec("elastic", steps=STEPS))
-    done = consume_until(cluster, job, 3, replan(cluster, job, replicas=3))
+    done = consume_until(cluster, job, 3, replan(cluster, job, replicas=3, speeds=[1, 1, 0.5]))
     done += consume_until(cluster, job, 3, replan(cluster, job, replicas=1, microbatches=4))
     done += cluster.consume(job)
     assert done == list(range(STEPS))
@@ -96,16 +97,15 @@ def test_a_new_topology_plans_the_same_global_batches_and_refuses_the_ranks_of_t
     with cluster.client() as client:
         status = client.show(job)
         assert status.generation == 3
-        with pytest.raises(ConflictError, match="topology cannot change"):
-            client.set_topology(job, TopologySpec(replicas=2))
+    with pytest.raises(ConflictError, match="topology cannot change"):
+        trainer.replan(cluster.endpoint, job=job, replicas=2)
 
 
-def replan(cluster: Any, job: str, **fields: int) -> Callable[[], None]:
+def replan(cluster: Any, job: str, **fields: Any) -> Callable[[], None]:
     def change() -> None:
-        with cluster.client() as client:
-            client.set_topology(job, TopologySpec(**fields))
-            with pytest.raises(ConflictError, match="generation"):
-                client.set_topology(job, TopologySpec(replicas=7), generation=1)
+        trainer.replan(cluster.endpoint, job=job, **fields)
+        with pytest.raises(ConflictError, match="generation"):
+            trainer.replan(cluster.endpoint, job=job, replicas=7, generation=1)
 
     return change
 
@@ -166,3 +166,78 @@ def test_a_reset_job_gives_its_steps_once_more(cluster, spec) -> None:
         assert client.reset(job, 3).committed_steps == 3
     assert cluster.consume(job) == list(range(3, STEPS))
     assert ledger_sha256(cluster.ledger(job)) == expected
+
+
+def test_fleet_and_replicas_change_in_mid_epoch_and_no_batch_changes(cluster, spec) -> None:
+    """Preprocessors 1 -> 4 -> 2, replicas 4 -> 3 -> 4, a rank for each replica."""
+    cluster.start_reorder()
+    cluster.add_preprocessors(1)
+    expected = undisturbed(cluster, spec)
+    job = cluster.submit(spec("elastic", steps=STEPS, topology={"replicas": 4, "microbatches": 2}))
+    consume_together(cluster, job, ranks=4, stop=3)
+    cluster.add_preprocessors(3)
+    trainer.replan(cluster.endpoint, job=job, replicas=3)
+    consume_together(cluster, job, ranks=3, stop=6)
+    for process in cluster.preprocessors[:2]:
+        os.kill(process.pid, signal.SIGKILL)
+    trainer.replan(cluster.endpoint, job=job, replicas=4)
+    consume_together(cluster, job, ranks=4, stop=STEPS)
+    assert ledger_sha256(cluster.ledger(job)) == expected
+
+
+def consume_together(cluster: Any, job: str, *, ranks: int, stop: int) -> None:
+    """Every rank consumes and commits the steps before `stop`."""
+
+    def consume(rank: int) -> None:
+        with trainer.connect(cluster.endpoint, job=job, rank=rank, num_ranks=ranks) as loader:
+            for step in loader:
+                list(step)
+                loader.commit(step)
+                if step.index == stop - 1:
+                    return
+
+    with ThreadPoolExecutor(ranks) as pool:
+        for done in [pool.submit(consume, rank) for rank in range(ranks)]:
+            done.result()
+
+
+def test_a_store_that_is_full_holds_commits_up_until_it_has_room(cluster, spec, store) -> None:
+    cluster.start_reorders(store.url, count=1)
+    cluster.add_preprocessors(1)
+    expected = undisturbed(cluster, spec)
+    held: list[bool] = []
+
+    def disturb(step: trainer.Step) -> None:
+        if step.index == 2:
+            with redis.Redis(port=store.port) as client:
+                client.config_set("maxmemory", 1)
+            threading.Timer(1.5, make_room).start()
+
+    def make_room() -> None:
+        with redis.Redis(port=store.port) as client:
+            held.append(int(client.hget("headrace:{disturbed}:job", "cursor")) == 2)
+            client.config_set("maxmemory", 0)
+
+    job = cluster.submit(spec("disturbed", steps=STEPS))
+    assert cluster.consume(job, disturb) == list(range(STEPS))
+    assert held == [True]
+    assert ledger_sha256(cluster.ledger(job)) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"replicas": 0}, "topology: replicas: .*greater than or equal to 1"),
+        ({"stages": {"llm": 0, "encoder": 1}}, "topology: stages.llm"),
+        ({"stages": {"nose": 1}}, "must name the units"),
+        ({"speeds": [1.0]}, "speeds must be one for each of 2 replicas"),
+    ],
+)
+def test_a_topology_that_is_none_changes_nothing(cluster, spec, fields, words) -> None:
+    cluster.start_reorder()
+    job = cluster.submit(spec("job"))
+    with pytest.raises(SpecError, match=words) as caught:
+        trainer.replan(cluster.endpoint, job=job, **fields)
+    assert "\n" not in str(caught.value)
+    with cluster.client() as client:
+        assert client.show(job).generation == 1

@@ -227,10 +227,14 @@ class RankStatus(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., committed_steps: _Optional[int] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class LedgerRequest(_message.Message):
-    __slots__ = ("job",)
+    __slots__ = ("job", "start", "count")
     JOB_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     job: str
-    def __init__(self, job: _Optional[str] = ...) -> None: ...
+    start: int
+    count: int
+    def __init__(self, job: _Optional[str] = ..., start: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("step", "samples", "loss")
