@@ -75,7 +75,7 @@ class JobRun:
         """Run in the background until the job is done, failed or cancelled."""
         if self.state in FINAL:
             self._ready.set()
-        elif self._task is None:
+        else:
             self._task = asyncio.create_task(self._run(), name=f"job {self.name}")
 
     async def wait_ready(self) -> None:
@@ -83,12 +83,11 @@ class JobRun:
         await self._ready.wait()
 
     async def stop(self) -> None:
-        """Stop working on the job; its state stays as it is."""
+        """Stop working on the job; its state stays as it is, and so do the parts that preprocessors hold."""
         while self._task is not None and not self._task.done():
             self._task.cancel()  # again and again: the store's client may swallow one, as wait_for does before Python 3.12
             await asyncio.wait({self._task}, timeout=0.1)
         self._task = None
-        self._fleet.close_job(self.name, messages.job_closed(self.name))
 
     async def cancel(self) -> None:
         """End the job for good."""
@@ -173,6 +172,7 @@ class JobRun:
     async def _restarted(self, change: Awaitable[object], what: str) -> None:
         """Stop, change the job in the store, and go on with what the store has then. The caller holds the lock."""
         await self.stop()
+        self._fleet.close_job(self.name, messages.job_closed(self.name))
         self.steps.clear()
         try:
             await change

@@ -430,3 +430,16 @@ async def test_a_replica_of_three_times_the_speed_gets_three_times_the_samples(s
     step = await told_step(run.open_session(0, 1), 0)
     assert step.plan is not None
     assert [len(replica[0].sample_ids) for replica in step.plan.replicas] == [1, 3]
+
+
+async def test_a_job_that_failed_goes_on_when_it_is_submitted_again(start: Start) -> None:
+    service = await start()
+    run = await submit(service, join=False)
+    member = Preprocessor(service=service, answers=False).join()
+    await until(lambda: bool(member.leases))
+    service.fleet.fail(member, next(iter(member.leases)), "no data set at /d")
+    await until(lambda: run.state == "FAILED")
+    service.fleet.leave(member, "mended")
+    assert await submit(service) is run
+    assert await consume(run, run.open_session(0, 1)) == [0, 1, 2, 3, 4, 5]
+    assert run.state == "DONE"
