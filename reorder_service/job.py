@@ -294,7 +294,8 @@ class JobRun:
         return make_ticket(self.name, f"{self.uid}/{self.generation}/{part}", self.key)
 
     def _placed(self, part: Part) -> None:
-        for session in self.sessions.by_rank.values():
+        session = self.sessions.serving(part.replica)
+        if session is not None:
             session.tell_place(part)
 
     def _order_failed(self, error: str) -> None:

@@ -89,6 +89,10 @@ class Sessions:
         self.num_ranks = 1
         """Ranks whose commits make a step: what the latest session said."""
 
+    def serving(self, replica: int) -> Session | None:
+        """Of the rank that has this replica, if it is there."""
+        return self.by_rank.get(replica % self.num_ranks)
+
     def open(self, rank: int, num_ranks: int, replicas: int) -> Session:
         """A new session for `rank`. Raises UserError or ConflictError where it does not fit."""
         if not 0 <= rank < num_ranks:

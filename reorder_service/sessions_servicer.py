@@ -95,12 +95,9 @@ def _plan_event(event: Step | Part | Ended, session: Session) -> sessions_pb2.Pl
 
 def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
     assert step.plan is not None
-    tickets: dict[tuple[int, int], list[str]] = {}
-    for part in step.parts.values():
-        tickets.setdefault((part.microbatch, part.replica), []).append(part.ticket)
     microbatches = [
         sessions_pb2.RankMicrobatch(
-            replica=r, index=k, tickets=tickets.get((k, r), ()), num_samples=len(step.plan.replicas[r][k].sample_ids)
+            replica=r, index=k, tickets=step.tickets.get((r, k), ()), num_samples=len(step.plan.replicas[r][k].sample_ids)
         )
         for k in range(max(map(len, step.plan.replicas)))
         for r in range(session.rank, len(step.plan.replicas), session.num_ranks)

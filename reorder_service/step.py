@@ -57,6 +57,9 @@ class Step:
     costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     plan: StepPlan | None = None
     parts: dict[str, Part] = field(default_factory=dict)
+    """By ticket."""
+    tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+    """(replica, microbatch) -> of its parts, in order; none for one without samples."""
     commits: dict[int, RankCommit] = field(default_factory=dict)
 
     def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:
@@ -80,6 +83,7 @@ class Step:
                         samples=tuple(samples[start : start + part_samples]),
                     )
                     self.parts[part.ticket] = part
+                    self.tickets.setdefault((r, k), []).append(part.ticket)
 
     def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:
         """The plan of the step's good samples, after filling `costs`. Pure otherwise: runs in a worker thread.
