@@ -11,8 +11,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
+from cli.bottleneck import bottleneck
 from cli.client import state_name
+from cli.rates import Look, Looks, decoding_paces, samples_per_s
 
 PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
 
@@ -23,7 +26,7 @@ class Display:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
-        self._rates = _Rates()
+        self._looks = Looks()
         self._last_line_s = 0.0
 
     def __enter__(self) -> Display:
@@ -42,13 +45,13 @@ class Display:
     def update(self, status: Any) -> None:
         """Show a JobStatus."""
         now_s = time.monotonic()
-        self._rates.add(now_s, status)
+        self._looks.add(Look(at_s=now_s, status=status))
         if self._live:
             self._live.update(self._picture(status), refresh=True)
         elif now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
             self.say(
-                f"step {status.committed_steps}/{status.num_steps or '?'}  {self._rates.of('trainer'):.1f} samples/s  "
+                f"step {status.committed_steps}/{status.num_steps or '?'}  {samples_per_s(self._looks.held):.1f} samples/s  "
                 f"loss {_loss(status.last_loss)}  data wait {_wait(status):.1%}  quarantined {status.quarantined_samples}"
             )
 
@@ -65,45 +68,22 @@ class Display:
         body = Table("service", "samples/s", "MB/s", "holds", "note", box=None, padding=(0, 2), header_style="dim")
         body.add_row(
             "trainer",
-            f"{self._rates.of('trainer'):.1f}",
+            f"{samples_per_s(self._looks.held):.1f}",
             "",
             "",
             f"loss {_loss(status.first_loss)} → {_loss(status.last_loss)}, data wait {_wait(status):.1%}",
         )
+        paces = decoding_paces(self._looks.held)
         for member in status.preprocessors:
             body.add_row(
                 f"preprocessor {member.preprocessor}",
-                f"{self._rates.of(member.preprocessor):.1f}",
-                f"{self._rates.of(member.preprocessor + ':bytes') / 1e6:.1f}",
+                f"{paces[member.preprocessor].samples_per_s:.1f}",
+                f"{paces[member.preprocessor].bytes_per_s / 1e6:.1f}",
                 f"{member.store_bytes / 1e6:.1f} MB",
                 f"{member.leases} leases",
             )
         quarantined = f"quarantined {status.quarantined_samples}" if status.quarantined_samples else ""
-        return Group(head, body, quarantined)
-
-
-class _Rates:
-    """Rates of counters over the last few seconds."""
-
-    SPAN_S = 5.0
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, dict[str, float]]] = []
-
-    def add(self, now_s: float, status: Any) -> None:
-        counters = {"trainer": float(status.committed_samples)}
-        for member in status.preprocessors:
-            counters[member.preprocessor] = float(member.samples_decoded)
-            counters[member.preprocessor + ":bytes"] = float(member.bytes_decoded)
-        self._seen.append((now_s, counters))
-        while len(self._seen) > 2 and now_s - self._seen[0][0] > self.SPAN_S:
-            self._seen.pop(0)
-
-    def of(self, name: str) -> float:
-        (start_s, first), (end_s, last) = self._seen[0], self._seen[-1]
-        if end_s <= start_s:
-            return 0.0
-        return max(0.0, last.get(name, 0.0) - first.get(name, 0.0)) / (end_s - start_s)
+        return Group(head, body, quarantined, Text(str(bottleneck(self._looks.held))))
 
 
 def _loss(value: float) -> str:

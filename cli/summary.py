@@ -9,14 +9,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cli.bottleneck import bottleneck, is_over
 from cli.client import JobsClient, state_name
+from cli.rates import Look
 from headrace.ledger import ledger_sha256
 
 MAX_QUARANTINE_ROWS = 12
 
 
 def summarise(client: JobsClient, job: str) -> dict[str, Any]:
-    """The public JSON form, less `picture`. Losses are null where no step reported one."""
+    """The public JSON form, less `picture`. Losses are null where no step reported one, `bottleneck` where the job is over."""
     status = client.show(job)
     samples = status.committed_samples
     return {
@@ -34,6 +36,7 @@ def summarise(client: JobsClient, job: str) -> dict[str, Any]:
         "quarantined": [
             {"sample": item.name, "reason": str(item.reason), "detail": item.detail} for item in client.quarantine(job)
         ],
+        "bottleneck": None if is_over(status) else str(bottleneck([Look(at_s=0.0, status=status)])),
         "ledger_sha256": ledger_sha256(client.ledger(job)),
     }
 
@@ -52,6 +55,8 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
     table.add_row("strategy", summary["strategy"])
     table.add_row("loss", f"{_text(summary['first_loss'])} at first, {_text(summary['last_loss'])} at last")
     table.add_row("data wait", f"{summary['data_wait_fraction']:.1%} of the trainer's time")
+    if summary["bottleneck"]:
+        table.add_row("bottleneck", summary["bottleneck"])
     table.add_row("quarantined", str(len(summary["quarantined"])))
     table.add_row("ledger", summary["ledger_sha256"])
     if summary.get("picture"):

@@ -23,7 +23,7 @@ SOURCES = [path for folder in PACKAGES.values() for path in sorted(folder.rglob(
 MAX_LINES = 400
 
 PUBLIC = {
-    "trainer": {"Microbatch", "Step", "StepLoader", "connect"},
+    "trainer": {"Microbatch", "Step", "StepLoader", "connect", "replan"},
     "reorder_service.planning": {"STRATEGIES", "plan", "sample_costs", "warm_up"},
     "preprocessor.sources": {"Record", "Shard", "list_shards", "open_shard"},
 }

@@ -1,0 +1,99 @@
+"""What the latest looks at a job say of its pace. Pure: statuses and times in, numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headrace.v1.jobs_pb2 import JobStatus
+
+SPAN_S = 5.0  # of what is shown as the present
+MAX_SPAN_S = 300.0  # where steps take longer than that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A job's status, and when it was asked for (any clock, seconds)."""
+
+    at_s: float
+    status: JobStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """Samples and bytes per second."""
+
+    samples_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Looks:
+    """The looks of the last SPAN_S, the first of them or one before it; more while no step was committed, up to MAX_SPAN_S."""
+
+    held: list[Look] = field(default_factory=list)
+
+    def add(self, look: Look) -> None:
+        """The next one. Looks at another term or generation, whose counters begin anew, are forgotten."""
+        if self.held and _life(self.held[-1].status) != _life(look.status):
+            self.held.clear()
+        self.held.append(look)
+        while len(self.held) > 2 and _reaches_back(self.held[1], look):
+            del self.held[0]
+
+
+def recent(looks: Sequence[Look]) -> Sequence[Look]:
+    """Those of the last SPAN_S; at least two where there are."""
+    first = next(i for i, look in enumerate(looks) if looks[-1].at_s - look.at_s <= SPAN_S)
+    return looks[max(0, min(first, len(looks) - 2)) :]
+
+
+def steps_per_s(looks: Sequence[Look]) -> float:
+    """Committed steps."""
+    return _rate(looks, looks[0].status.committed_steps, looks[-1].status.committed_steps)
+
+
+def samples_per_s(looks: Sequence[Look]) -> float:
+    """Committed samples."""
+    return _rate(looks, looks[0].status.committed_samples, looks[-1].status.committed_samples)
+
+
+def data_wait(looks: Sequence[Look]) -> float | None:
+    """The share of the step time that the slowest ranks waited for data: of the steps committed between the first and the
+    last look, else of all steps; None before the first commit."""
+    first, last = looks[0].status, looks[-1].status
+    if last.step_s > first.step_s:
+        return max(0.0, last.data_wait_s - first.data_wait_s) / (last.step_s - first.step_s)
+    return last.data_wait_s / last.step_s if last.step_s else None
+
+
+def decoding_paces(looks: Sequence[Look]) -> dict[str, Pace]:
+    """Of each preprocessor that is connected now; zero until it has reported twice."""
+    looks = recent(looks)
+    # One that has just connected (again) has not said yet how far it is: its counters would leap.
+    before = {member.preprocessor: member for member in looks[0].status.preprocessors if member.HasField("occupancy")}
+    paces = {}
+    for member in looks[-1].status.preprocessors:
+        former = before.get(member.preprocessor)
+        paces[member.preprocessor] = Pace()
+        if former is not None:
+            paces[member.preprocessor] = Pace(
+                samples_per_s=_rate(looks, former.samples_decoded, member.samples_decoded),
+                bytes_per_s=_rate(looks, former.bytes_decoded, member.bytes_decoded),
+            )
+    return paces
+
+
+def _life(status: JobStatus) -> tuple[int, int]:
+    return status.term, status.generation
+
+
+def _reaches_back(look: Look, last: Look) -> bool:
+    """Whether no look before this one is needed."""
+    age_s = last.at_s - look.at_s
+    return age_s >= MAX_SPAN_S or (age_s >= SPAN_S and look.status.committed_steps < last.status.committed_steps)
+
+
+def _rate(looks: Sequence[Look], before: int, now: int) -> float:
+    seconds = looks[-1].at_s - looks[0].at_s
+    return max(0, now - before) / seconds if seconds > 0 else 0.0

@@ -1,0 +1,186 @@
+"""The figures of `headrace top` as tables. Knows nothing of services, and of the terminal only its size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+OVER = ("done", "failed", "cancelled")
+WIDE = 100  # columns from which on there is room for more than shares
+MAX_ENDED = 3  # jobs, where no job is named
+PLAIN_ROWS = 10  # of each table, where there is no end of the screen
+MIN_ROWS = 3
+_OTHER_LINES, _LINES_PER_JOB = 5, 9  # around the rows of the preprocessors, and of ranks and sources
+_NAME_CHARS = 16
+
+
+def picture(figures: dict[str, Any], *, width: int, height: int | None = None, trouble: str = "") -> Group:
+    """For a terminal of this size. `height` None: of any. `trouble`: stands at the head, and the figures are old."""
+    jobs = figures["jobs"]
+    shown = [job for job in jobs if job["state"] not in OVER] or jobs[-1:]
+    ended = [job for job in jobs if job not in shown]
+    max_rows = PLAIN_ROWS if height is None else _rows_that_fit(height, shown, figures["preprocessors"])
+    parts: list[RenderableType] = [Text(trouble, style="bold red") if trouble else _service(figures)]
+    for job in shown:
+        parts += ["", _head(job), _progress(job), _bottleneck(job["bottleneck"])]
+        if job["sources"] or job["ranks"]:
+            parts += ["", _side_by_side(_sources(job["sources"], max_rows), _ranks(job["ranks"], max_rows))]
+    if not jobs:
+        parts += ["", Text("no jobs: start one with `headrace job submit SPEC.yaml`")]
+    if figures["preprocessors"]:
+        parts += ["", _preprocessors(figures["preprocessors"], width, max_rows)]
+    if ended:
+        parts += ["", _ended(ended)]
+    return Group(*parts)
+
+
+def _rows_that_fit(height: int, jobs: list[dict[str, Any]], preprocessors: list[dict[str, Any]]) -> int:
+    """The most rows that every table may have; what is beyond them is counted."""
+    rows = [len(preprocessors), *(max(len(job["sources"]), len(job["ranks"])) for job in jobs)]
+    free = height - _OTHER_LINES - _LINES_PER_JOB * len(jobs)
+    return max((most for most in range(MIN_ROWS, height) if sum(min(most, n) for n in rows) <= free), default=MIN_ROWS)
+
+
+def _service(figures: dict[str, Any]) -> Text:
+    service, count = figures["service"], len(figures["preprocessors"])
+    if service is None:
+        return Text("connected")
+    members = f"{count} preprocessor{'' if count == 1 else 's'}"
+    return Text.assemble(
+        (service["leader"], "bold"), f" leads in term {service['term']}, for {_span(service['up_s'])}; {members}"
+    )
+
+
+def _head(job: dict[str, Any]) -> Table:
+    head = Table.grid(padding=(0, 2))
+    steps = f"step {job['committed_steps']}/{job['num_steps'] or '?'}"
+    bar = ProgressBar(total=job["num_steps"] or 1, completed=job["committed_steps"], width=24)
+    state = Text.assemble("job ", (job["job"], "bold"), " ", (job["state"], "yellow" if job["state"] == "paused" else ""))
+    state.truncate(30, overflow="ellipsis")
+    head.add_row(state, steps, bar, f"generation {job['generation']}")
+    return head
+
+
+def _progress(job: dict[str, Any]) -> Text:
+    parts = [
+        f"{job['samples_per_s']:.1f} samples/s",
+        f"{job['steps_per_s']:.2f} steps/s",
+        f"data wait {_share(job['data_wait_fraction'])}",
+        f"planned ahead {job['planned_steps']}",
+        f"quarantined {job['quarantined']}",
+    ]
+    return Text("  ".join(parts))
+
+
+def _bottleneck(finding: dict[str, str]) -> Table:
+    line = Table.grid(padding=(0, 1))
+    text = Text(finding["sentence"], style="bold")
+    if finding["remedy"]:
+        text.append(": ").append(finding["remedy"], style="bold green")
+    line.add_row(Text("→", style="bold"), text)
+    return line
+
+
+def _side_by_side(*tables: Table) -> Table:
+    grid = Table.grid(padding=(0, 4, 0, 0))
+    grid.add_row(*tables)
+    return grid
+
+
+def _table(*columns: str, gap: int = 2) -> Table:
+    """Numbers in all columns but the first."""
+    table = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+    return table
+
+
+def _sources(sources: list[dict[str, Any]], max_rows: int) -> Table:
+    table = _table("source", "asked", "samples", "tokens")
+    for source in sorted(sources, key=lambda source: -source["share"])[:max_rows] if len(sources) > max_rows else sources:
+        shares = (source["share"], source["samples_share"], source["tokens_share"])
+        table.add_row(_name(source["source"]), *map(_share, shares))
+    _count_others(table, len(sources), max_rows)
+    return table
+
+
+def _ranks(ranks: list[dict[str, Any]], max_rows: int) -> Table:
+    """Where there are many, those that are late and then those that wait most."""
+    table = _table("rank", "next step", "data wait", "of its step")
+    if len(ranks) > max_rows:
+        ranks = sorted(ranks, key=lambda rank: (rank["next_step"], -(rank["data_wait_fraction"] or 0.0)))
+    for rank in ranks[:max_rows]:
+        table.add_row(
+            str(rank["rank"]), str(rank["next_step"]), _seconds(rank["data_wait_s"]), _share(rank["data_wait_fraction"])
+        )
+    _count_others(table, len(ranks), max_rows)
+    return table
+
+
+def _preprocessors(members: list[dict[str, Any]], width: int, max_rows: int) -> Table:
+    """Where there are many, the busiest and of these the slowest."""
+    gap = 3 if width >= WIDE else 1
+    table = _table("preprocessor", "samples/s", "MB/s", "leases", "ordered", "read", "decoding", "stored", "store", gap=gap)
+    count = len(members)
+    if count > max_rows:
+        members = sorted(members, key=lambda m: (-m["leases"] / max(1, m["slots"]), m["samples_per_s"]))
+    for member in members[:max_rows]:
+        table.add_row(
+            _name(member["preprocessor"]),
+            f"{member['samples_per_s']:.1f}",
+            f"{member['bytes_per_s'] / 1e6:.1f}",
+            f"{member['leases']}/{member['slots']}",
+            *(str(member[stage]) for stage in ("ordered", "read", "decoding", "stored")),
+            _store(member["store_bytes"], member["store_budget_bytes"], width),
+        )
+    _count_others(table, count, max_rows)
+    return table
+
+
+def _store(held: int, budget: int, width: int) -> Table:
+    """A bar, and beside it the share, or the bytes where there is room."""
+    cell = Table.grid(padding=(0, 1))
+    said = f"{held / 2**20:.0f} of {budget / 2**20:.0f} MiB" if width >= WIDE else _share(held / budget if budget else 0.0)
+    cell.add_row(ProgressBar(total=budget or 1, completed=held, width=16 if width >= WIDE else 5), said)
+    return cell
+
+
+def _ended(jobs: list[dict[str, Any]]) -> Text:
+    lines = [f"job {job['job']} {job['state']} after {job['committed_steps']} steps" for job in jobs[-MAX_ENDED:]]
+    if len(jobs) > MAX_ENDED:
+        lines.append(f"and {len(jobs) - MAX_ENDED} more that ended")
+    return Text("\n".join(lines), style="dim")
+
+
+def _count_others(table: Table, count: int, max_rows: int) -> None:
+    if count > max_rows:
+        table.add_row(f"and {count - max_rows} more", style="dim")
+
+
+def _name(name: str) -> Text:
+    """Its end where it is long: that tells it from others."""
+    return Text(name if len(name) <= _NAME_CHARS else "…" + name[1 - _NAME_CHARS :])
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f} s" if value >= 1.0 else f"{value * 1e3:.0f} ms"
+
+
+def _span(seconds: float) -> str:
+    """The two largest of days, hours, minutes and seconds."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {int(seconds % 60)} s" if minutes else f"{seconds:.0f} s"
