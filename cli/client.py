@@ -16,6 +16,7 @@ from headrace.spec import JobSpec, TopologySpec
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 STREAM_TIMEOUT_S = 300.0
+LEDGER_PAGE = 256  # steps that are asked for at a time
 
 
 class JobsClient:
@@ -78,10 +79,16 @@ class JobsClient:
         return [(shard_value(item.shard), item.num_samples) for item in reply.shards]
 
     def ledger(self, job: str) -> Iterator[LedgerEntry]:
-        """Committed steps in order."""
-        with rpc.translated(self.endpoint):
-            for entry in self._stub.Ledger(jobs_pb2.LedgerRequest(job=job), timeout=STREAM_TIMEOUT_S):
-                yield LedgerEntry(step=entry.step, samples=tuple(entry.samples), loss=entry.loss)
+        """Committed steps in order. By the page, so that whoever takes his time over them outstays no deadline."""
+        start = 0
+        while True:
+            request = jobs_pb2.LedgerRequest(job=job, start=start, count=LEDGER_PAGE)
+            with rpc.translated(self.endpoint):
+                page = list(self._stub.Ledger(request, timeout=STREAM_TIMEOUT_S))
+            yield from (LedgerEntry(step=item.step, samples=tuple(item.samples), loss=item.loss) for item in page)
+            if len(page) < LEDGER_PAGE:
+                return
+            start += LEDGER_PAGE
 
     def quarantine(self, job: str) -> list[Rejected]:
         """Quarantined samples, by name."""

@@ -24,6 +24,9 @@ COMMANDS = {
     "preprocessor": ("cli.preprocessor", "run a preprocessor"),
     "train": ("cli.train", "train the compact model on a job's batches"),
     "job": ("cli.job", "submit, list, show or cancel jobs"),
+    "top": ("cli.top", "watch a running service: rates, waits, and what holds the jobs up"),
+    "audit": ("cli.audit", "prove from a job's ledger that every sample was consumed once, or show what is wrong"),
+    "replay": ("cli.replay", "take one sample of a job through its preprocessing again, and show every piece"),
     "inspect": ("cli.inspect", "look into a data set: counts, modalities, sizes, tokens, refused samples"),
     "compare": ("cli.compare", "what planning would gain on your data: every strategy against arrival order"),
     "plan": ("cli.plan", "plan one global batch from a cost table"),
@@ -37,6 +40,8 @@ _EXTRAS = {
     "inspect": "preprocessor",
     "compare": "preprocessor",
     "train": "trainer",
+    "replay": "preprocessor",
+    "audit": "preprocessor",
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_USER_ERROR = 2

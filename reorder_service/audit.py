@@ -192,9 +192,10 @@ class _Books:
         self._miss(self._num_steps)
         steps, samples = f"{self._entered:,} of {self._num_steps:,} steps", f"{self._samples:,} samples"
         named = ", compared name by name" if self._name_of is not None else ""
+        epochs = max((shard.begun + 1 for shard in self._shards), default=0)
         self.checks[Rule.STEPS].compared = f"{steps}, each once and in order"
         self.checks[Rule.PLACES].compared = f"{samples} of {self._entered:,} steps, each in its step{named}"
-        self.checks[Rule.ONCE].compared = f"{samples}, none twice in one epoch"
+        self.checks[Rule.ONCE].compared = f"{samples} of {epochs:,} epoch{'s' * (epochs != 1)}, each once in an epoch"
         self.checks[Rule.WHOLE].compared = f"{self._epochs:,} complete epochs of {len(self._shards):,} shards, every row in each"
         self.checks[
             Rule.QUARANTINE

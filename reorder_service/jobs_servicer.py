@@ -86,7 +86,9 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self, request: jobs_pb2.LedgerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
         run = self._post.service.find(request.job)
-        async for entry in self._post.service.store.ledger(run.name):
+        async for entry in self._post.service.store.ledger(run.name, request.start):
+            if request.count and entry.step >= request.start + request.count:
+                return
             yield jobs_pb2.LedgerEntry(step=entry.step, samples=entry.samples, loss=entry.loss)
 
     @answers_stream

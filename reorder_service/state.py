@@ -222,10 +222,10 @@ class StateStore:
                 return
             start += _PAGE
 
-    async def ledger(self, job: str) -> AsyncIterator[LedgerEntry]:
-        """Committed steps as the ledger's public form."""
-        step = 0
-        async for record in self.steps(job):
+    async def ledger(self, job: str, start: int = 0) -> AsyncIterator[LedgerEntry]:
+        """Committed steps from `start` on as the ledger's public form."""
+        step = start
+        async for record in self.steps(job, start):
             yield LedgerEntry(step=step, samples=record.samples, loss=record.loss)
             step += 1
 

@@ -13,6 +13,7 @@ from reorder_service import database, leadership
 from reorder_service.database import Database
 from reorder_service.leadership import Post, elected, replaced
 from reorder_service.progress import StepRecord
+from reorder_service.service import ReorderService
 from reorder_service.state import StateStore
 
 PATIENCE_S = 10.0
@@ -136,15 +137,20 @@ async def test_a_leader_that_cannot_renew_serves_nobody_new_until_it_can(
         served.append(serving)
         changed.set()
 
-    keeping = asyncio.create_task(replaced(first, "a:1 x", serve))
+    post = Post()
+    post.taken = ReorderService(StateStore(first))
+    keeping = asyncio.create_task(replaced(first, "a:1 x", post, serve))
     async with asyncio.timeout(PATIENCE_S):
         with monkeypatch.context() as patch:
             patch.setattr(Database, "renew", _unavailable)
             await changed.wait()
         assert served == [False]
+        with pytest.raises(UnavailableError, match="another one may lead"):
+            _ = post.service
         changed.clear()
         await changed.wait()
         assert served == [False, True]
+        assert post.service is post.taken
         await until(lambda: takes_over(second))
         await keeping
 
