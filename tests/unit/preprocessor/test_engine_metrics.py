@@ -19,7 +19,19 @@ from headrace.errors import EndpointError
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 DECLARED = {name: item for name, item in vars(metrics).items() if isinstance(item, Counter | Gauge | Histogram)}
 NAME = r"headrace_[a-z_]+"
-UNITS = ("_bytes", "_seconds", "_seconds_total", "_total", "_parts", "_steps", "_members", "_leaders", "_terms", "_leases", "_jobs")
+UNITS = (
+    "_bytes",
+    "_seconds",
+    "_seconds_total",
+    "_total",
+    "_parts",
+    "_steps",
+    "_leases",
+    "_jobs",
+    "_members",
+    "_leaders",
+    "_terms",
+)
 
 
 def full_name(metric: Counter | Gauge | Histogram) -> str:
