@@ -53,7 +53,8 @@ async def _read(
     why = "connection closed"
     try:
         while True:
-            report = await asyncio.wait_for(anext(reports), SILENCE_S)
+            async with asyncio.timeout(SILENCE_S):  # before Python 3.12 wait_for may swallow the end of the stream
+                report = await anext(reports)
             if report.WhichOneof("report") == "goodbye":
                 why = "departed"
                 return

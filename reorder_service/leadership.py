@@ -31,13 +31,17 @@ class Post:
         self.leader = ""
         """The name of the process that leads, as far as this one knows."""
         self.taken: ReorderService | None = None
+        self.lease_ends_s = 0.0
+        """By this process's clock, not after the store lets another one lead."""
 
     @property
     def service(self) -> ReorderService:
-        """Raises UnavailableError while this process stands by."""
+        """Raises UnavailableError while this process stands by, or cannot know that no other leads: it may have hung for long."""
         if self.taken is None:
             leader = f"{self.leader.split()[0]} leads" if self.leader else "none leads yet"
             raise UnavailableError(f"this reorder service stands by; {leader}")
+        if time.monotonic() > self.lease_ends_s:
+            raise UnavailableError("this reorder service could not renew its lease: another one may lead by now")
         return self.taken
 
 
@@ -45,9 +49,10 @@ async def elected(database: Database, name: str, post: Post) -> None:
     """Return as soon as this process leads. `name`: its endpoint, and what tells it from others of that endpoint."""
     stands_by = False
     while True:
+        asked_s = time.monotonic()
         try:
             if await database.lead(name):
-                post.leader = name
+                post.leader, post.lease_ends_s = name, asked_s + LEASE_S
                 metrics.TERMS.set(database.term)
                 log.info("leading %s", pairs(term=database.term))
                 return
@@ -61,19 +66,20 @@ async def elected(database: Database, name: str, post: Post) -> None:
         await asyncio.sleep(POLL_S if stands_by else RENEW_S)
 
 
-async def replaced(database: Database, name: str, serve: Callable[[bool], Awaitable[None]]) -> None:
+async def replaced(database: Database, name: str, post: Post, serve: Callable[[bool], Awaitable[None]]) -> None:
     """Keep the lease; return when another process leads. `serve(False)`, `serve(True)`: it ran out, it goes on."""
-    serving, renewed_s = True, time.monotonic()
+    serving = True
     while True:
+        asked_s = time.monotonic()
         try:
             if not await database.renew(name):
                 log.warning("replaced %s", pairs(term=database.term))
                 return
-            renewed_s = time.monotonic()
+            post.lease_ends_s = asked_s + LEASE_S
         except UnavailableError as err:
             log.warning("lease not renewed %s", pairs(term=database.term, error=err))
         database.check()
-        if serving != (time.monotonic() < renewed_s + LEASE_S):
+        if serving != (time.monotonic() < post.lease_ends_s):
             serving = not serving
             await serve(serving)
         await asyncio.sleep(RENEW_S)

@@ -90,7 +90,7 @@ async def _lead(store: StateStore, name: str, post: Post, server: Server) -> Non
         await service.start()
         post.taken = service
         await server.set_serving(True)
-        await replaced(store.database, name, server.set_serving)
+        await replaced(store.database, name, post, server.set_serving)
     finally:
         await server.set_serving(False)
         post.taken = None

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import ipaddress
 import os
 import signal
-import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,18 +22,9 @@ from cli.processes import Process
 from headrace.errors import EndpointError
 from headrace.ledger import ledger_sha256
 from headrace.sample import LABEL_IGNORED
+from tests.wire import NEAR, Wire, free_ports
 
 pytestmark = pytest.mark.integration
-
-_path = Path(__file__).parents[1] / "unit" / "transport" / "payload_world.py"
-_module_spec = importlib.util.spec_from_file_location("wire_world", _path)
-assert _module_spec is not None
-assert _module_spec.loader is not None
-_wire_world = importlib.util.module_from_spec(_module_spec)
-sys.modules["wire_world"] = _wire_world
-_module_spec.loader.exec_module(_wire_world)
-
-NEAR = "127.0.0.2"  # where trainers find wires; the preprocessors at their other ends have the same ports of 127.0.0.1
 
 
 def start_preprocessor(cluster: Any, *arguments: str) -> Process:
@@ -55,8 +43,8 @@ def add_preprocessor_behind_wire(cluster: Any) -> Iterator[Callable[..., Any]]:
         def add(**faults: Any) -> Any:
             grpc_port, flight_port = free_ports(2)
             wires = [
-                _wire_world.Wire(f"127.0.0.1:{grpc_port}", listen=(NEAR, grpc_port)),
-                _wire_world.Wire(f"127.0.0.1:{flight_port}", listen=(NEAR, flight_port), **faults),
+                Wire(f"127.0.0.1:{grpc_port}", listen=(NEAR, grpc_port)),
+                Wire(f"127.0.0.1:{flight_port}", listen=(NEAR, flight_port), **faults),
             ]
             for wire in wires:
                 stack.callback(wire.stop)
@@ -65,21 +53,6 @@ def add_preprocessor_behind_wire(cluster: Any) -> Iterator[Callable[..., Any]]:
             return wires[1]
 
         yield add
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free at both addresses."""
-    with ExitStack() as stack:
-        ports = []
-        while len(ports) < count:
-            near = stack.enter_context(socket.create_server((NEAR, 0)))
-            port = near.getsockname()[1]
-            try:
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            ports.append(port)
-    return ports
 
 
 def undisturbed(cluster: Any, spec: Any, **fields: Any) -> str:

@@ -73,9 +73,11 @@ def mismatch(endpoint: str, ca: bytes | None) -> str:
     try:
         with (
             socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S) as connection,
-            context.wrap_socket(connection, server_hostname=host),
+            context.wrap_socket(connection, server_hostname=host) as secured,
         ):
-            return "" if ca is not None else f"{endpoint} speaks TLS only: name the CA of its certificate with --tls-ca (tls_ca=)"
+            if ca is not None or secured.version() is None:  # no handshake: the connection was reset before it began
+                return ""
+            return f"{endpoint} speaks TLS only: name the CA of its certificate with --tls-ca (tls_ca=)"
     except ssl.SSLCertVerificationError as err:
         return f"the certificate of {endpoint} does not pass with the CA of --tls-ca (tls_ca=): {err.verify_message}"
     except ssl.SSLEOFError:

@@ -7,6 +7,7 @@ import datetime
 import ipaddress
 import logging
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,6 +151,24 @@ def test_who_does_not_answer_at_all_is_unavailable_with_tls_and_without(make_cli
             with pytest.raises(UnavailableError):
                 make_client("flight", tls_ca=ca).fetch(endpoint, "part")
             assert mismatch(endpoint, ca) == ""
+
+
+def test_who_resets_connections_is_not_taken_for_one_that_speaks_tls(make_ca: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between connecting and the handshake, of which there is none then."""
+    trusted = load_ca(make_ca().path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connect = socket.create_connection
+
+        def connect_and_be_reset(*args: Any, **options: Any) -> socket.socket:
+            connection = connect(*args, **options)
+            with listener.accept()[0] as far:
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                far.shutdown(socket.SHUT_WR)
+            return connection
+
+        monkeypatch.setattr(socket, "create_connection", connect_and_be_reset)
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert mismatch(endpoint, None) == mismatch(endpoint, trusted) == ""
 
 
 # -- health -----------------------------------------------------------------------------------------------------------
