@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -128,6 +129,13 @@ def consume_until(cluster: Any, job: str, count: int, change: Callable[[], None]
     return done
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # polls a real service
+
+
 def test_a_paused_job_plans_no_further_step_until_it_is_resumed(cluster, spec) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(1)
@@ -135,6 +143,7 @@ def test_a_paused_job_plans_no_further_step_until_it_is_resumed(cluster, spec) -
     with trainer.connect(cluster.endpoint, job=job) as loader, cluster.client() as client:
         steps = iter(loader)
         step = next(steps)
+        wait_until(lambda: client.show(job).planned_steps == 2)  # nothing is on its way to be planned
         client.pause(job, True)
         cluster.wait_for_state(job, "paused")
         planned = [step.index]
