@@ -1,7 +1,8 @@
 """A standing cluster that is struck: alone by what no other test has, and by a few rounds of `python -m tests.chaos`.
 
 The faults that have tests of their own: test_exactly_once (preprocessors killed), test_high_availability (a reorder service
-killed and hung, both and Redis killed), test_stalled_preprocessor (one hung), test_wire_faults (payload cut and silent).
+killed and hung, both and Redis killed), test_stalled_preprocessor (one hung), test_wire_faults (payload cut and silent). All
+kinds together, for minutes: `make chaos`.
 """
 
 from __future__ import annotations
@@ -20,21 +21,15 @@ from tests.chaos.rounds import Round, run_undisturbed
 pytestmark = pytest.mark.integration
 
 SEED = 20
-LEASE_S, SILENCE_S, KEEPALIVE_S = 1.5, 3.0, 5.0
+LEASE_S = 1.5
 LATE_S = 1.0
 
 ALONE = [
     Fault(kind=Kind.KILL, target="preprocessors", step=2, lasts_s=1.0),
     Fault(kind=Kind.KILL, target="rank", number=1, step=3, lasts_s=0.5),
-    Fault(kind=Kind.HANG, target="preprocessors", step=2, lasts_s=SILENCE_S + LATE_S),
-    Fault(kind=Kind.HANG, target="reorders", step=3, lasts_s=LEASE_S + LATE_S),
     Fault(kind=Kind.HANG, target="redis", step=3, lasts_s=LEASE_S + LATE_S),
-    Fault(kind=Kind.HANG, target="rank", step=3, lasts_s=KEEPALIVE_S + LATE_S),
     Fault(kind=Kind.CUT, target="rank-leader", step=3, lasts_s=LATE_S),
     Fault(kind=Kind.CUT, target="preprocessor-leader", step=2, lasts_s=LATE_S),
-    Fault(kind=Kind.CUT, target="leader-redis", step=3, lasts_s=LEASE_S + LATE_S),
-    Fault(kind=Kind.SILENCE, target="rank-leader", step=3, lasts_s=KEEPALIVE_S + LATE_S),
-    Fault(kind=Kind.SILENCE, target="preprocessor-leader", step=2, lasts_s=SILENCE_S + LATE_S),
     Fault(kind=Kind.SILENCE, target="leader-redis", step=3, lasts_s=LEASE_S + LATE_S),
 ]
 
@@ -59,4 +54,4 @@ def test_a_fault_changes_nothing(standing: tuple[Cluster, list[LedgerEntry]], fa
 
 def test_rounds_of_faults_at_random_change_nothing(standing: tuple[Cluster, list[LedgerEntry]]) -> None:
     cluster, _ = standing
-    assert run(cluster, seeds(SEED, 4)) == 0
+    assert run(cluster, seeds(SEED, 2)) == 0
