@@ -22,10 +22,10 @@ demo: setup  ## run the main job on the bundled example: one reorder service, tw
 	@$(BIN)/headrace demo
 
 test: setup lint  ## the whole suite
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 --dist loadfile
 
 unit: setup  ## the fast tests only
-	@$(BIN)/pytest tests/unit tests/architecture
+	@$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/architecture
 
 lint: setup  ## style, types and layers
 	@$(BIN)/ruff check .
@@ -52,10 +52,13 @@ bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other
 bench-recovery: setup  ## measure how soon work goes on after a kill, and how soon a job is resumed (a minute)
 	@$(BIN)/python -m benchmarks.recovery
 
+bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)
+	@$(BIN)/python -m benchmarks.scale
+
 chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos --minutes 10
 
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery chaos stubs
+.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-scale chaos stubs

@@ -79,7 +79,7 @@ def _audit(client: JobsClient, status: JobStatus, order: JobOrder, name_of: Call
         _progress(islice(client.ledger(status.job), num_steps), num_steps),
         num_steps=num_steps,
         refs=order.layout.refs,
-        shards=[(shard.name, rows) for shard, rows in zip(order.shards, order.num_rows, strict=True)],
+        shards=[(shard.name, rows) for shard, rows in zip(order.manifest.shards, order.manifest.num_rows.tolist(), strict=True)],
         quarantined=client.quarantine(status.job),
         name_of=name_of,
     )
@@ -91,7 +91,7 @@ def _names(order: JobOrder) -> Iterator[Callable[[SampleRef], str]]:
     from preprocessor.jobs import Job
 
     job = Job(order.spec.name, order.spec)
-    job.shards = order.shards
+    job.shards = order.manifest.shards
     try:
         yield job.sample_name
     finally:

@@ -102,8 +102,7 @@ def _standing(status: JobStatus) -> Finding | None:
     if status.state == jobs_pb2.JOB_STATE_INDEXING:
         if not status.num_shards:
             return Finding(sentence="waiting for the shards to be listed")
-        left = status.num_shards - status.indexed_shards
-        sentence = f"waiting for {left} of {_count(status.num_shards, 'shard')} to be indexed"
+        sentence = f"the first steps wait for shards to be indexed ({status.indexed_shards} of {status.num_shards} are)"
         return Finding(sentence=sentence, remedy="more preprocessors index more at a time")
     if not status.ranks:
         start = f"start one with `headrace train --endpoint {status.leader} --job {status.job}`, or connect your own"
@@ -175,7 +174,7 @@ def _why_trainers_wait(wait: float, status: JobStatus, stages: Stages) -> Findin
         return Finding(sentence=f"trainers wait {wait:.0%} of their time for data: {why}", remedy=remedy)
 
     spec = json.loads(status.spec_json)
-    window = min(spec["window"], status.num_steps - status.committed_steps)
+    window = min(spec["window"], status.num_steps - status.committed_steps) if status.num_steps else spec["window"]
     idle = stages.decoders - stages.decoding
     if stages.decoding >= BUSY * stages.decoders:
         busy = f"decoding {_decimal(stages.decoding)} of {_decimal(stages.decoders)}, stores {stages.fill:.0%} full"
@@ -186,7 +185,7 @@ def _why_trainers_wait(wait: float, status: JobStatus, stages: Stages) -> Findin
     if stages.starved >= idle / 2:
         parts = f"parts wait to be read while decoders idle (decoding {_decimal(stages.decoding)} of {_decimal(stages.decoders)})"
         return because(f"reading is the slowest stage, {parts}", "give preprocessors a --cache, or faster storage")
-    if status.committed_steps + status.planned_steps >= status.num_steps:
+    if 0 < status.num_steps <= status.committed_steps + status.planned_steps:
         return because(f"the last {_count(window, 'step')} of the job are planned", "nothing is left to order")
     if stages.planned_steps < window / 2:
         planned = f"only {stages.planned_steps:.0f} of the window's {_count(window, 'step')} planned"

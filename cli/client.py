@@ -6,10 +6,13 @@ import json
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace import rpc
-from headrace.codec import rejection_value, shard_value
+from headrace.codec import rejection_value, shard_table
 from headrace.ledger import LedgerEntry
-from headrace.manifest import ShardInfo
+from headrace.manifest import ShardTable
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
 from headrace.spec import JobSpec, TopologySpec
@@ -73,10 +76,13 @@ class JobsClient:
         status: jobs_pb2.JobStatus = rpc.call(self._stub.SetTopology, request, self.endpoint)
         return status
 
-    def manifest(self, job: str) -> list[tuple[ShardInfo, int]]:
-        """The shards in manifest order, each with its number of samples; -1 until it is indexed."""
-        reply = rpc.call(self._stub.Manifest, jobs_pb2.ManifestRequest(job=job), self.endpoint)
-        return [(shard_value(item.shard), item.num_samples) for item in reply.shards]
+    def manifest(self, job: str) -> tuple[ShardTable, NDArray[np.int64]]:
+        """The shards, and (n,) the rows of each, UNCOUNTED until it is indexed."""
+        with rpc.translated(self.endpoint):
+            pages = list(self._stub.Manifest(jobs_pb2.ManifestRequest(job=job), timeout=STREAM_TIMEOUT_S))
+        items = [item for page in pages for item in page.shards]
+        num_rows = np.array([item.num_samples for item in items], np.int64)
+        return shard_table([item.shard for item in items]), num_rows
 
     def ledger(self, job: str) -> Iterator[LedgerEntry]:
         """Committed steps in order. By the page, so that whoever takes his time over them outstays no deadline."""

@@ -16,6 +16,7 @@ from rich.text import Text
 from cli.bottleneck import bottleneck
 from cli.client import state_name
 from cli.rates import Look, Looks, decoding_paces, samples_per_s
+from headrace.v1.jobs_pb2 import JOB_STATE_INDEXING
 
 PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
 
@@ -56,13 +57,13 @@ class Display:
             )
 
     def _picture(self, status: Any) -> Group:
-        if not status.num_steps:
+        if status.state == JOB_STATE_INDEXING:
             return Group(f"indexing: {status.indexed_shards} of {status.num_shards or '?'} shards")
         head = Table.grid(padding=(0, 2))
         head.add_row(
             f"[bold]{status.job}[/bold] {state_name(status)}",
-            f"step {status.committed_steps}/{status.num_steps}",
-            ProgressBar(total=status.num_steps, completed=status.committed_steps, width=40),
+            f"step {status.committed_steps}/{status.num_steps or '?'}",
+            ProgressBar(total=status.num_steps or None, completed=status.committed_steps, width=40),
             f"planned ahead {status.planned_steps}",
         )
         body = Table("service", "samples/s", "MB/s", "holds", "note", box=None, padding=(0, 2), header_style="dim")

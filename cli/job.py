@@ -137,11 +137,14 @@ def _weight(text: str) -> tuple[str, float]:
 
 
 def _row(status: Any, state: str) -> dict[str, Any]:
+    """The public JSON form. `num_steps` is 0 until it is known."""
     return {
         "job": status.job,
         "state": state,
         "committed_steps": status.committed_steps,
         "num_steps": status.num_steps,
+        "num_shards": status.num_shards,
+        "indexed_shards": status.indexed_shards,
         "samples": status.committed_samples,
         "quarantined": status.quarantined_samples,
         "message": status.message,

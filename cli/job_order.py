@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConflictError, JobFailedError
-from headrace.manifest import ShardInfo
 from headrace.spec import JobSpec, load_spec_json
 from reorder_service.layout import Layout
 from reorder_service.manifest import CountedShards
@@ -19,28 +18,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder:
-    """Which samples each step of a job has, and in which shards they are."""
+    """Which samples each step of a job has, as far as its shards are indexed, and in which shards they are."""
 
+    job: str
     spec: JobSpec
-    shards: tuple[ShardInfo, ...]
-    num_rows: tuple[int, ...]
+    manifest: CountedShards
     layout: Layout
+
+    def check(self, step: int) -> None:
+        """Raises ConflictError where more shards must be indexed before the samples of a step can be told."""
+        shards, counted = len(self.manifest.shards), self.manifest.num_counted
+        if not shards or self.layout.to_count(step):
+            raise ConflictError(
+                f"job {self.job!r} has indexed {counted} of {shards or '?'} shards: its order does not reach step {step} yet; "
+                "wait until it has planned that"
+            )
 
 
 def job_order(client: JobsClient, status: JobStatus) -> JobOrder:
-    """Of the job that `status` is of. Raises ConflictError where its shards are not all indexed."""
+    """Of the job that `status` is of, up to its latest commit at least. Raises ConflictError where it has no step yet."""
     spec = load_spec_json(status.spec_json)
-    manifest = client.manifest(status.job)
-    shards, num_rows = tuple(shard for shard, _ in manifest), tuple(count for _, count in manifest)
-    if not shards or -1 in num_rows:
-        raise ConflictError(
-            f"job {status.job!r} has indexed {status.indexed_shards} of {len(shards) or '?'} shards: it has no order yet, "
-            "nor any step; wait until it runs"
-        )
+    manifest = CountedShards(spec, *client.manifest(status.job))
     changes = tuple((step, tuple(weights)) for step, weights in json.loads(status.mixture_json))
-    layout = Layout(spec, CountedShards(spec, shards, dict(enumerate(num_rows))), changes)
+    order = JobOrder(job=status.job, spec=spec, manifest=manifest, layout=Layout(spec, manifest, changes))
     try:
-        layout.lay_out()
+        if len(manifest.shards):
+            order.layout.lay_out()
+        order.check(max(0, status.committed_steps - 1))
     except JobFailedError as err:
         raise ConflictError(f"job {status.job!r} has no order: {err}") from err
-    return JobOrder(spec=spec, shards=shards, num_rows=num_rows, layout=layout)
+    return order

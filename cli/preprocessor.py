@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from cli.endpoint import add_endpoint
+from cli.log_format import add_log_format
 
 DEFAULT_BUDGET_MIB = 512
 DEFAULT_CACHE_GIB = 20
@@ -75,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
     )
+    add_log_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,8 +85,6 @@ def run(args: argparse.Namespace) -> int:
     from headrace import rpc
     from headrace.errors import UserError
     from headrace.transport.tls import load_certificate
-    from preprocessor.server import serve
-    from preprocessor.sources.cache import ShardCache, default_cache
 
     if min(args.threads, args.budget_mib, args.cache_gib) < 1:
         raise UserError("--threads, --budget-mib and --cache-gib must be at least 1")
@@ -97,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
     if args.ucx and args.tls_cert:
         raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
     certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
+
+    from preprocessor.server import serve  # takes three seconds, which a wrong argument need not wait for
+    from preprocessor.sources.cache import ShardCache, default_cache
+
     rpc.await_reorder_service(args.reorder, REORDER_TIMEOUT_S)
     cache_bytes = args.cache_gib << 30
     service = serve(
@@ -112,4 +116,4 @@ def run(args: argparse.Namespace) -> int:
         with_ucx=args.ucx,
         metrics_listen=args.metrics,
     )
-    return run_service("preprocessor", service)
+    return run_service("preprocessor", service, args.log_format)

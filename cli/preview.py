@@ -17,7 +17,7 @@ from PIL import Image
 
 from cli.contact_sheet import Card, Medium, Token, draw_sheet
 from headrace.errors import UserError
-from headrace.manifest import ShardInfo
+from headrace.manifest import Shards
 from headrace.quarantine import Rejected
 from headrace.sample import LABEL_IGNORED, SampleRef
 from headrace.spec import AudioSpec, ImageSpec, JobSpec
@@ -37,14 +37,14 @@ class PreviewJob(Job):
         return self._attempt(ref, self.pipeline.decode)
 
 
-def write_preview(out: Path, spec: JobSpec, shards: Sequence[ShardInfo], refs: Sequence[SampleRef], *, subtitle: str) -> Path:
+def write_preview(out: Path, spec: JobSpec, shards: Shards, refs: Sequence[SampleRef], *, subtitle: str) -> Path:
     """Decode the samples, at least one, and write their contact sheet as PNG; returns `out`.
 
     Raises SpecError, or UserError where `out` cannot be written.
     """
     template = load_template(spec.text)
     job = PreviewJob(spec.name, spec)
-    job.shards = tuple(shards)
+    job.shards = shards
     try:
         with ThreadPoolExecutor() as pool:
             cards = list(pool.map(lambda ref: _card(job, ref, template), refs))

@@ -33,7 +33,7 @@ def quarantine_rows(client: JobsClient, job: str) -> list[dict[str, Any]]:
     from headrace.spec import load_spec_json
 
     spec = load_spec_json(client.show(job).spec_json)
-    shards = [shard for shard, _ in client.manifest(job)]
+    shards, _ = client.manifest(job)
     numbers = {shard.name: number for number, shard in enumerate(shards)}
     rows = []
     for item in client.quarantine(job):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cli.endpoint import DEFAULT_ENDPOINT
+from cli.log_format import add_log_format
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
     )
+    add_log_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,4 +36,4 @@ def run(args: argparse.Namespace) -> int:
     from cli.service import run_service
     from reorder_service.server import serve
 
-    return run_service("reorder", serve(args.listen, args.store, args.metrics))
+    return run_service("reorder", serve(args.listen, args.store, args.metrics), args.log_format)

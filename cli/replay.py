@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     with JobsClient(args.endpoint) as client:
         status = client.show(args.job)
-        shards = [shard for shard, _ in client.manifest(args.job)]
+        shards, _ = client.manifest(args.job)
         wanted = _wanted(client, status, shards, args.sample)
         quarantined = {item.name: item for item in client.quarantine(args.job)}
     report = {"job": args.job, **_replay(load_spec_json(status.spec_json), shards[wanted.shard], wanted)}
@@ -79,7 +79,7 @@ class _Wanted:
 
 
 def _wanted(client: JobsClient, status: JobStatus, shards: Sequence[ShardInfo], sample: str) -> _Wanted:
-    """Raises NotFoundError where the job has no such sample, ConflictError for a number where it has no order yet."""
+    """Raises NotFoundError where the job has no such sample, ConflictError for a number that its order does not reach yet."""
     from cli.job_order import job_order
     from headrace.errors import NotFoundError
     from headrace.manifest import split_name
@@ -94,7 +94,8 @@ def _wanted(client: JobsClient, status: JobStatus, shards: Sequence[ShardInfo], 
         return _Wanted(name=sample, shard=place[0], key=place[1])
     number, order = int(sample.removeprefix("#")), job_order(client, status)
     step, within = divmod(number, order.spec.global_batch)
-    refs = order.layout.refs(step) if step < order.layout.num_steps else []
+    order.check(step)
+    refs = order.layout.refs(step) if order.layout.knows(step) else []
     if within >= len(refs):
         raise NotFoundError(f"job {status.job!r} has no sample #{number}: it ends with step {order.layout.num_steps - 1}")
     return _Wanted(name=sample, shard=refs[within].shard, row=refs[within].row, number=number)

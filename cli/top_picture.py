@@ -58,7 +58,7 @@ def _service(figures: dict[str, Any]) -> Text:
 def _head(job: dict[str, Any]) -> Table:
     head = Table.grid(padding=(0, 2))
     steps = f"step {job['committed_steps']}/{job['num_steps'] or '?'}"
-    bar = ProgressBar(total=job["num_steps"] or 1, completed=job["committed_steps"], width=24)
+    bar = ProgressBar(total=job["num_steps"], completed=job["committed_steps"], width=24)
     state = Text.assemble("job ", (job["job"], "bold"), " ", (job["state"], "yellow" if job["state"] == "paused" else ""))
     state.truncate(30, overflow="ellipsis")
     head.add_row(state, steps, bar, f"generation {job['generation']}")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from cli.endpoint import add_endpoint
+from cli.log_format import add_log_format
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
 
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="serve Prometheus metrics there, a rank at PORT plus its local rank; port 0 takes a free one (default: off)",
     )
+    add_log_format(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
 
 
@@ -46,20 +48,21 @@ def run(args: argparse.Namespace) -> int:
 
     from cli.client import JobsClient
     from cli.summary import print_summary, summarise
-    from headrace import metrics
+    from headrace import metrics, tracing
     from headrace.spec import load_spec_yaml
     from headrace.telemetry import configure_logging
     from headrace.transport import base
     from preprocessor.sources.metadataset import expand
-    from trainer.train import train
 
     if args.threads is not None and args.threads < 1:
         raise UserError(f"--threads must be at least 1, got {args.threads}")
-    configure_logging("trainer")
+    configure_logging("trainer", args.log_format)
     with JobsClient(args.endpoint) as client:
+        from trainer.train import train  # takes three seconds, which a wrong argument need not wait for
+
         job = client.submit(expand(load_spec_yaml(args.submit))) if args.submit else args.job
         transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
-        with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER):
+        with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER), tracing.exported("trainer"):
             train(
                 args.endpoint,
                 job=job,

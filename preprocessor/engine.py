@@ -26,16 +26,18 @@ from typing import Any, TypeVar
 
 import grpc
 
-from headrace import metrics
+from headrace import metrics, tracing
 from headrace.codec import probe_message, ref_value, rejection_message, shard_message, shard_value, vocabulary_message
 from headrace.errors import HeadraceError
+from headrace.manifest import PAGE_SHARDS, ShardInfo
+from headrace.outbox import Outbox
 from headrace.quarantine import Rejected
 from headrace.rpc import aio_channel
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
-from headrace.v1.common_pb2 import Occupancy
-from headrace.v1.fleet_pb2 import FleetReport
+from headrace.v1.common_pb2 import Occupancy, Shard
+from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 from preprocessor.jobs import Job
 from preprocessor.part import Entry, Payload, Stage
 from preprocessor.pipeline import LoadedPart
@@ -87,7 +89,7 @@ class Engine:
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._orderlies = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
         self._jobs: dict[str, Job] = {}
-        self._outbox: asyncio.Queue[FleetReport | None] = asyncio.Queue()
+        self._outbox = Outbox[FleetReport]()
         self._samples_decoded = 0
         self._bytes_decoded = 0
 
@@ -126,37 +128,37 @@ class Engine:
 
     async def _connection(self) -> bool:
         """One stream from its Hello to its end. Whether it ever worked."""
-        outbox: asyncio.Queue[FleetReport | None] = asyncio.Queue()
-        self._outbox = outbox
+        self._outbox = outbox = Outbox[FleetReport]()
         slots = self._threads + self._num_readers  # parts that are being decoded, and parts that are read ahead
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots)
-        outbox.put_nowait(FleetReport(hello=hello))
+        outbox.put(FleetReport(hello=hello))
         async with aio_channel(self._reorder) as channel, cancelled_at_exit() as start:
             listening = start(self._listen(fleet_pb2_grpc.FleetStub(channel).Work(_drain(outbox)), start))
             try:
                 await asyncio.wait({listening})
                 return listening.result()
             except asyncio.CancelledError:
-                outbox.put_nowait(FleetReport(goodbye=fleet_pb2.Goodbye()))
-                outbox.put_nowait(None)
+                outbox.put(FleetReport(goodbye=fleet_pb2.Goodbye()))
+                outbox.end()
                 await asyncio.wait({listening}, timeout=GOODBYE_S)
                 raise
             finally:
                 self._store.release_all_on_demand()
 
-    async def _listen(self, orders: AsyncIterable[fleet_pb2.FleetOrder], start: Start) -> bool:
+    async def _listen(self, messages: AsyncIterable[fleet_pb2.FleetOrders], start: Start) -> bool:
         """Obey until the stream ends. Whether any order came."""
         worked = False
         try:
-            async for order in orders:
+            async for message in messages:
                 worked = True
-                kind = order.WhichOneof("order")
-                if kind == "welcome":
-                    log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
-                    self._forget_jobs_but(order.welcome.jobs)
-                    start(self._heartbeat(order.welcome.heartbeat_s))
-                else:
-                    self._obey(kind, getattr(order, kind), start)
+                for order in message.orders:
+                    kind = order.WhichOneof("order")
+                    if kind == "welcome":
+                        log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
+                        self._forget_jobs_but(order.welcome.jobs)
+                        start(self._heartbeat(order.welcome.heartbeat_s))
+                    else:
+                        self._obey(kind, getattr(order, kind), start)
         except grpc.aio.AioRpcError as err:
             log.debug("stream broke: %s", err.details())
         return worked
@@ -165,11 +167,9 @@ class Engine:
         match kind:
             case "job_opened":
                 job = self._jobs.get(order.job)
-                if job is None or job.spec.to_json() != order.spec_json:
-                    self._forget(order.job)
-                    job = self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json), self._cache)
-                job.shards = tuple(shard_value(shard) for shard in order.shards)
-                job.ticket_key = order.ticket_key
+                if job is None or job.spec.to_json() != order.spec_json or job.ticket_key != order.ticket_key:
+                    self._forget(order.job)  # another job of this name: its shards have other numbers
+                    self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json), self._cache, order.ticket_key)
             case "job_closed":
                 self._forget(order.job)
             case "step_committed":
@@ -212,15 +212,18 @@ class Engine:
         job = self._jobs[order.job]
         shards = await _in_thread(self._orderlies, list_shards, job.spec)
         pipeline = await _in_thread(self._orderlies, lambda: job.pipeline)
-        reply = fleet_pb2.ShardsListed(
-            lease=order.lease,
-            shards=[shard_message(shard) for shard in shards],
-            vocabulary=vocabulary_message(pipeline.vocabulary),
-        )
-        self._report(FleetReport(shards_listed=reply))
+        for start in range(0, len(shards), PAGE_SHARDS):
+            of_page = enumerate(shards[start : start + PAGE_SHARDS], start)
+            page = fleet_pb2.ShardsListed(lease=order.lease, shards=[shard_message(number, shard) for number, shard in of_page])
+            page.more = start + PAGE_SHARDS < len(shards)
+            if not page.more:
+                page.vocabulary.CopyFrom(vocabulary_message(pipeline.vocabulary))
+            self._report(FleetReport(shards_listed=page))
 
     async def _index(self, order: fleet_pb2.IndexShard) -> None:
-        num_rows, rejected = await _in_thread(self._orderlies, self._jobs[order.job].index, order.shard)
+        job = self._jobs[order.job]
+        with job.knowing(_shards([order.shard])):
+            num_rows, rejected = await _in_thread(self._orderlies, job.index, order.shard.number)
         _count_rejected(rejected)
         reply = fleet_pb2.ShardIndexed(
             lease=order.lease, num_samples=num_rows, rejections=[rejection_message(item) for item in rejected]
@@ -229,7 +232,12 @@ class Engine:
 
     async def _probe(self, order: fleet_pb2.ProbeSamples) -> None:
         refs = [ref_value(ref) for ref in order.samples]
-        probes, rejected = await _in_thread(self._orderlies, self._jobs[order.job].probe, refs)
+        job = self._jobs[order.job]
+        with (
+            tracing.span("probe", order.trace, samples=len(refs), preprocessor=self._name),
+            job.knowing(_shards(order.shards)),
+        ):
+            probes, rejected = await _in_thread(self._orderlies, job.probe, refs)
         _count_rejected(rejected)
         reply = fleet_pb2.SamplesProbed(
             lease=order.lease,
@@ -245,6 +253,7 @@ class Engine:
             step=order.step,
             priority=order.priority,
             refs=tuple(ref_value(ref) for ref in order.samples),
+            shards=self._jobs[order.job].keep(_shards(order.shards)),
         )
         entry = self._store.add(entry)
         if entry.payload is not None:
@@ -256,14 +265,14 @@ class Engine:
         while True:
             entry = await self._store.take_to_read()
             with self._answering_for(entry):
-                self._store.put(entry, await _in_thread(self._readers, _read, self._jobs[entry.job], entry))
+                self._store.put(entry, await _in_thread(self._readers, self._read, self._jobs[entry.job], entry))
 
     async def _decode_loop(self) -> None:
         while True:
             entry = await self._store.take()
             with self._answering_for(entry):
                 assert entry.loaded is not None
-                payload = await _in_thread(self._decoders, self._decode, self._jobs[entry.job], entry.loaded)
+                payload = await _in_thread(self._decoders, self._decode, self._jobs[entry.job], entry, entry.loaded)
                 self._samples_decoded += payload.num_samples
                 self._bytes_decoded += payload.data.size
                 metrics.SAMPLES_DECODED.inc(payload.num_samples)
@@ -284,10 +293,22 @@ class Engine:
             if entry.lease:
                 self._report_failed(entry.lease, err)
 
-    def _decode(self, job: Job, part: LoadedPart) -> Payload:
+    def _read(self, job: Job, entry: Entry) -> LoadedPart:
+        """In a reading thread."""
+        with self._timed("read", entry):
+            return job.load(entry.refs)
+
+    def _decode(self, job: Job, entry: Entry, part: LoadedPart) -> Payload:
         """In a decoding thread."""
-        with _timed("decode"):
+        with self._timed("decode", entry):
             return job.decode(part, self._writer)
+
+    @contextlib.contextmanager
+    def _timed(self, stage: str, entry: Entry) -> Iterator[None]:
+        begin = time.perf_counter()
+        with tracing.span(stage, entry.ticket, samples=len(entry.refs), preprocessor=self._name):
+            yield
+        metrics.STAGE_SECONDS.labels(stage).observe(time.perf_counter() - begin)
 
     def _report_decoded(self, lease: str) -> None:
         self._report(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=lease)))
@@ -314,24 +335,11 @@ class Engine:
         )
 
     def _report(self, report: FleetReport) -> None:
-        self._outbox.put_nowait(report)
+        self._outbox.put(report)
 
 
 async def _in_thread(pool: ThreadPoolExecutor, work: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
-
-
-def _read(job: Job, entry: Entry) -> LoadedPart:
-    """In a reading thread."""
-    with _timed("read"):
-        return job.load(entry.refs)
-
-
-@contextlib.contextmanager
-def _timed(stage: str) -> Iterator[None]:
-    begin = time.perf_counter()
-    yield
-    metrics.STAGE_SECONDS.labels(stage).observe(time.perf_counter() - begin)
 
 
 def _count_rejected(rejected: Iterable[Rejected]) -> None:
@@ -339,6 +347,10 @@ def _count_rejected(rejected: Iterable[Rejected]) -> None:
         metrics.SAMPLES_REJECTED.labels(item.reason).inc()
 
 
-async def _drain(outbox: asyncio.Queue[FleetReport | None]) -> AsyncIterator[FleetReport]:
-    while (report := await outbox.get()) is not None:
-        yield report
+def _shards(messages: Iterable[Shard]) -> Iterator[tuple[int, ShardInfo]]:
+    return ((message.number, shard_value(message)) for message in messages)
+
+
+async def _drain(outbox: Outbox[FleetReport]) -> AsyncIterator[FleetReports]:
+    async for reports in outbox.batches():
+        yield FleetReports(reports=reports)

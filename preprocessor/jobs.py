@@ -6,19 +6,21 @@ threads of their own (preprocessor.engine).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.errors import DatasetError
-from headrace.manifest import ShardInfo
+from headrace.manifest import ShardInfo, Shards
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
@@ -38,15 +40,17 @@ _T = TypeVar("_T")
 
 
 class Job:
-    """One job's spec, manifest, pipeline and open shards. Thread-safe."""
+    """One job's spec, pipeline and open shards. Thread-safe."""
 
-    def __init__(self, name: str, spec: JobSpec, cache: BlobCache | None = None) -> None:
+    def __init__(self, name: str, spec: JobSpec, cache: BlobCache | None = None, ticket_key: bytes = b"") -> None:
         """`cache`: for remote shards; None: below the system's temporary directory."""
         self.name = name
         self.spec = spec
+        self.ticket_key = ticket_key
         self._cache = cache
-        self.shards: tuple[ShardInfo, ...] = ()
-        self.ticket_key = b""
+        self._told: WeakValueDictionary[int, ShardInfo] = WeakValueDictionary()
+        self.shards: Shards = self._told
+        """By number: those of `keep` and `knowing`; or the whole list, where the owner has set it."""
         # Samples are shuffled over `shuffle_shards` shards of each source, and a window may lie across two such blocks.
         self._open_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
         self._lock = threading.Lock()
@@ -62,6 +66,17 @@ class Job:
                 if self._pipeline is None:
                     self._pipeline = Pipeline(self.spec)
         return self._pipeline
+
+    def keep(self, shards: Iterable[tuple[int, ShardInfo]]) -> tuple[ShardInfo, ...]:
+        """Know shards by their numbers, for as long as somebody holds the result: a data set may have any number of them."""
+        return tuple(self._told.setdefault(number, shard) for number, shard in shards)
+
+    @contextlib.contextmanager
+    def knowing(self, shards: Iterable[tuple[int, ShardInfo]]) -> Iterator[None]:
+        """`keep` them during the block."""
+        kept = self.keep(shards)
+        yield
+        del kept
 
     def index(self, shard: int) -> tuple[int, list[Rejected]]:
         """Rows of a shard, and the damage in it. Raises DatasetError, OSError or MemoryError where it cannot be read here."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from headrace.manifest import ShardInfo
 from headrace.quarantine import Rejected
 from headrace.sample import SampleRef
 from headrace.transport.base import checksum
@@ -50,6 +51,8 @@ class Entry:
     step: int
     priority: int
     refs: tuple[SampleRef, ...]
+    shards: tuple[ShardInfo, ...] = ()
+    """What its job keeps of the shards that they lie in (preprocessor.jobs)."""
     lease: str = ""
     """To report when it is decoded; empty: nobody waits for that."""
     loading: bool = False

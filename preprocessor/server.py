@@ -180,11 +180,11 @@ async def serve(
     trainers compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of
     `listen`; 0: a free one. `certificate`: of both ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
     metrics; empty: none. `with_ucx`: offer UCX too. What is read ahead takes up to READ_AHEAD_SHARE of the
-    budget, as much as it needs.
+    budget, as much as it needs; the arena, whose pages stay, has the rest.
     """
     torch.set_num_threads(1)  # the engine's own threads use the cores
-    arena = open_arena(budget_bytes)
     read_ahead = ReadAhead(max_bytes=int(READ_AHEAD_SHARE * budget_bytes), max_parts=read_ahead_parts(threads))
+    arena = open_arena(budget_bytes - read_ahead.max_bytes)
     store = PayloadStore(budget_bytes, arena, read_ahead)
     occupancy.watch(store, read_ahead, arena)
     servicer = PayloadServicer(store, lambda job: engine.ticket_key(job), arena)

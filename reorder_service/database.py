@@ -27,7 +27,7 @@ from redis.exceptions import BusyLoadingError, RedisError
 from headrace.errors import ConflictError, SupersededLeaderError, UnavailableError, UserError
 from reorder_service.embedded import EmbeddedRedis
 
-FORMAT = "3"  # of the keys below `headrace:`; raised with every change that an older release would misread
+FORMAT = "4"  # of the keys below `headrace:`; raised with every change that an older release would misread
 LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -33,6 +33,9 @@ class FairQueue(Generic[_Item]):
 
     def __init__(self) -> None:
         self._heaps: dict[str, list[tuple[tuple[int, ...], int, _Item]]] = {}
+        """Of each job that waits; what comes first in it waits still."""
+        self._waiting: dict[int, _Item] = {}
+        """By identity: what is not in here any more is dropped from its heap when it comes first there."""
         self._had: dict[str, float] = {}
         """Samples that each job has had, over its share."""
         self._now = 0.0
@@ -40,16 +43,17 @@ class FairQueue(Generic[_Item]):
         self._count = itertools.count()
 
     def __len__(self) -> int:
-        return sum(map(len, self._heaps.values()))
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[_Item]:
-        return (entry[2] for heap in self._heaps.values() for entry in heap)
+        return iter(self._waiting.values())
 
     def push(self, item: _Item) -> None:
-        """Let an item wait."""
+        """Let an item wait that does not yet."""
         if item.job not in self._heaps:
             self._heaps[item.job] = []
             self._had[item.job] = max(self._now, self._had.get(item.job, 0.0))
+        self._waiting[id(item)] = item
         heapq.heappush(self._heaps[item.job], (item.priority, next(self._count), item))
 
     def first(self) -> _Item | None:
@@ -57,10 +61,16 @@ class FairQueue(Generic[_Item]):
         job = min(self._heaps, key=lambda job: (self._had[job], self._heaps[job][0]), default=None)
         return self._heaps[job][0][2] if job is not None else None
 
-    def pop(self, item: _Item) -> None:
-        """`item`, the first, no longer waits."""
-        heapq.heappop(self._heaps[item.job])
-        self._tidy(item.job)
+    def pop(self, item: _Item) -> bool:
+        """`item` no longer waits, wherever it stood; whether it did."""
+        if self._waiting.pop(id(item), None) is None:
+            return False
+        heap = self._heaps[item.job]
+        while heap and id(heap[0][2]) not in self._waiting:
+            heapq.heappop(heap)
+        if not heap:
+            del self._heaps[item.job]
+        return True
 
     def served(self, item: _Item) -> None:
         """The item's job has had it, whether it waited here or not."""
@@ -68,17 +78,8 @@ class FairQueue(Generic[_Item]):
         self._now = max(self._now, had)
         self._had[item.job] = had + item.num_samples / item.share
 
-    def keep(self, wanted: Callable[[_Item], bool]) -> None:
-        """Drop all others. `wanted` is asked job by job, in the order of the priorities."""
-        for job in list(self._heaps):
-            self._heaps[job] = [entry for entry in sorted(self._heaps[job]) if wanted(entry[2])]  # sorted: a heap as well
-            self._tidy(job)
-
     def forget(self, job: str) -> None:
         """A job is over."""
-        self._heaps.pop(job, None)
+        for _, _, item in self._heaps.pop(job, []):
+            self._waiting.pop(id(item), None)
         self._had.pop(job, None)
-
-    def _tidy(self, job: str) -> None:
-        if not self._heaps[job]:
-            del self._heaps[job]

@@ -1,121 +1,47 @@
 """The preprocessors and the work that they hold.
 
-Pure bookkeeping in one event loop: who is there, which work waits, who has which lease. A member that leaves, however it
-leaves, gives its work back. Nothing here knows what the work is; jobs make it and servers carry it.
+Bookkeeping in one event loop: who is there, which work waits, who has which lease. A member that leaves, however it leaves,
+gives its work back; what a member is late with, another one is given as well, and whoever is first counts. Nothing here
+knows what the work is; jobs make it and servers carry it.
+
+What happens costs some microseconds, whether four members are there or hundreds, and however much waits.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from headrace import metrics
 from headrace.telemetry import pairs
 from reorder_service.fair_queue import FairQueue
+from reorder_service.lateness import assess, late_leases
+from reorder_service.member import Member, Order, Work, never
+from reorder_service.roster import Roster
 
 log = logging.getLogger(__name__)
 
-REMEMBERED_SHARDS = 4096  # of a member
-NEARNESS = 0.5  # of a member's slots: so much less free it may be than another one that would have to fetch all shards
-
-Order = Any  # a FleetOrder without its lease; the fleet only passes it on
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Work:
-    """One thing to do, until `on_done` or the job's end.
-
-    `priority`: among the job's own, the lower, the sooner. `keep`: the result stays with the member (a decoded part) until
-    `Fleet.release`, and is redone elsewhere if the member leaves before.
-    """
-
-    job: str
-    priority: tuple[int, ...]
-    order: Callable[[str], Order]
-    """The order to send, given the lease."""
-    on_done: Callable[[Any], None]
-    on_failed: Callable[[str], None]
-    """Called with a sentence where no member could carry out the order. It is not tried again."""
-    on_placed: Callable[[str, str], None] = lambda _lease, _endpoint: None
-    """Called with lease and endpoint each time that a member takes the work."""
-    keep: bool = False
-    urgent: Callable[[], bool] = lambda: False
-    """Whether somebody waits for it now: then it is placed even where no slot is free."""
-    lease: str | None = None
-    shards: Mapping[int, int] = field(default_factory=dict)
-    """Shard of the job -> how many of its samples the work reads."""
-    share: float = 1.0
-    """Of the job, beside those of others."""
-    avoid: set[str] = field(default_factory=set)
-    """Members that failed to deliver it: taken again only where there is no other."""
-
-    @property
-    def num_samples(self) -> int:
-        """That it reads; 1 where it reads none."""
-        return max(1, sum(self.shards.values()))
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Member:
-    """One preprocessor's stream. `send` never blocks; what it queues is bounded by the slots and the urgent work.
-
-    `slots` are for decoding and, once more as many, for all else: a store full of one job's parts holds up no other job.
-    """
-
-    name: str
-    endpoint: str
-    slots: int
-    send: Callable[[Order], None]
-    introduce: Callable[[str], Order]
-    """The order that makes a job known, sent before the job's first work."""
-    dismiss: Callable[[], None]
-    """Ends its stream."""
-    leases: dict[str, Work] = field(default_factory=dict)
-    kept: dict[str, Work] = field(default_factory=dict)
-    overdue: dict[str, Work] = field(default_factory=dict)
-    """Leases that others have now, while this member still works on them, or hangs: they take up its slots."""
-    shards: OrderedDict[tuple[str, int], None] = field(default_factory=OrderedDict)
-    """(job, shard) that it read last, the latest at the end: it may have them open or cached."""
-    jobs: set[str] = field(default_factory=set)
-    samples_decoded: int = 0
-    bytes_decoded: int = 0
-    store_bytes: int = 0
-    store_budget_bytes: int = 0
-    occupancy: Any = None
-    """The message of its latest heartbeat."""
-
-    def free(self, *, keep: bool) -> int:
-        """Slots left for work of this kind."""
-        return self.slots - sum(work.keep == keep for work in (*self.leases.values(), *self.overdue.values()))
-
-    def num_near(self, work: Work) -> int:
-        """How many of the work's samples lie in shards that it read of late."""
-        return sum(samples for shard, samples in work.shards.items() if (work.job, shard) in self.shards)
-
-    def has_read(self, work: Work) -> float:
-        """The same as a share of all the work's samples."""
-        return self.num_near(work) / max(1, sum(work.shards.values()))
-
-    def will_read(self, work: Work) -> None:
-        """Note the shards of work that it takes."""
-        for shard in work.shards:
-            self.shards[work.job, shard] = None
-            self.shards.move_to_end((work.job, shard))
-        while len(self.shards) > REMEMBERED_SHARDS:
-            self.shards.popitem(last=False)
+LOOK_S = 0.1
+SILENCE_S = 3.0  # a member that says nothing for so long is gone: three heartbeats, by a clock that leaves our own pauses out
+_NEAR, _NEW = metrics.SAMPLES_PLACED.labels("near"), metrics.SAMPLES_PLACED.labels("new")
 
 
 class Fleet:
     """Members and work. All methods are to be called from one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.members: dict[str, Member] = {}
+        self._now_s = now_s
+        self._roster = Roster()
+        self._by_row: dict[int, Member] = {}
+        self._holders: dict[str, Member] = {}
+        """By lease, whether it is at work, kept or overdue."""
         self._waiting: dict[bool, FairQueue[Work]] = {False: FairQueue(), True: FairQueue()}  # by `keep`
+        self._by_urgency: dict[Callable[[], bool], set[Work]] = {}  # work that waits, by what may make it urgent
         self._leases = itertools.count(1)
         self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
 
@@ -126,6 +52,11 @@ class Fleet:
             member.shards = former.shards
             self.leave(former, "reconnected")
         self.members[member.name] = member
+        self.hear(member)
+        member.row = self._roster.add(member.name, member.slots)
+        self._by_row[member.row] = member
+        self._roster.note(member.row, member.shards)
+        self._count_all_free(member)
         log.info("joined %s", pairs(preprocessor=member.name, endpoint=member.endpoint, slots=member.slots))
         self._dispatch()
 
@@ -133,13 +64,22 @@ class Fleet:
         """Remove a member and place its work elsewhere."""
         if self.members.get(member.name) is not member:
             return
-        del self.members[member.name]
+        del self.members[member.name], self._by_row[member.row]
+        self._roster.remove(member.row, member.shards)
+        for lease, work in member.overdue.items():
+            work.late.pop(lease, None)
         orphans = [*member.leases.values(), *member.kept.values()]
-        member.leases, member.kept = {}, {}  # its stream may still bring results: they are void
+        for lease in (*member.leases, *member.kept, *member.overdue):
+            del self._holders[lease]
+        member.leases, member.kept, member.overdue = {}, {}, {}  # its stream may still bring results: they are void
         log.info("left %s", pairs(preprocessor=member.name, why=why, work_to_redo=len(orphans)))
         for work in orphans:
             self._wait_again(work)
         self._dispatch()
+
+    def hear(self, member: Member) -> None:
+        """It said something: it is there."""
+        member.heard_s = self._now_s()
 
     def dismiss_all(self) -> None:
         """Every member is to look for another reorder service."""
@@ -154,26 +94,43 @@ class Fleet:
 
     def finish(self, member: Member, lease: str, result: Any) -> None:
         """`member` reports the result of `lease`. A lease that was given up meanwhile is ignored."""
-        work = member.leases.pop(lease, None)
-        if work is not None:
+        work = member.leases.get(lease) or member.overdue.get(lease)
+        if work is None:
+            return
+        pace = member.paces[work.keep]
+        if work.is_timed:
+            pace.report(self._now_s(), work.num_samples, held_up=work.keep and member.is_full)
+        if member.silent:
+            member.silent = False
+            self._count_all_free(member)
+        counts = lease in member.leases or work.late[lease]
+        self._end(lease)
+        if counts:
+            if work.lease != lease:
+                self._recall(work)
+                work.lease = lease
+                work.on_placed(lease, member.endpoint)
+            work.late = dict.fromkeys(work.late, False)
             if work.keep:
                 member.kept[lease] = work
+                self._holders[lease] = member
             work.on_done(result)
-        if work is not None or member.overdue.pop(lease, None) is not None:
-            self._fill_slots()
+        self._fill_slots()
 
     def fail(self, member: Member, lease: str, error: str) -> None:
         """`member` cannot carry out `lease` (it may lack a mount, say): every other one is asked before the work has failed."""
-        work = member.leases.pop(lease, None)
+        work = member.leases.get(lease)
         if work is None:
-            if member.overdue.pop(lease, None) is not None:
+            if lease in member.overdue:
+                self._end(lease)
                 self._fill_slots()
             return
+        self._end(lease)
         log.warning("order failed %s", pairs(preprocessor=member.name, job=work.job, error=error))
         work.avoid.add(member.name)
         if work.avoid >= self.members.keys():
             work.avoid.clear()
-            work.lease = None
+            work.lease, work.late = None, dict.fromkeys(work.late, False)
             work.on_failed(error)
         else:
             self._wait_again(work)
@@ -181,40 +138,39 @@ class Fleet:
 
     def lost(self, lease: str) -> None:
         """A trainer could not get what `lease` stands for, or not in time: place it again, elsewhere if possible."""
-        for member in self.members.values():
-            unfinished = member.leases.pop(lease, None)
-            work = unfinished or member.kept.pop(lease, None)
-            if work is not None:
-                work.avoid.add(member.name)
-                if unfinished is not None and not work.avoid >= self.members.keys():
-                    member.overdue[lease] = unfinished
-                self._wait_again(work)
-                self._dispatch()
-                return
+        member = self._holders.get(lease)
+        if member is None or lease in member.overdue:
+            return
+        work = member.leases.get(lease) or member.kept[lease]
+        work.avoid.add(member.name)
+        if lease in member.leases and not work.avoid >= self.members.keys():
+            self._give_up(lease, counts=False)
+        else:
+            self._end(lease)
+        self._wait_again(work)
+        self._dispatch()
 
     def release(self, works: list[Work]) -> None:
         """Forget works that nobody needs any more, wherever they are."""
-        leases = {work.lease for work in works if work.lease is not None}
-        for member in self.members.values():
-            for lease in leases & member.leases.keys():
-                del member.leases[lease]
-            for lease in leases & member.kept.keys():
-                del member.kept[lease]
-        gone = set(map(id, works))
-        for member in self.members.values():
-            member.overdue = {lease: work for lease, work in member.overdue.items() if id(work) not in gone}
-        for waiting in self._waiting.values():
-            waiting.keep(lambda work: id(work) not in gone)
+        for work in works:
+            self._stop_waiting(work)
+            for lease in filter(None, [work.lease, *work.late]):
+                if lease in self._holders:
+                    self._end(lease)
+            work.lease = None
         self._dispatch()
 
     def close_job(self, job: str, order: Order) -> None:
         """Drop all work of a job and tell the members that know it."""
         for waiting in self._waiting.values():
             waiting.forget(job)
+        self._by_urgency = {
+            urgent: rest for urgent, works in self._by_urgency.items() if (rest := {w for w in works if w.job != job})
+        }
         for member in self.members.values():
-            member.leases = {lease: work for lease, work in member.leases.items() if work.job != job}
-            member.kept = {lease: work for lease, work in member.kept.items() if work.job != job}
-            member.overdue = {lease: work for lease, work in member.overdue.items() if work.job != job}
+            held = [*member.leases.items(), *member.kept.items(), *member.overdue.items()]
+            for lease in [lease for lease, work in held if work.job == job]:
+                self._end(lease)
             if job in member.jobs:
                 member.jobs.discard(job)
                 member.send(order)
@@ -226,50 +182,126 @@ class Fleet:
             if job in member.jobs:
                 member.send(order)
 
-    def forget_introductions(self, job: str) -> None:
-        """The job's description changed: introduce it again before its next work."""
-        for member in self.members.values():
-            member.jobs.discard(job)
+    def look(self) -> None:
+        """See how fast members are, and have others do as well what one is late with. To be called every LOOK_S seconds."""
+        now_s, members = self._now_s(), self.members.values()
+        for member in [member for member in members if now_s - member.heard_s > SILENCE_S]:
+            self.leave(member, f"silent for {SILENCE_S:g} s")
+            member.dismiss()
+        assess(members, now_s)
+        for member in members:
+            self._count_all_free(member)
+        for keep, waiting in self._waiting.items():
+            for member, lease, work in list(late_leases(members, now_s, keep=keep)):
+                if not keep and (waiting or not self._roster.has_free(keep=keep)):
+                    break  # nobody idles
+                if work.avoid | {member.name} >= self.members.keys():
+                    continue
+                late = {"decode" if keep else "probe": work.num_samples}
+                log.info("late %s", pairs(preprocessor=member.name, job=work.job, **late))
+                work.avoid.add(member.name)
+                self._give_up(lease, counts=True)
+                self.submit(work)
+        self._dispatch()
 
     def _wait_again(self, work: Work) -> None:
         work.lease = None
         self._waiting[work.keep].push(work)
+        if work.urgent is not never:
+            self._by_urgency.setdefault(work.urgent, set()).add(work)
+
+    def _stop_waiting(self, work: Work) -> None:
+        if self._waiting[work.keep].pop(work) and work.urgent is not never:
+            self._by_urgency[work.urgent].discard(work)
+            if not self._by_urgency[work.urgent]:
+                del self._by_urgency[work.urgent]
+
+    def _give_up(self, lease: str, *, counts: bool) -> None:
+        """A lease at work is overdue; another one is to have its work. `counts`: the result does still."""
+        member = self._holders[lease]
+        work = member.overdue[lease] = member.leases.pop(lease)
+        work.late[lease] = counts
+
+    def _recall(self, work: Work) -> None:
+        """The work is done: nobody need begin it any more, and who has it now is not heard."""
+        self._stop_waiting(work)
+        if work.lease is not None:
+            self._give_up(work.lease, counts=False)
+
+    def _end(self, lease: str) -> None:
+        """A member has nothing to do with a lease any more."""
+        member = self._holders.pop(lease)
+        if member.kept.pop(lease, None) is not None:
+            return
+        work = member.leases.pop(lease, None) or member.overdue.pop(lease)
+        work.late.pop(lease, None)
+        if work.is_timed:
+            member.paces[work.keep].end()
+        member.taken[work.keep] -= 1
+        self._count_free(member, keep=work.keep)
+
+    def _count_all_free(self, member: Member) -> None:
+        for keep in (False, True):
+            self._count_free(member, keep=keep)
+
+    def _count_free(self, member: Member, *, keep: bool) -> None:
+        self._roster.set_free(member.row, member.free(keep=keep), keep=keep)
 
     def _dispatch(self) -> None:
         """Fill the free slots; then place what has become urgent, which no other waiting work may hold up."""
         self._fill_slots()
         if self.members:
-            for waiting in self._waiting.values():
-                waiting.keep(lambda work: not (work.urgent() and self._place(work)))
+            for works in [works for urgent, works in self._by_urgency.items() if urgent()]:
+                for work in sorted(works, key=lambda work: work.priority):
+                    self._place(work)
 
     def _fill_slots(self) -> None:
-        for waiting in self._waiting.values():
-            while self.members and (work := waiting.first()) is not None and self._place(work):
-                waiting.pop(work)
+        for keep, waiting in self._waiting.items():
+            while self._roster.has_free(keep=keep) and (work := waiting.first()) is not None and self._place(work):
+                pass
 
     def _place(self, work: Work) -> bool:
-        """Give `work` to the best member, if there is one for it."""
+        """Give `work`, or the first piece of it, to the best member, if there is one for it."""
         member = self._choose(work)
-        if member is not None:
-            lease = f"{member.name}-{self._life}-{next(self._leases)}"
-            work.lease = lease
-            member.leases[lease] = work
-            self._waiting[work.keep].served(work)
-            num_samples, num_near = sum(work.shards.values()), member.num_near(work)
-            metrics.SAMPLES_PLACED.labels("near").inc(num_near)
-            metrics.SAMPLES_PLACED.labels("new").inc(num_samples - num_near)
-            member.will_read(work)
-            if work.job not in member.jobs:
-                member.jobs.add(work.job)
-                member.send(member.introduce(work.job))
-            member.send(work.order(lease))
-            work.on_placed(lease, member.endpoint)
-        return member is not None
+        if member is None:
+            return False
+        now_s, pace = self._now_s(), member.paces[work.keep]
+        if work.cut is not None:
+            piece, rest = work.cut(pace.lease_samples(now_s))
+            piece.avoid = work.avoid.copy()
+            if rest is not None:
+                rest.avoid = work.avoid.copy()
+                self._wait_again(rest)  # before the other goes: its job waits without a break
+            self._stop_waiting(work)
+            work = piece
+        else:
+            self._stop_waiting(work)
+        lease = f"{member.name}-{self._life}-{next(self._leases)}"
+        work.lease, work.needed_s = lease, None
+        member.leases[lease] = work
+        member.taken[work.keep] += 1
+        self._holders[lease] = member
+        if work.is_timed:
+            pace.begin(now_s)
+        self._count_free(member, keep=work.keep)
+        self._waiting[work.keep].served(work)
+        num_samples, num_near = sum(work.shards.values()), member.num_near(work)
+        _NEAR.inc(num_near)
+        _NEW.inc(num_samples - num_near)
+        self._roster.note(member.row, ((work.job, shard) for shard in work.shards))
+        self._roster.forget(member.row, member.will_read(work))
+        if work.job not in member.jobs:
+            member.jobs.add(work.job)
+            member.send(member.introduce(work.job))
+        member.send(work.order(lease))
+        work.on_placed(lease, member.endpoint)
+        return True
 
     def _choose(self, work: Work) -> Member | None:
         """The member with most free slots, where its shards count as slots; one without any only for urgent work."""
-        candidates = [m for m in self.members.values() if m.name not in work.avoid] or list(self.members.values())
-        free = [m for m in candidates if m.free(keep=work.keep) > 0]
-        if not free and not work.urgent():
-            return None
-        return max(free or candidates, key=lambda m: (m.free(keep=work.keep) + NEARNESS * m.slots * m.has_read(work), m.name))
+        samples = {(work.job, shard): number for shard, number in work.shards.items()}
+        avoid = {self.members[name].row for name in work.avoid & self.members.keys()}
+        if len(avoid) == len(self.members):
+            avoid = set()
+        row = self._roster.choose(samples, avoid, keep=work.keep, without_slot=work.urgent())
+        return self._by_row[row] if row is not None else None

@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from headrace.outbox import Outbox
 from headrace.rpc import answers_stream
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from reorder_service import messages
-from reorder_service.fleet import Member
 from reorder_service.leadership import Post
+from reorder_service.member import Member
 from reorder_service.service import ReorderService
 
-HEARTBEAT_S = 0.5
-SILENCE_S = 3.0  # a preprocessor that says nothing for so long is gone: six heartbeats, so that a busy machine is not mistaken
+HEARTBEAT_S = 1.0
+
+Listed = dict[str, fleet_pb2.ShardsListed]
+"""Lease -> the pages that have come of its list of shards, as one."""
 
 
 class FleetServicer(fleet_pb2_grpc.FleetServicer):
@@ -26,16 +29,16 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
     @answers_stream
     async def Work(
-        self, reports: AsyncIterator[fleet_pb2.FleetReport], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[fleet_pb2.FleetOrder]:
+        self, messages: AsyncIterator[fleet_pb2.FleetReports], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[fleet_pb2.FleetOrders]:
         service = self._post.service
-        outbox: asyncio.Queue[fleet_pb2.FleetOrder | None] = asyncio.Queue()
+        outbox = Outbox[fleet_pb2.FleetOrder]()
         welcome = fleet_pb2.Welcome(heartbeat_s=HEARTBEAT_S, jobs=service.running_jobs())
-        outbox.put_nowait(fleet_pb2.FleetOrder(welcome=welcome))
-        reader = asyncio.create_task(_read(service, aiter(reports), outbox))
+        outbox.put(fleet_pb2.FleetOrder(welcome=welcome))
+        reader = asyncio.create_task(_read(service, aiter(messages), outbox))
         try:
-            while (order := await outbox.get()) is not None:
-                yield order
+            async for orders in outbox.batches():
+                yield fleet_pb2.FleetOrders(orders=orders)
             if reader.done():
                 await reader  # raises what broke it, if anything did
         finally:
@@ -45,51 +48,49 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
 async def _read(
     service: ReorderService,
-    reports: AsyncIterator[fleet_pb2.FleetReport],
-    outbox: asyncio.Queue[fleet_pb2.FleetOrder | None],
+    messages: AsyncIterator[fleet_pb2.FleetReports],
+    outbox: Outbox[fleet_pb2.FleetOrder],
 ) -> None:
-    """Hear a preprocessor out. The end of its stream, or silence, is its departure."""
+    """Hear a preprocessor out. The end of its stream is its departure, unless the fleet dismisses it before."""
     member: Member | None = None
+    listed: Listed = {}
     why = "connection closed"
     try:
-        while True:
-            async with asyncio.timeout(SILENCE_S):  # before Python 3.12 wait_for may swallow the end of the stream
-                report = await anext(reports)
-            if report.WhichOneof("report") == "goodbye":
-                why = "departed"
-                return
-            if report.WhichOneof("report") == "hello":
-                member = _join(service, report.hello, outbox)
-            elif member is not None:
-                _hear(service, member, report)
-    except TimeoutError:
-        why = f"silent for {SILENCE_S:g} s"
-    except StopAsyncIteration:
-        pass
+        async for message in messages:
+            if member is not None:
+                service.fleet.hear(member)
+            for report in message.reports:
+                if report.WhichOneof("report") == "goodbye":
+                    why = "departed"
+                    return
+                if report.WhichOneof("report") == "hello":
+                    member = _join(service, report.hello, outbox)
+                elif member is not None:
+                    _hear(service, member, report, listed)
     finally:
         if member is not None:
             service.fleet.leave(member, why)
-        outbox.put_nowait(None)
+        outbox.end()
 
 
-def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: asyncio.Queue[fleet_pb2.FleetOrder | None]) -> Member:
+def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_pb2.FleetOrder]) -> Member:
     def introduce(job: str) -> fleet_pb2.FleetOrder:
         run = service.find(job)
-        return messages.job_opened(job, run.spec.to_json(), run.manifest.shards, run.key)
+        return messages.job_opened(job, run.spec.to_json(), run.key)
 
     member = Member(
         name=hello.preprocessor,
         endpoint=hello.endpoint,
         slots=hello.slots,
-        send=outbox.put_nowait,
+        send=outbox.put,
         introduce=introduce,
-        dismiss=lambda: outbox.put_nowait(None),
+        dismiss=outbox.end,
     )
     service.fleet.join(member)
     return member
 
 
-def _hear(service: ReorderService, member: Member, report: fleet_pb2.FleetReport) -> None:
+def _hear(service: ReorderService, member: Member, report: fleet_pb2.FleetReport, listed: Listed) -> None:
     kind = report.WhichOneof("report")
     if kind == "heartbeat":
         beat = report.heartbeat
@@ -98,6 +99,11 @@ def _hear(service: ReorderService, member: Member, report: fleet_pb2.FleetReport
         member.occupancy = beat.occupancy
     elif kind == "order_failed":
         service.fleet.fail(member, report.order_failed.lease, report.order_failed.error)
+    elif kind == "shards_listed":
+        page = report.shards_listed
+        listed.setdefault(page.lease, fleet_pb2.ShardsListed()).MergeFrom(page)
+        if not page.more:
+            service.fleet.finish(member, page.lease, listed.pop(page.lease))
     elif kind is not None:
         result = getattr(report, kind)
         service.fleet.finish(member, result.lease, result)

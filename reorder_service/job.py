@@ -1,32 +1,34 @@
-"""A running job: lists and indexes its shards, keeps a window of planned steps ahead of the trainers, commits steps."""
+"""A running job: lists its shards, keeps a window of planned steps ahead of the trainers, commits steps."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Mapping
 
-import numpy as np
-
+from headrace import tracing
 from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError
 from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
 from headrace.telemetry import pairs
-from headrace.ticket import make_ticket
 from reorder_service import messages
 from reorder_service.fleet import Fleet
+from reorder_service.indexing import Indexing
 from reorder_service.layout import Layout
 from reorder_service.manifest import Manifest
 from reorder_service.orders import Orders
-from reorder_service.probing import probe
+from reorder_service.planner import Planner
 from reorder_service.progress import Amounts, beyond_limit
 from reorder_service.sessions import Session, Sessions
 from reorder_service.state import JobRecord, StateStore
 from reorder_service.step import Part, RankCommit, Step
+from reorder_service.window import has_room
 
 log = logging.getLogger(__name__)
 
 STORE_RETRY_S = 1.0  # pause before a job goes on after its store did not answer
+PLACED_AT_A_TIME = 512  # parts of a step: tens of milliseconds; several orders to a preprocessor go in one message
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
 
 FINAL = ("DONE", "FAILED", "CANCELLED")
@@ -37,7 +39,6 @@ class JobRun:
 
     def __init__(self, record: JobRecord, store: StateStore, fleet: Fleet) -> None:
         self.name = record.job
-        self.uid = record.uid
         self.key = record.key
         self.spec: JobSpec = load_spec_json(record.spec_json)
         self.state = record.state
@@ -56,7 +57,8 @@ class JobRun:
         self.sessions = Sessions(self.name)
         self._store = store
         self._fleet = fleet
-        self._orders = Orders(self.name, self.spec.share, fleet)
+        self._orders = Orders(self.name, self.spec.share, fleet, self.manifest)
+        self._planner = Planner(record, self.spec, self.manifest, store, self._orders)
         self._order_error = ""
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
@@ -79,7 +81,7 @@ class JobRun:
             self._task = asyncio.create_task(self._run(), name=f"job {self.name}")
 
     async def wait_ready(self) -> None:
-        """Wait until the job is indexed or over."""
+        """Wait until the job's next samples are known, or it is over."""
         await self._ready.wait()
 
     async def stop(self) -> None:
@@ -154,10 +156,10 @@ class JobRun:
                 raise ConflictError(f"steps before {self.next_step} of job {self.name!r} are planned already; name a later one")
             changes = self.layout.changed(step, weights)
             await self._store.set_mixture(self.name, changes)
-            log.info("mixture changed %s", pairs(job=self.name, from_step=step, **weights))
+            log.info("mixture changed %s", pairs(job=self.name, from_step=step, weights=json.dumps(dict(weights))))
             self.layout.changes = changes
-            if self.state == "RUNNING":
-                await asyncio.to_thread(self.layout.lay_out)
+            if self.manifest.vocabulary is not None:
+                self.layout.lay_out()
                 self._changed.set()
 
     async def pause(self, paused: bool) -> None:
@@ -209,13 +211,7 @@ class JobRun:
         """From wherever the job stands to its end. May be begun again after an error."""
         if self.manifest.vocabulary is None:
             await self.manifest.list_shards(self._orders.ask_once)  # a wrong path is told at once
-            self._fleet.forget_introductions(self.name)
-        await self.manifest.index_shards(self._orders.ask)
-        await asyncio.to_thread(self.layout.lay_out)
-        self.state = "RUNNING"
-        await self._store.set_state(self.name, self.state)
-        log.info("indexed %s", pairs(job=self.name, shards=len(self.manifest.shards), steps=self.num_steps))
-        self._ready.set()
+        self.layout.lay_out()
         await self._feed()
 
     async def _end(self, state: str, message: str = "") -> None:
@@ -235,63 +231,65 @@ class JobRun:
     # -- the window ---------------------------------------------------------------------------------------------------
 
     async def _feed(self) -> None:
-        """Keep `spec.window` steps planned ahead of the last commit, until every step is committed."""
+        """Keep the window full of planned steps, until every step is committed."""
         self.next_step = self.committed
+        indexing = Indexing(self.manifest, self.layout, self._orders.ask, self._changed.set)
         async with asyncio.TaskGroup() as group:
-            while self.committed < self.num_steps:
+            while not 0 < self.num_steps <= self.committed:
                 if self._order_error:
                     raise JobFailedError(self._order_error)
-                while not self.paused and self.next_step < min(self.num_steps, self.committed + self.spec.window):
+                if not self._ready.is_set() and not self.layout.to_count(self.committed):
+                    await self._begin()
+                while self._may_plan():
                     group.create_task(self._prepare(self.next_step))
                     self.next_step += 1
+                indexing.go_on(group, self.next_step)
                 self._changed.clear()
                 await self._changed.wait()
+            indexing.stop()
         if not self.progress.samples:
             raise JobFailedError(f"every sample of job {self.name!r} was refused; `headrace inspect` shows why")
         await self._end("DONE")
+
+    async def _begin(self) -> None:
+        self.state = "RUNNING"
+        await self._store.set_state(self.name, self.state)
+        shards, indexed = len(self.manifest.shards), self.manifest.num_counted
+        log.info("began %s", pairs(job=self.name, shards=shards, indexed=indexed, steps=self.num_steps))
+        self._ready.set()
+
+    def _may_plan(self) -> bool:
+        """Whether the next step is the job's, its samples are known, and the window has room for it."""
+        sizes = [step.num_bytes if (step := self.steps.get(i)) else None for i in range(self.committed, self.next_step)]
+        room = has_room(sizes, window=self.spec.window, window_bytes=self.spec.window_bytes)
+        return room and not self.paused and self.layout.knows(self.next_step)
 
     async def _prepare(self, index: int) -> None:
         """Probe, plan and hand out one global batch, unless that was done before an error of the store."""
         if (known := self.steps.get(index)) is not None and known.plan is not None:
             return
         refs = await asyncio.to_thread(self.layout.refs, index)
-        step = Step(index=index, refs=refs)
-        self.steps[index] = step
-        if (found := await self._store.load_probes(self.name, index)) is not None:
-            step.probes, step.rejected = found
-        else:
-            await probe(step, self.name, self._orders)
-            await self._store.save_probes(self.name, index, step.probes, step.rejected)
-        step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
-        vocab = self.manifest.vocabulary.size if self.manifest.vocabulary else 0
-        plan = await asyncio.to_thread(step.make_plan, self.spec, self.topology, vocab=vocab, generation=self.generation)
-        step.cut(plan, part_samples=self.spec.part_samples, ticket=self._ticket)
-        log.info(
-            "planned %s",
-            pairs(
-                job=self.name,
-                step=index,
-                samples=len(step.probes),
-                rejected=len(step.rejected),
-                parts=len(step.parts),
-                bubble=plan.predicted.bubble if plan.predicted else 0.0,
-            ),
-        )
+        step = self.steps[index] = self._planner.step(index, refs, self.generation)
+        await self._planner.plan(step, self.topology, self.generation)
+        self._changed.set()  # its size is known
         for session in self.sessions.by_rank.values():
             session.tell_step(step)
-        for part in step.parts.values():
+
+        def urgent() -> bool:
+            return step.index == self.committed
+
+        for number, part in enumerate(step.parts.values(), 1):
+            if number % PLACED_AT_A_TIME == 1:
+                await asyncio.sleep(0)  # ranks are told their plans meanwhile, and everybody is heard
             self._orders.decode(
                 step.index,
                 part,
                 on_placed=self._placed,
                 on_failed=self._order_failed,
-                urgent=lambda: step.index == self.committed,
+                urgent=urgent,
                 wanted=lambda: self.steps.get(step.index) is step and self.state not in FINAL,
             )
         await self._notify()
-
-    def _ticket(self, part: str) -> str:
-        return make_ticket(self.name, f"{self.uid}/{self.generation}/{part}", self.key)
 
     def _placed(self, part: Part) -> None:
         session = self.sessions.serving(part.replica)
@@ -358,7 +356,7 @@ class JobRun:
     def _can_judge(self, session: Session, index: int) -> bool:
         """Whether the window is past `index`, has its plan, or will never have it."""
         step = self.steps.get(index)
-        to_come = self.committed <= index < min(self.num_steps, self.committed + self.spec.window)
+        to_come = self.committed <= index < self.committed + self.spec.window and not 0 < self.num_steps <= index
         planned = step is not None and step.plan is not None
         return planned or not to_come or session.over is not None or self.state in FINAL
 
@@ -371,13 +369,15 @@ class JobRun:
 
     async def _commit_head(self, step: Step) -> None:
         record, rejected = step.record(self.manifest.source_of)
-        await self._store.commit_step(self.name, step.index, record, rejected)
+        with tracing.span("commit", step.trace, samples=len(record.samples)):
+            await self._store.commit_step(self.name, step.index, record, rejected)
         for item in rejected:
             log.warning("quarantined %s", pairs(job=self.name, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]
         self.recent.append(step)
         self.committed += 1
         self.progress = self.progress.after(record)
+        tracing.ended(tracing.ROOT, step.trace, step.began_s, samples=len(record.samples))
         log.info("committed %s", pairs(job=self.name, step=step.index, samples=len(record.samples), loss=record.loss))
         sources = self.spec.sources
         sentences = (beyond_limit(source, self.progress.delivered.get(source.name, Amounts())) for source in sources)

@@ -11,6 +11,7 @@ import grpc
 
 from headrace import codec
 from headrace.errors import NotFoundError
+from headrace.manifest import PAGE_SHARDS
 from headrace.rpc import answers, answers_stream
 from headrace.spec import load_topology_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
@@ -46,15 +47,19 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         await asyncio.shield(run.cancel())
         return await self._status(run)
 
-    @answers
-    async def Manifest(self, request: jobs_pb2.ManifestRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ManifestReply:
+    @answers_stream
+    async def Manifest(
+        self, request: jobs_pb2.ManifestRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[jobs_pb2.ManifestPage]:
         manifest = self._post.service.find(request.job).manifest
-        return jobs_pb2.ManifestReply(
-            shards=[
-                jobs_pb2.ManifestShard(shard=codec.shard_message(shard), num_samples=manifest.indexed.get(number, -1))
-                for number, shard in enumerate(manifest.shards)
-            ]
-        )
+        shards, num_rows = manifest.shards, manifest.num_rows
+        for start in range(0, len(shards), PAGE_SHARDS):
+            yield jobs_pb2.ManifestPage(
+                shards=[
+                    jobs_pb2.ManifestShard(shard=codec.shard_message(number, shard), num_samples=num_rows[number])
+                    for number, shard in enumerate(shards[start : start + PAGE_SHARDS], start)
+                ]
+            )
 
     @answers
     async def Pause(self, request: jobs_pb2.PauseRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
@@ -121,7 +126,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             committed_samples=run.progress.samples,
             quarantined_samples=await service.store.num_quarantined(run.name),
             num_shards=len(run.manifest.shards),
-            indexed_shards=len(run.manifest.indexed),
+            indexed_shards=run.manifest.num_counted,
             first_loss=run.progress.first_loss,
             last_loss=run.progress.last_loss,
             data_wait_s=run.progress.data_wait_s,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
-from headrace.errors import UserError
+from headrace.errors import JobFailedError, UserError
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec
 from reorder_service.manifest import CountedShards
@@ -15,39 +16,64 @@ Changes = tuple[tuple[int, tuple[float, ...]], ...]
 
 
 class Layout:
-    """Known once every shard is indexed and `lay_out` was called."""
+    """Known as far as the shards are counted, once `lay_out` was called.
+
+    A job ends after all epochs, or after all steps where that is less.
+    """
 
     def __init__(self, spec: JobSpec, manifest: CountedShards, changes: Changes) -> None:
         self.num_steps = 0
-        """0 until it is known."""
+        """0 until it is known: at once where `steps` alone ends the job, else when the last shard is counted."""
+        self._num_samples = 0
         self._spec = spec
+        self._epochs = (spec.epochs or 1) if spec.epochs is not None or spec.steps is None else None
+        self._limit = None if spec.steps is None else spec.steps * spec.global_batch
         self._manifest = manifest
         self.changes = changes
         """Of the mixture. To be followed by `lay_out`."""
 
     def lay_out(self) -> None:
-        """Find out where each sample stands. Takes a moment where there are many shards.
+        """Find out the order of the shards, and the places of samples as far as shards are counted.
 
-        Raises JobFailedError where a source has no usable sample.
+        To be called when they are listed. Raises JobFailedError where a source has no usable sample.
         """
         size = self._spec.global_batch
-        self._order = self._manifest.order([(step * size, weights) for step, weights in self.changes])
-        self._num_samples = self._limit()
-        self.num_steps = -(-self._num_samples // size)
+        with _to_be_inspected():
+            self._order = self._manifest.order([(step * size, weights) for step, weights in self.changes])
+        self._num_samples = self.num_steps = 0
+        self._find_end()
 
-    def _limit(self) -> int:
-        """Samples of all epochs, or of all steps where that is less."""
-        limits = []
-        if self._spec.steps is not None:
-            limits.append(self._spec.steps * self._spec.global_batch)
-        if self._spec.epochs is not None or self._spec.steps is None:
-            limits.append(self._order.num_samples(self._spec.epochs or 1))
-        return min(limits)
+    def to_count(self, step: int, ahead: int = 0) -> list[int]:
+        """Shards to be counted next on the way to the samples of a step, and those of `ahead` blocks of each source behind them.
+
+        Without `ahead`, none: `knows` says whether the job has the step at all. Raises JobFailedError as `lay_out`.
+        """
+        if self.num_steps and step >= self.num_steps:
+            return []
+        ends = [end for end in (self._num_samples, self._limit) if end]
+        stop = min([(step + 1) * self._spec.global_batch, *ends])
+        with _to_be_inspected():
+            shards = self._order.to_count(stop, None if self.num_steps else self._epochs, ahead)
+        if not self.num_steps:
+            self._find_end()
+        return shards
+
+    def knows(self, step: int) -> bool:
+        """Whether `refs` can tell the samples of a step."""
+        return not self.to_count(step) and not 0 < self.num_steps <= step
+
+    def _find_end(self) -> None:
+        if self._limit is not None and (self._epochs is None or self._order.reaches(self._limit, self._epochs)):
+            self._num_samples = self._limit
+        elif self._epochs is not None and self._order.is_counted:
+            self._num_samples = self._order.num_samples(self._epochs)
+        self.num_steps = -(-self._num_samples // self._spec.global_batch)
 
     def refs(self, step: int) -> list[SampleRef]:
-        """The samples of a step, by place."""
+        """The samples of a step that it `knows`, by place."""
         size = self._spec.global_batch
-        return self._order.refs(step * size, min((step + 1) * size, self._num_samples))
+        stop = (step + 1) * size
+        return self._order.refs(step * size, min(stop, self._num_samples or stop))
 
     def changed(self, step: int, weights: Mapping[str, float]) -> Changes:
         """The changes with other weights from `step` on; those for later steps are dropped.
@@ -70,3 +96,12 @@ class Layout:
         if not weights:
             weights = [tuple(spec.weight or self._manifest.num_samples(k) for k, spec in enumerate(self._spec.sources))]
         return weights[-1][source] / (sum(weights[-1]) or 1.0)
+
+
+@contextmanager
+def _to_be_inspected() -> Iterator[None]:
+    """Sources that have no sample are the user's to mend."""
+    try:
+        yield
+    except ValueError as err:
+        raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err

@@ -2,7 +2,7 @@
 
 All of them listen. The one that leads says that it serves (gRPC's health service), and clients that were given several
 endpoints follow that. It renews its lease while it runs; where it cannot, it serves nobody new until it can, and goes on as
-before unless another one has led meanwhile.
+before if that is soon and no other has led meanwhile. Else it lets go of all who are connected: another one may lead.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1  # how often one that stands by looks whether it may lead
 RENEW_S = 0.3
+GIVE_UP_S = 5.0  # how long a leader whose lease is over keeps its work: a store may be started again
 
 
 class Post:
@@ -66,8 +67,8 @@ async def elected(database: Database, name: str, post: Post) -> None:
         await asyncio.sleep(POLL_S if stands_by else RENEW_S)
 
 
-async def replaced(database: Database, name: str, post: Post, serve: Callable[[bool], Awaitable[None]]) -> None:
-    """Keep the lease; return when another process leads. `serve(False)`, `serve(True)`: it ran out, it goes on."""
+async def keep_leading(database: Database, name: str, post: Post, serve: Callable[[bool], Awaitable[None]]) -> None:
+    """Keep the lease; return when another process leads, or may well. `serve(False)`, `serve(True)`: it ran out, it goes on."""
     serving = True
     while True:
         asked_s = time.monotonic()
@@ -79,6 +80,9 @@ async def replaced(database: Database, name: str, post: Post, serve: Callable[[b
         except UnavailableError as err:
             log.warning("lease not renewed %s", pairs(term=database.term, error=err))
         database.check()
+        if time.monotonic() > post.lease_ends_s + GIVE_UP_S:
+            log.warning("given up %s", pairs(term=database.term))
+            return
         if serving != (time.monotonic() < post.lease_ends_s):
             serving = not serving
             await serve(serving)

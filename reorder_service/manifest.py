@@ -1,83 +1,99 @@
-"""A job's manifest: its shards and how many rows each has, listed and counted once by preprocessors, then kept in the store."""
+"""A job's manifest: its shards and how many rows each has, listed and counted by preprocessors, then kept in the store."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.codec import rejection_value, shard_value, vocabulary_value
-from headrace.errors import JobFailedError
-from headrace.manifest import ShardInfo, Vocabulary
+import numpy as np
+
+from headrace.codec import rejection_value, shard_message, shard_table, vocabulary_value
+from headrace.manifest import UNCOUNTED, ShardTable, Vocabulary
+from headrace.sample import SampleRef
 from headrace.spec import JobSpec
+from headrace.v1.common_pb2 import Shard
 from headrace.v1.fleet_pb2 import FleetOrder
 from reorder_service import messages
 from reorder_service.mixture import Weights
-from reorder_service.order import GlobalOrder, SourceShards
+from reorder_service.order import GlobalOrder, Int64, SourceShards
 from reorder_service.state import JobRecord, StateStore
 
 Ask = Callable[[tuple[int, ...], Callable[[str], FleetOrder], Mapping[int, int]], Awaitable[Any]]
 """Has any preprocessor carry out an order, given the priority, the order's maker and the shards it reads; its report."""
 
-_PRIORITY = -1  # before any step's work
+_LIST_PRIORITY = (-1,)  # before any step's work
+_MESSAGES = 4096  # of a few hundred bytes
 
 
 class CountedShards:
     """What the global order of a job is made of: its shards, and how many rows each has as far as they are counted."""
 
-    def __init__(self, spec: JobSpec, shards: Sequence[ShardInfo], indexed: Mapping[int, int]) -> None:
-        self.shards: list[ShardInfo] = list(shards)
-        self.indexed: dict[int, int] = dict(indexed)
-        """Shard -> rows."""
+    def __init__(self, spec: JobSpec, shards: ShardTable, num_rows: Int64) -> None:
+        """`num_rows`: (n,) of each shard, UNCOUNTED where they are not known."""
+        self.shards = shards
+        self.num_rows = num_rows
+        self.message = functools.lru_cache(maxsize=_MESSAGES)(self._message)
+        """Of a shard, for orders: the same few shards are in those of a whole step."""
         self._spec = spec
+
+    def _message(self, shard: int) -> Shard:
+        return shard_message(shard, self.shards[shard])
+
+    @property
+    def num_counted(self) -> int:
+        return int(np.count_nonzero(self.num_rows != UNCOUNTED))
+
+    def successor(self, ref: SampleRef, distance: int) -> SampleRef:
+        """The sample so many rows behind another one of its shard, for the same place; behind the last row comes the first."""
+        return SampleRef(sample_id=ref.sample_id, shard=ref.shard, row=(ref.row + distance) % int(self.num_rows[ref.shard]))
 
     def source_of(self, shard: int) -> str:
         """The name of a shard's source."""
-        return self._spec.sources[self.shards[shard].source].name
+        return self._spec.sources[int(self.shards.sources[shard])].name
 
     def num_samples(self, source: int) -> int:
-        """Of a source's shards, as far as they are indexed."""
-        return sum(self.indexed.get(number, 0) for number, shard in enumerate(self.shards) if shard.source == source)
+        """Of a source's shards, as far as they are counted."""
+        return int(self.num_rows[self.shards.sources == source].clip(min=0).sum())
 
     def order(self, changes: Sequence[tuple[int, Weights]] = ()) -> GlobalOrder:
-        """`changes`: other weights from a place on. Raises JobFailedError where a source has no usable sample."""
-        sources = []
-        for s, source in enumerate(self._spec.sources):
-            shards = tuple(i for i, shard in enumerate(self.shards) if shard.source == s)
-            num_rows = tuple(self.indexed[i] for i in shards)
-            sources.append(SourceShards(name=source.name, shards=shards, num_rows=num_rows, weight=source.weight))
-        try:
-            return GlobalOrder(sources, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards, changes=changes)
-        except ValueError as err:
-            raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err
+        """It follows what is counted later. `changes`: other weights from a place on. Raises ValueError as GlobalOrder."""
+        sources = [
+            SourceShards(name=source.name, shards=np.flatnonzero(self.shards.sources == s), weight=source.weight)
+            for s, source in enumerate(self._spec.sources)
+        ]
+        return GlobalOrder(
+            sources, self.num_rows, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards, changes=changes
+        )
 
 
 class Manifest(CountedShards):
-    """Complete once `list_shards` and `index_shards` are through; what the store has already is not asked for again."""
+    """Empty until `load`, and then until `list_shards`, where the store has nothing; `count` is for one shard after another."""
 
     def __init__(self, record: JobRecord, spec: JobSpec, store: StateStore) -> None:
-        super().__init__(spec, record.shards, record.indexed)
+        super().__init__(spec, ShardTable(), np.empty(0, np.int64))
         self.vocabulary: Vocabulary | None = record.vocabulary
         self._job = record.job
         self._store = store
 
+    async def load(self) -> None:
+        """Take up what the store has. A list of shards that was not saved to its end is not used."""
+        if self.vocabulary is not None:
+            self.shards, self.num_rows = await self._store.load_manifest(self._job)
+
     async def list_shards(self, ask: Ask) -> None:
         """Find the shards. Raises JobFailedError where a data set cannot be read."""
-        reply = await ask((_PRIORITY,), lambda lease: messages.list_shards(lease, self._job), {})
-        shards = [shard_value(message) for message in reply.shards]
+        reply = await ask(_LIST_PRIORITY, lambda lease: messages.list_shards(lease, self._job), {})
+        shards = await asyncio.to_thread(shard_table, reply.shards)
         vocabulary = vocabulary_value(reply.vocabulary)
         await self._store.save_manifest(self._job, shards, vocabulary)
-        self.shards, self.vocabulary = shards, vocabulary
+        self.shards, self.num_rows = shards, np.full(len(shards), UNCOUNTED, np.int64)
+        self.vocabulary = vocabulary
 
-    async def index_shards(self, ask: Ask) -> None:
-        """Count the rows of every shard."""
-        async with asyncio.TaskGroup() as group:
-            for shard in range(len(self.shards)):
-                if shard not in self.indexed:
-                    group.create_task(self._index_shard(ask, shard))
-
-    async def _index_shard(self, ask: Ask, shard: int) -> None:
-        reply = await ask((_PRIORITY, shard), lambda lease: messages.index_shard(lease, self._job, shard), {shard: 1})
+    async def count(self, ask: Ask, shard: int, priority: tuple[int, ...]) -> None:
+        """Find out how many rows a shard has. Raises JobFailedError where it cannot be read."""
+        reply = await ask(priority, lambda lease: messages.index_shard(lease, self._job, self.message(shard)), {shard: 1})
         rejected = [rejection_value(item) for item in reply.rejections]
         await self._store.save_index(self._job, shard, reply.num_samples, rejected)
-        self.indexed[shard] = reply.num_samples
+        self.num_rows[shard] = reply.num_samples

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from headrace.codec import ref_message, shard_message
-from headrace.manifest import ShardInfo
+from headrace.codec import ref_message
 from headrace.sample import SampleRef
 from headrace.v1 import fleet_pb2
+from headrace.v1.common_pb2 import Shard
 from headrace.v1.fleet_pb2 import FleetOrder
 from reorder_service.step import Part
 
 
-def job_opened(job: str, spec_json: str, shards: Iterable[ShardInfo], key: bytes) -> FleetOrder:
-    messages = [shard_message(shard) for shard in shards]
-    return FleetOrder(job_opened=fleet_pb2.JobOpened(job=job, spec_json=spec_json, shards=messages, ticket_key=key))
+def job_opened(job: str, spec_json: str, key: bytes) -> FleetOrder:
+    return FleetOrder(job_opened=fleet_pb2.JobOpened(job=job, spec_json=spec_json, ticket_key=key))
 
 
 def job_closed(job: str) -> FleetOrder:
@@ -25,20 +24,34 @@ def list_shards(lease: str, job: str) -> FleetOrder:
     return FleetOrder(list_shards=fleet_pb2.ListShards(lease=lease, job=job))
 
 
-def index_shard(lease: str, job: str, shard: int) -> FleetOrder:
+def index_shard(lease: str, job: str, shard: Shard) -> FleetOrder:
     return FleetOrder(index_shard=fleet_pb2.IndexShard(lease=lease, job=job, shard=shard))
 
 
-def probe_samples(lease: str, job: str, refs: Sequence[SampleRef]) -> FleetOrder:
+def probe_samples(lease: str, job: str, trace: str, refs: Sequence[SampleRef], message_of: Callable[[int], Shard]) -> FleetOrder:
+    """`message_of`: a shard of the job, by number. `trace`: the step's (headrace.tracing)."""
     samples = [ref_message(ref) for ref in refs]
-    return FleetOrder(probe_samples=fleet_pb2.ProbeSamples(lease=lease, job=job, samples=samples))
+    order = fleet_pb2.ProbeSamples(lease=lease, job=job, trace=trace, samples=samples, shards=_shards_of(refs, message_of))
+    return FleetOrder(probe_samples=order)
 
 
-def decode_part(lease: str, job: str, part: Part, step: int, priority: int) -> FleetOrder:
-    samples = [ref_message(ref) for ref in part.samples]
-    order = fleet_pb2.DecodePart(lease=lease, job=job, ticket=part.ticket, step=step, priority=priority, samples=samples)
+def decode_part(lease: str, job: str, part: Part, step: int, priority: int, message_of: Callable[[int], Shard]) -> FleetOrder:
+    """`message_of`: a shard of the job, by number."""
+    order = fleet_pb2.DecodePart(
+        lease=lease,
+        job=job,
+        ticket=part.ticket,
+        step=step,
+        priority=priority,
+        samples=[ref_message(ref) for ref in part.samples],
+        shards=_shards_of(part.samples, message_of),
+    )
     return FleetOrder(decode_part=order)
 
 
 def step_committed(job: str, step: int) -> FleetOrder:
     return FleetOrder(step_committed=fleet_pb2.StepCommitted(job=job, step=step))
+
+
+def _shards_of(refs: Iterable[SampleRef], message_of: Callable[[int], Shard]) -> list[Shard]:
+    return [message_of(number) for number in sorted({ref.shard for ref in refs})]

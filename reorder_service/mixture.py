@@ -54,6 +54,15 @@ class Mixture:
             start = end
         return found
 
+    def given(self, place: int) -> npt.NDArray[np.int64]:
+        """How many samples of each source stand before a place."""
+        span = self._spans[bisect_right(self._spans, place, key=lambda span: span.first) - 1]
+        return span.given + _counts(span.shares, place - span.first)
+
+    def lasts(self, source: int) -> bool:
+        """Whether a source goes on giving samples for ever."""
+        return bool(self._spans[-1].shares[source])
+
     def place(self, source: int, position: int) -> int | None:
         """Where a source's sample stands; None where it has no share any more before it comes to that."""
         number = bisect_right([int(span.given[source]) for span in self._spans], position) - 1

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import JobFailedError
+from headrace.sample import SampleRef
 from headrace.v1.fleet_pb2 import FleetOrder
 from reorder_service import messages
-from reorder_service.fleet import Fleet, Work
+from reorder_service.fleet import Fleet
+from reorder_service.manifest import CountedShards
+from reorder_service.member import Work
+from reorder_service.pace import MOST_SAMPLES
 from reorder_service.step import Part
 
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # a file system that went away may come back
@@ -22,8 +26,9 @@ PROBE, DECODE = 0, 1
 class Orders:
     """For one job, in one event loop."""
 
-    def __init__(self, job: str, share: float, fleet: Fleet) -> None:
-        """`share`: of the fleet, beside other jobs'."""
+    def __init__(self, job: str, share: float, fleet: Fleet, manifest: CountedShards) -> None:
+        """`share`: of the fleet, beside other jobs'. `manifest`: orders take along what it has of the shards that they read."""
+        self.manifest = manifest
         self._job = job
         self._share = share
         self._fleet = fleet
@@ -68,6 +73,76 @@ class Orders:
         self._fleet.submit(work)
         return await future
 
+    async def ask_in_pieces(
+        self,
+        priority: tuple[int, ...],
+        samples: Sequence[SampleRef],
+        order: Callable[[str, Sequence[SampleRef]], FleetOrder],
+        take: Callable[[Any], bool],
+    ) -> None:
+        """Have preprocessors do something with samples, each with as many at a time as suit it. `ask`'s pauses and errors.
+
+        `take`: told every report, until it says that it has all. The same samples may be reported twice.
+        """
+        shards = [ref.shard for ref in samples]
+        all_taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(report: Any) -> None:
+            if not all_taken.done() and take(report):
+                all_taken.set_result(None)
+
+        def given_up(error: str) -> None:
+            if not all_taken.done():
+                all_taken.set_exception(JobFailedError(error))
+
+        def piece(begin: int, end: int, pauses_s: Sequence[float] = RETRY_PAUSES_S) -> Work:
+            def cut(num_samples: int) -> tuple[Work, Work | None]:
+                middle = begin + num_samples
+                return piece(begin, min(middle, end), pauses_s), piece(middle, end, pauses_s) if middle < end else None
+
+            return Work(
+                job=self._job,
+                share=self._share,
+                priority=(*priority, begin),
+                order=lambda lease: order(lease, samples[begin:end]),
+                on_done=done,
+                on_failed=self._after_pauses(
+                    pauses_s[:1], lambda: piece(begin, end, pauses_s[1:]), given_up, wanted=lambda: not all_taken.done()
+                ),
+                cut=cut,
+                shards=Counter(shards[begin : min(end, begin + MOST_SAMPLES)]),
+            )
+
+        if samples:
+            self._fleet.submit(piece(0, len(samples)))
+            await all_taken
+
+    def _after_pauses(
+        self,
+        pauses_s: Sequence[float],
+        again: Callable[[], Work],
+        given_up: Callable[[str], None],
+        wanted: Callable[[], bool],
+    ) -> Callable[[str], None]:
+        """What to do where no preprocessor can do a work: submit it `again` after a pause, if it is still `wanted` then.
+
+        After the last pause it is `given_up`, with a sentence.
+        """
+        pauses = iter(pauses_s)
+
+        def submit() -> None:
+            if wanted():
+                self._fleet.submit(again())
+
+        def failed(error: str) -> None:
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                given_up(error)
+            else:
+                asyncio.get_running_loop().call_later(pause_s, submit)
+
+        return failed
+
     def decode(
         self,
         step: int,
@@ -83,34 +158,22 @@ class Orders:
         `on_failed`: none could, after some pauses. `wanted`: whether to try again then.
         """
         rank = (step << 40) + (part.microbatch << 20) + part.replica
-        pauses_s = iter(RETRY_PAUSES_S)
 
         def place(lease: str, endpoint: str) -> None:
             part.lease, part.endpoint = lease, endpoint
             on_placed(part)
 
-        def failed(error: str) -> None:
-            pause_s = next(pauses_s, None)
-            if pause_s is None:
-                on_failed(error)
-            else:
-                asyncio.get_running_loop().call_later(pause_s, again)
-
-        def again() -> None:
-            if wanted():
-                self._fleet.submit(work)
-
         work = Work(
             job=self._job,
             share=self._share,
             priority=(step, DECODE, part.microbatch, part.replica),
-            order=lambda lease: messages.decode_part(lease, self._job, part, step, rank),
+            order=lambda lease: messages.decode_part(lease, self._job, part, step, rank, self.manifest.message),
             on_done=lambda _: None,
-            on_failed=failed,
+            on_failed=self._after_pauses(RETRY_PAUSES_S, lambda: work, on_failed, wanted),
             on_placed=place,
             keep=True,
             urgent=urgent,
-            shards=Counter(ref.shard for ref in part.samples),
+            shards=part.shards,
         )
         part.work = work
         self._fleet.submit(work)

@@ -20,7 +20,7 @@ class Amounts(NamedTuple):
     image_patches: int = 0
     mel_frames: int = 0
     refused: int = 0
-    """Samples that were skipped; not among `samples`."""
+    """Samples that were skipped or substituted; not among `samples`, as substitutes are."""
 
 
 Delivered = Mapping[str, Amounts]
@@ -32,6 +32,8 @@ class StepRecord:
     """A committed step. `samples`: names, sorted; times in seconds, of the slowest rank."""
 
     samples: tuple[str, ...]
+    substitutes: tuple[str, ...] = ()
+    """Names of those that were consumed one more time, at the places of refused ones (`SourceSpec.on_bad`), sorted."""
     loss: float
     step_s: float
     data_wait_s: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import uuid
 
 from headrace import metrics
@@ -11,16 +12,17 @@ from headrace.errors import UnavailableError
 from headrace.rpc import Server
 from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, sessions_pb2_grpc
 from reorder_service import planning
-from reorder_service.fleet import Member
 from reorder_service.fleet_servicer import FleetServicer
 from reorder_service.job import FINAL, JobRun
 from reorder_service.jobs_servicer import JobsServicer
-from reorder_service.leadership import Post, elected, replaced
+from reorder_service.leadership import Post, elected, keep_leading
+from reorder_service.member import Member
 from reorder_service.service import ReorderService
 from reorder_service.sessions_servicer import SessionsServicer
 from reorder_service.state import StateStore
 from reorder_service.step import Step
 
+GC_THRESHOLDS = (50_000, 20, 50)  # a window of a large job is millions of objects, in few cycles: to walk them all is a pause
 STOP_GRACE_S = 0.2  # for calls that are being answered
 
 
@@ -72,6 +74,8 @@ async def _serve(listen: str, store: StateStore) -> None:
         },
     )
     await asyncio.to_thread(planning.warm_up)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     await server.start(serving=False)
     print(f"headrace reorder service listening on {server.endpoint}", flush=True)
     name = f"{server.endpoint} {uuid.uuid4().hex[:8]}"
@@ -86,12 +90,15 @@ async def _serve(listen: str, store: StateStore) -> None:
 async def _lead(store: StateStore, name: str, post: Post, server: Server) -> None:
     """Serve until another process leads, or until cancelled: then the lease is given up, and whoever stands by goes on."""
     service = ReorderService(store)
+    keeping = asyncio.create_task(keep_leading(store.database, name, post, server.set_serving))
     try:
         await service.start()
         post.taken = service
         await server.set_serving(True)
-        await replaced(store.database, name, post, server.set_serving)
+        await keeping
     finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
         await server.set_serving(False)
         post.taken = None
         await service.stop()

@@ -9,10 +9,13 @@ import time
 from headrace.errors import ConflictError, NotFoundError, SpecError, SupersededError, UnavailableError
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
-from reorder_service.fleet import Fleet
+from reorder_service.clock import Clock
+from reorder_service.fleet import LOOK_S, Fleet
 from reorder_service.job import FINAL, JobRun
 from reorder_service.sessions import Session
 from reorder_service.state import StateStore
+
+LOOK_SHARE = 0.02  # of the time, at most, for looking after the preprocessors
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +25,16 @@ class ReorderService:
 
     def __init__(self, store: StateStore) -> None:
         self.store = store
-        self.fleet = Fleet()
+        self._clock = Clock()
+        self.fleet = Fleet(self._clock.now_s)
         self.jobs: dict[str, JobRun] = {}
         self.began_s = time.monotonic()
         self._submitting = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Take up what an earlier process left."""
+        self._looking = asyncio.create_task(self._look())
         for name in await self.store.jobs():
             try:
                 await self._take_up(name)
@@ -37,6 +43,8 @@ class ReorderService:
 
     async def stop(self) -> None:
         """Stop working; everything goes on from the store, here or elsewhere."""
+        if self._looking is not None:
+            self._looking.cancel()
         for run in self.jobs.values():
             run.sessions.end_all(UnavailableError("this reorder service has stopped"))
             await run.stop()
@@ -83,8 +91,18 @@ class ReorderService:
             raise SupersededError(f"rank {rank} of job {job!r} was opened again by another process")
         return run, session
 
+    async def _look(self) -> None:
+        """Keep an eye on the preprocessors."""
+        took_s = 0.0
+        while True:
+            await self._clock.sleep(max(LOOK_S, took_s / LOOK_SHARE))
+            began_s = time.perf_counter()
+            self.fleet.look()
+            took_s = time.perf_counter() - began_s
+
     async def _take_up(self, job: str) -> JobRun:
         run = JobRun(await self.store.load_job(job), self.store, self.fleet)
+        await run.manifest.load()
         self.jobs[job] = run
         run.start()
         return run

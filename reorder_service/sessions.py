@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -34,7 +33,7 @@ class Session:
     data_wait_s: float = 0.0
     step_s: float = 0.0
     """What the rank said of the step before `next_step`."""
-    _steps: deque[Step] = field(default_factory=deque)
+    _steps: list[Step] = field(default_factory=list)
     _places: dict[str, Part] = field(default_factory=dict)  # a part that moves twice is told once
     _ended: Ended | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,17 +63,17 @@ class Session:
         self.over = error
         self._wake.set()
 
-    async def events(self) -> AsyncIterator[Step | Part | Ended]:
-        """Planned steps, then places of their parts, as they come, until Ended. Raises `over` where the session ends."""
+    async def events(self) -> AsyncIterator[list[Step | Part | Ended]]:
+        """Planned steps, then places of their parts: all there is at a time, until Ended. Raises `over` where it ends before."""
         while self.over is None:
             self._wake.clear()
-            while self._steps or self._places:
-                if self._steps:
-                    yield self._steps.popleft()
-                else:
-                    yield self._places.pop(next(iter(self._places)))
-            if self._ended is not None:
-                yield self._ended
+            ended = self._ended
+            events: list[Step | Part | Ended] = [*self._steps, *self._places.values(), *([ended] if ended else [])]
+            if events:
+                self._steps.clear()
+                self._places.clear()
+                yield events
+            if ended:
                 return
             await self._wake.wait()
         raise self.over

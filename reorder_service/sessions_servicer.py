@@ -47,12 +47,12 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     @answers_stream
     async def Plans(
         self, request: sessions_pb2.PlansRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[sessions_pb2.PlanEvent]:
+    ) -> AsyncIterator[sessions_pb2.PlanEvents]:
         run, session = self._post.service.find_session(request.session)
         session.streaming = True
         try:
-            async for event in session.events():
-                yield _plan_event(event, session)
+            async for events in session.events():
+                yield sessions_pb2.PlanEvents(events=[_plan_event(event, session) for event in events])
         finally:
             session.streaming = False
         log.debug("plans ended job=%s rank=%d", run.name, session.rank)
@@ -94,13 +94,11 @@ def _plan_event(event: Step | Part | Ended, session: Session) -> sessions_pb2.Pl
 
 
 def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
-    assert step.plan is not None
+    replicas = range(session.rank, len(step.sizes), session.num_ranks)
     microbatches = [
-        sessions_pb2.RankMicrobatch(
-            replica=r, index=k, tickets=step.tickets.get((r, k), ()), num_samples=len(step.plan.replicas[r][k].sample_ids)
-        )
-        for k in range(max(map(len, step.plan.replicas)))
-        for r in range(session.rank, len(step.plan.replicas), session.num_ranks)
-        if k < len(step.plan.replicas[r])
+        sessions_pb2.RankMicrobatch(replica=r, index=k, tickets=step.tickets.get((r, k), ()), num_samples=step.sizes[r][k])
+        for k in range(max((len(step.sizes[r]) for r in replicas), default=0))
+        for r in replicas
+        if k < len(step.sizes[r])
     ]
     return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes))

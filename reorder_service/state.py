@@ -5,35 +5,41 @@ job, all under `headrace:{job}:`:
 
     job          hash    spec, uid, key (hex), state, message, paused, vocabulary (JSON), cursor (next step), generation,
                          topology (JSON; empty: the spec's), mixture (JSON: [step, weight of each source], from that step on)
-    shards       list    the manifest: JSON (source, url, name), in manifest order
-    indexed      hash    shard -> number of rows
+    shards       list    the manifest: JSON [sources, urls, names] of PAGE_SHARDS shards each; whole once there is a vocabulary
+    indexed      string  rows of the shards, 8 hexadecimal digits each; NULs where they are not known
     window       hash    step -> what probing found out of its samples, of steps that are not committed
     quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
-    ledger       list    JSON (samples, loss, data_wait_s, step_s, sums), one entry a committed step; the sums are of all
+    ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, sums), one entry a committed step; the sums are of all
                          steps so far, so that nobody needs to read them all
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headrace.codec import probe_message, probe_value, rejection_message, rejection_value
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.errors import ConflictError
 from headrace.ledger import LedgerEntry
-from headrace.manifest import ShardInfo, Vocabulary
+from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
-from headrace.sample import Probe
+from headrace.sample import Probe, SampleRef
 from headrace.ticket import make_key
-from headrace.v1.fleet_pb2 import SamplesProbed
+from headrace.v1.fleet_pb2 import StepProbed
 from reorder_service.database import Command, Database
 from reorder_service.progress import Amounts, Progress, StepRecord
 
 _PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
+_DIGITS = 8  # of the rows of a shard
+_COUNTS_PAGE = 16_384  # shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +63,7 @@ class JobRecord:
     """Changes of the weights, each from a step on."""
     progress: Progress
     vocabulary: Vocabulary | None
-    shards: tuple[ShardInfo, ...]
-    indexed: dict[int, int]
+    """None until the shards are listed."""
 
 
 class StateStore:
@@ -97,12 +102,10 @@ class StateStore:
         return list(await self._read(self._redis.lrange("headrace:jobs", 0, -1)))
 
     async def load_job(self, job: str) -> JobRecord:
-        """Everything about a job but its ledger and quarantine. Raises KeyError where there is no such job."""
+        """Everything about a job but its manifest, ledger and quarantine. Raises KeyError where there is no such job."""
         fields = await self._read(self._redis.hgetall(_key(job, "job")))
         if not fields:
             raise KeyError(job)
-        shards = await self._read(self._redis.lrange(_key(job, "shards"), 0, -1))
-        indexed = await self._read(self._redis.hgetall(_key(job, "indexed")))
         return JobRecord(
             job=job,
             uid=fields["uid"],
@@ -117,9 +120,25 @@ class StateStore:
             mixture=tuple((step, tuple(weights)) for step, weights in json.loads(fields["mixture"])),
             progress=await self._progress(job, int(fields["cursor"])),
             vocabulary=Vocabulary(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
-            shards=tuple(ShardInfo(**json.loads(shard)) for shard in shards),
-            indexed={int(shard): int(rows) for shard, rows in indexed.items()},
         )
+
+    async def load_manifest(self, job: str) -> tuple[ShardTable, NDArray[np.int64]]:
+        """The shards, and the rows of each, UNCOUNTED where `save_index` has none; nothing where no manifest was saved."""
+        columns: tuple[list[int], list[str], list[str]] = ([], [], [])
+        for page in itertools.count():
+            entry = await self._read(self._redis.lindex(_key(job, "shards"), page))
+            if entry is None:
+                break
+            for column, values in zip(columns, json.loads(entry), strict=True):
+                column += values
+        shards = ShardTable(*columns)
+        num_rows = np.full(len(shards), UNCOUNTED, np.int64)
+        for start in range(0, len(shards), _COUNTS_PAGE):
+            first, last = _DIGITS * start, _DIGITS * (start + _COUNTS_PAGE) - 1
+            digits = await self._read(self._redis.getrange(_key(job, "indexed"), first, last))
+            counts = np.frombuffer(bytes.fromhex(digits.replace("\0", "f")), ">i4")  # -1 is UNCOUNTED
+            num_rows[start : start + len(counts)] = counts
+        return shards, num_rows
 
     async def set_state(self, job: str, state: str, message: str = "") -> None:
         await self.database.write(_hset(_key(job, "job"), {"state": state, "message": message}))
@@ -136,37 +155,41 @@ class StateStore:
     async def set_mixture(self, job: str, mixture: Sequence[tuple[int, Sequence[float]]]) -> None:
         await self.database.write(_hset(_key(job, "job"), {"mixture": json.dumps(mixture)}))
 
-    async def save_manifest(self, job: str, shards: Sequence[ShardInfo], vocabulary: Vocabulary) -> None:
+    async def save_manifest(self, job: str, shards: ShardTable, vocabulary: Vocabulary) -> None:
+        """In place of any former one. By the page, so that nobody else has to wait; before the last write it is not there."""
         key = _key(job, "shards")
-        await self.database.write(
-            ("DEL", key),
-            *(("RPUSH", key, json.dumps(asdict(shard))) for shard in shards),
-            _hset(_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}),
-        )
+        await self.database.write(("HDEL", _key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", _key(job, "indexed")))
+        for page, start in enumerate(range(0, len(shards), PAGE_SHARDS)):
+            entry = json.dumps(shards.columns(start, start + PAGE_SHARDS), ensure_ascii=False)
+            await self.database.write(("RPUSH", key, entry), when=[(page, "LLEN", key)])  # once, however often it is sent
+        await self.database.write(_hset(_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}))
 
     async def save_index(self, job: str, shard: int, num_rows: int, rejected: Iterable[Rejected]) -> None:
         """The rows of a shard, and the damage found while counting them."""
         damage = {item.name: _rejected_json(item, step=None) for item in rejected}
-        counted: list[Command] = [_hset(_key(job, "indexed"), {str(shard): str(num_rows)})]
-        await self.database.write(*counted, *([_hset(_key(job, "quarantine"), damage)] if damage else []))
+        counted: Command = ("SETRANGE", _key(job, "indexed"), _DIGITS * shard, f"{num_rows:0{_DIGITS}x}")
+        await self.database.write(counted, *([_hset(_key(job, "quarantine"), damage)] if damage else []))
 
-    async def save_probes(self, job: str, step: int, probes: Mapping[int, Probe], rejected: Iterable[Rejected]) -> None:
+    async def save_probes(
+        self, job: str, step: int, probes: Mapping[int, Probe], rejected: Iterable[Rejected], substitutes: Iterable[SampleRef]
+    ) -> None:
         """What probing found out of a step's samples: whoever takes over plans the same again at once."""
-        message = SamplesProbed(
+        message = StepProbed(
             probes=[probe_message(sample_id, probe) for sample_id, probe in probes.items()],
             rejections=[rejection_message(item) for item in rejected],
+            substitutes=[ref_message(ref) for ref in substitutes],
         )
         text = base64.b64encode(message.SerializeToString()).decode()
         await self.database.write(_hset(_key(job, "window"), {str(step): text}))
 
-    async def load_probes(self, job: str, step: int) -> tuple[dict[int, Probe], list[Rejected]] | None:
-        """What `save_probes` has kept of a step that is not committed."""
+    async def load_probes(self, job: str, step: int) -> tuple[dict[int, Probe], list[Rejected], list[SampleRef]] | None:
+        """What `save_probes` has kept of a step that is not committed: probes by place, refused samples, substitutes."""
         text = await self._read(self._redis.hget(_key(job, "window"), str(step)))
         if text is None:
             return None
-        message = SamplesProbed.FromString(base64.b64decode(text))
+        message = StepProbed.FromString(base64.b64decode(text))
         probes = {item.sample_id: probe_value(item) for item in message.probes}
-        return probes, [rejection_value(item) for item in message.rejections]
+        return probes, [rejection_value(item) for item in message.rejections], [ref_value(ref) for ref in message.substitutes]
 
     async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
         """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next one.
@@ -217,7 +240,11 @@ class StateStore:
                 fields = json.loads(entry)
                 del fields["sums"]
                 delivered = {source: Amounts(*amounts) for source, amounts in fields["delivered"].items()}
-                yield StepRecord(**{**fields, "samples": tuple(fields["samples"]), "delivered": delivered})
+                yield StepRecord(
+                    samples=tuple(fields.pop("samples")),
+                    substitutes=tuple(fields.pop("substitutes")),
+                    **{**fields, "delivered": delivered},
+                )
             if len(page) < _PAGE:
                 return
             start += _PAGE

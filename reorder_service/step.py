@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +13,9 @@ import numpy.typing as npt
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
-from headrace.sample import Probe, SampleRef
+from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
-from reorder_service.fleet import Work
+from reorder_service.member import Work
 from reorder_service.planning import sample_costs
 from reorder_service.planning.batch import make_batch
 from reorder_service.planning.packing import pack_batch, plan_of_samples
@@ -30,6 +31,8 @@ class Part:
     replica: int
     microbatch: int
     samples: tuple[SampleRef, ...]
+    shards: Mapping[int, int]
+    """Shard -> how many of the samples it has."""
     work: Work | None = None
     lease: str = ""
     endpoint: str = ""
@@ -51,11 +54,20 @@ class Step:
 
     index: int
     refs: list[SampleRef]
+    trace: str = ""
+    """JOB/UID/GENERATION/STEP, with which its tickets begin (headrace.tracing)."""
+    began_s: float = field(default_factory=time.perf_counter)
     probes: dict[int, Probe] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
+    substitutes: dict[int, SampleRef] = field(default_factory=dict)
+    """By place: what stands in for a refused sample."""
     sample_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    num_bytes: int | None = None
+    """Of all parts once they are decoded, about; None until the samples are probed."""
     plan: StepPlan | None = None
+    sizes: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each replica, how many samples each of its microbatches has."""
     parts: dict[str, Part] = field(default_factory=dict)
     """By ticket."""
     tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
@@ -70,27 +82,32 @@ class Step:
         Raises ValueError for a plan that is none (headrace.plan.StepPlan.check).
         """
         plan.check()
-        self.plan = plan
-        refs = {ref.sample_id: ref for ref in self.refs}
+        refs = {ref.sample_id: ref for ref in self.refs} | self.substitutes
         for r, replica in enumerate(plan.replicas):
+            self.sizes.append(tuple(len(microbatch.sample_ids) for microbatch in replica))
             for k, microbatch in enumerate(replica):
                 samples = sorted((refs[i] for i in microbatch.sample_ids), key=lambda ref: (ref.shard, ref.row))
                 for n, start in enumerate(range(0, len(samples), part_samples)):
+                    of_part = samples[start : start + part_samples]
+                    shards: dict[int, int] = {}
+                    for ref in of_part:
+                        shards[ref.shard] = shards.get(ref.shard, 0) + 1
                     part = Part(
-                        ticket=ticket(f"{self.index}/{r}/{k}/{n}"),
-                        replica=r,
-                        microbatch=k,
-                        samples=tuple(samples[start : start + part_samples]),
+                        ticket=ticket(f"{self.index}/{r}/{k}/{n}"), replica=r, microbatch=k, samples=tuple(of_part), shards=shards
                     )
                     self.parts[part.ticket] = part
                     self.tickets.setdefault((r, k), []).append(part.ticket)
+        self.plan = plan
 
     def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:
-        """The plan of the step's good samples, after filling `costs`. Pure otherwise: runs in a worker thread.
+        """The plan of the step's good samples, after filling `costs` and `num_bytes`. Pure otherwise: runs in a worker thread.
 
         vocab: size of the job's vocabulary, 0 if it is not known.
         """
         topology, seed = topology_spec.topology(), spec.seed + self.index
+        self.num_bytes = sum(
+            decoded_bytes(probe, patch=spec.image.patch, mel_bins=spec.audio.mel_bins) for probe in self.probes.values()
+        )
         if not self.probes:
             nothing = (Microbatch(units=dict.fromkeys(topology.stages, ())),) * topology.microbatches
             replicas = (nothing,) * topology.replicas
@@ -109,19 +126,21 @@ class Step:
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
         """What the ledger and the quarantine get, once every rank has committed. `source_of`: a shard's source."""
         late = {item.sample_id: item for commit in self.commits.values() for item in commit.rejected}
-        rejected = [*self.rejected, *late.values()]
+        # A substitute that fails late is quarantined at its own place.
+        rejected = [*self.rejected, *(item for place, item in late.items() if place not in self.substitutes)]
         shards = {ref.sample_id: ref.shard for ref in self.refs}
         good = {sample_id: probe for sample_id, probe in self.probes.items() if sample_id not in late}
         delivered: Delivered = {}
         for sample_id, probe in good.items():
             amounts = Amounts(1, probe.num_tokens, sum(probe.image_patches), sum(probe.mel_frames))
             delivered = added(delivered, {source_of(shards[sample_id]): amounts})
-        for sample_id in shards.keys() - good.keys():
+        for sample_id in (shards.keys() - good.keys()) | self.substitutes.keys():
             delivered = added(delivered, {source_of(shards[sample_id]): Amounts(refused=1)})
         losses = [commit.loss for commit in self.commits.values() if not math.isnan(commit.loss)]
         return (
             StepRecord(
-                samples=tuple(sorted(probe.name for probe in good.values())),
+                samples=tuple(sorted(probe.name for place, probe in good.items() if place not in self.substitutes)),
+                substitutes=tuple(sorted(good[place].name for place in self.substitutes.keys() & good.keys())),
                 loss=losses[0] if losses else math.nan,
                 step_s=max(commit.step_s for commit in self.commits.values()),
                 data_wait_s=max(commit.data_wait_s for commit in self.commits.values()),

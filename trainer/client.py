@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
-RECONNECT_TIMEOUT_S = 60.0  # how long a trainer waits for a reorder service that went away
-COMMIT_TIMEOUT_S = 600.0  # how long a commit waits for a lost service: its restart, and the planning of the window again
+AWAY_TIMEOUT_S = 600.0  # how long a trainer waits for a lost reorder service: its restart, and the planning of the window again
 RETRY_S = 0.2  # pause before a service is asked again
 
 
@@ -135,7 +134,8 @@ class SessionClient:
         try:
             with rpc.translated(self.endpoint):
                 self._stream = self._stub.Plans(sessions_pb2.PlansRequest(session=session))
-                yield from self._stream
+                for message in self._stream:
+                    yield from message.events
         except SupersededError as err:
             raise self._replaced(session) or err from err
         except ValueError as err:
@@ -164,7 +164,7 @@ class SessionClient:
 
     def _send_commit(self, request: sessions_pb2.CommitRequest) -> bool:
         """Until it is answered: the service may be away, or still planning the step again."""
-        deadline = time.monotonic() + COMMIT_TIMEOUT_S
+        deadline = time.monotonic() + AWAY_TIMEOUT_S
         while True:
             session = self._session
             try:
@@ -174,7 +174,7 @@ class SessionClient:
                     raise
                 log.warning("commit of step=%d failed (%s); trying again", request.step, err)
                 if isinstance(err, NotFoundError):
-                    self.reopen(session, RECONNECT_TIMEOUT_S)
+                    self.reopen(session, AWAY_TIMEOUT_S)
                 self._closed.wait(RETRY_S)
                 continue
             if committed:

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace import metrics
+from headrace import metrics, tracing
 from headrace.errors import NotFoundError, UnavailableError
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS, DamagedError
@@ -252,7 +252,8 @@ class PartFetcher:
     def _attempt(self, wanted: _Wanted, place: _Place) -> None:
         """One fetch of a part, from one place."""
         try:
-            part = self._client.fetch(place.endpoint, wanted.ticket)
+            with tracing.span("fetch", wanted.ticket, endpoint=place.endpoint):
+                part = self._client.fetch(place.endpoint, wanted.ticket)
         except (NotFoundError, UnavailableError) as err:
             self._failed(wanted, place, err)
         except Exception as err:  # whatever it is: the consumer raises it

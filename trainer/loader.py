@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from headrace import metrics
+from headrace import metrics, tracing
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
 from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
@@ -26,7 +26,7 @@ from headrace.transport.base import TRANSPORTS
 from headrace.transport.tls import load_ca
 from headrace.v1 import sessions_pb2
 from trainer.buffers import BufferPool
-from trainer.client import RECONNECT_TIMEOUT_S, SessionClient
+from trainer.client import AWAY_TIMEOUT_S, SessionClient
 from trainer.collate import PackedMicrobatch, collate
 from trainer.columns import is_view
 from trainer.fetch import PartFetcher
@@ -58,6 +58,7 @@ class StepLoader:
         unit: str | None,
         hedge_s: float,
     ) -> None:
+        self._rank = rank
         self._client = SessionClient(endpoint, job, rank, num_ranks)
         self._parts = PartFetcher(
             self._client.report_lost,
@@ -147,7 +148,8 @@ class StepLoader:
         step_s = time.perf_counter() - step.started_s
         self._parts.release(step._tickets)  # before others hear of the commit: then the preprocessors find the room free
         metrics.DATA_WAIT_SECONDS.observe(step.data_wait_s)
-        self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s)
+        with tracing.span("commit", step._trace, rank=self._rank):
+            self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s)
         with self._changed:
             self._committed = step.index + 1
             plan = self._plans.pop(step.index, None)
@@ -226,6 +228,7 @@ class StepLoader:
     def _waited(self, step: Step, since_s: float) -> None:
         waited_s = time.perf_counter() - since_s
         step.data_wait_s += waited_s
+        tracing.ended("wait", step._trace, since_s, rank=self._rank)
         self._data_wait_s += waited_s
 
     def statistics(self) -> LoaderStatistics:
@@ -247,7 +250,7 @@ class StepLoader:
                     if self._closed:
                         return
                     log.warning("plans interrupted (%s); opening the session again", err)
-                    self._client.reopen(session, RECONNECT_TIMEOUT_S)
+                    self._client.reopen(session, AWAY_TIMEOUT_S)
         except Exception as err:  # whatever it is: the consumer raises it, and does not wait for ever
             if not self._closed:
                 with self._changed:

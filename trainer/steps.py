@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from headrace.quarantine import Rejected
+from headrace.ticket import step_of
 from trainer.collate import PackedMicrobatch
 
 
@@ -38,6 +39,11 @@ class Step:
     """Whether its microbatches were all handed out."""
     data_wait_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def _trace(self) -> str:
+        """The step that its tickets name; empty where this rank has none."""
+        return step_of(self._tickets[0]) if self._tickets else ""
 
     def __iter__(self) -> Iterator[Microbatch]:
         return self._microbatches

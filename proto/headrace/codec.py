@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.manifest import ShardInfo, Vocabulary
+from collections.abc import Sequence
+
+from headrace.manifest import ShardInfo, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.v1 import common_pb2
@@ -48,12 +50,17 @@ def rejection_value(message: common_pb2.Rejection) -> Rejected:
     return Rejected(name=message.name, reason=Reason(message.reason), detail=message.detail, sample_id=sample_id, row=row)
 
 
-def shard_message(shard: ShardInfo) -> common_pb2.Shard:
-    return common_pb2.Shard(source=shard.source, url=shard.url, name=shard.name)
+def shard_message(number: int, shard: ShardInfo) -> common_pb2.Shard:
+    return common_pb2.Shard(source=shard.source, url=shard.url, name=shard.name, number=number)
 
 
 def shard_value(message: common_pb2.Shard) -> ShardInfo:
     return ShardInfo(source=message.source, url=message.url, name=message.name)
+
+
+def shard_table(messages: Sequence[common_pb2.Shard]) -> ShardTable:
+    """Of a whole manifest, in its order."""
+    return ShardTable([m.source for m in messages], [m.url for m in messages], [m.name for m in messages])
 
 
 def vocabulary_message(vocabulary: Vocabulary) -> common_pb2.Vocabulary:

@@ -34,7 +34,6 @@ _UNARY = {
         "Reset",
         "SetTopology",
         "SetWeights",
-        "Manifest",
         "ShowPlan",
     ),
     "headrace.v1.Sessions": ("Open", "ReportLost", "Commit", "Close"),
@@ -66,11 +65,14 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # else a minute, for a peer that hangs while its kernel acknowledges
     ("grpc.http2.max_pings_without_data", 0),
 ]
-_CHANNEL_OPTIONS = [*_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000)]
+CHANNEL_OPTIONS = [*_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000)]
 _SERVER_OPTIONS = [
     *_OPTIONS,
     ("grpc.so_reuseport", 0),  # a busy port is an error, not a second listener that takes half of the calls
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
+    # All ranks of a job call at the same moment. Above 1,000 gRPC would begin to turn some of them away at random.
+    ("grpc.server.max_pending_requests", 1 << 16),
+    ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
 ]
 
 _T = TypeVar("_T")
@@ -110,7 +112,7 @@ def _target(endpoint: str) -> tuple[str, list[tuple[str, Any]]]:
     several = len(endpoints) > 1
     config = ("grpc.service_config", json.dumps(_LEADER_CONFIG if several else _SERVICE_CONFIG))
     target = "ipv4:" + ",".join(map(_address, endpoints)) if several else endpoint
-    return target, [*_CHANNEL_OPTIONS, config]
+    return target, [*CHANNEL_OPTIONS, config]
 
 
 def _address(endpoint: str) -> str:

@@ -66,3 +66,11 @@ class Probe:
     """Patches before merging, one entry per image."""
     mel_frames: tuple[int, ...] = ()
     """10 ms frames, one entry per recording."""
+
+
+def decoded_bytes(probe: Probe, *, patch: int, mel_bins: int) -> int:
+    """What a sample takes in a store, less what Arrow adds. `patch`: side of a patch in pixels.
+
+    A token has an id and a label of 4 bytes each; a patch 3 bytes a pixel; a mel frame 2 bytes a bin.
+    """
+    return 8 * probe.num_tokens + 3 * patch**2 * sum(probe.image_patches) + 2 * mel_bins * sum(probe.mel_frames)

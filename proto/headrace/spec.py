@@ -33,11 +33,16 @@ class SourceSpec(_Part):
     name: str = ""
     """First part of its samples' names; by default the last part of `path`."""
     weight: Annotated[float, Field(gt=0)] | None = None
+    """Share of the mixture. None for all sources: shares follow the sizes, so that an epoch has every sample once. To know them,
+    several sources are indexed as a whole before the first step; with weights, or of one source, only the shards that come next
+    are."""
     max_bad: Annotated[int, Field(ge=0)] | None = None
     """Stop the job when more of its samples than this were refused. None: skip however many."""
     max_bad_share: Annotated[float, Field(ge=0, le=1)] | None = None
     """Likewise, as a share of its samples so far, once these are 100."""
-    """Share of the mixture. None for all sources: shares follow the sizes, so that an epoch has every sample once."""
+    on_bad: Literal["skip", "substitute"] = "skip"
+    """What stands in for a sample that is refused when it is probed: nothing, or the next good one of its shard (behind the last
+    one comes the first), which is then consumed one more time. One whose damage shows only when it is decoded is skipped."""
     mapping: MappingSpec = MAPPING_PRESETS["auto"]
     """A preset's name, or a mapping."""
 
@@ -171,7 +176,11 @@ class JobSpec(_Part):
     """Pack samples of a global batch into sequences of so many tokens, and plan these: samples of a pack stay in one
     microbatch, and each pack is taken to cost the LLM its full length, as where a trainer pads to it. Ours does not pad."""
     window: Annotated[int, Field(ge=1)] = 4
-    """Global batches that are planned ahead of the last committed one."""
+    """Global batches that are planned ahead of the last committed one, at most."""
+    window_bytes: Annotated[int, Field(ge=1)] = 4 << 30
+    """And so many bytes of them once they are decoded, as probing foresees it. The one that trainers need now and the one behind
+    it are planned however large they are. Less than the preprocessors' stores hold together is best: what these have no
+    room for is decoded when it is asked for."""
     part_samples: Annotated[int, Field(ge=1)] = 16
     """Most samples of one part, the unit of decoding and fetching."""
     image: ImageSpec = ImageSpec()

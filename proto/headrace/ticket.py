@@ -1,7 +1,8 @@
 """Tickets: each names one part of one microbatch, and is signed with its job's key.
 
 Only the reorder service makes them, and preprocessors hand payload to nobody without one. To whoever carries a ticket it is an
-opaque string. It lasts as long as its job: made again with the same key, a part's ticket is the same.
+opaque string, but for the step that it begins with. It lasts as long as its job: made again with the same key, a part's ticket is
+the same.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ def make_ticket(job: str, part: str, key: bytes) -> str:
 def job_of(ticket: str) -> str:
     """The job that a ticket claims to be of."""
     return ticket.partition("/")[0]
+
+
+def step_of(ticket: str) -> str:
+    """JOB/UID/GENERATION/STEP: with it begin the tickets of one step's parts, and no others."""
+    return "/".join(ticket.split("/", 4)[:4])
 
 
 def is_genuine(ticket: str, key: bytes) -> bool:

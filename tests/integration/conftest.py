@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from cli.client import JobsClient
 from cli.example import example_data
 from cli.processes import Process, ProcessGroup
 from headrace import rpc
-from headrace.ledger import LedgerEntry
+from headrace.ledger import LedgerEntry, ledger_sha256
 from headrace.spec import JobSpec, parse_spec
 from tests.wire import free_ports
 
@@ -95,6 +96,16 @@ class Cluster:
                 time.sleep(0.05)  # polls a real service
         return status
 
+    def wait_for_preprocessors(self, timeout_s: float = 30.0) -> None:
+        """Until all that were added have joined, as the status of a job of one step shows."""
+        deadline = time.monotonic() + timeout_s
+        with self.client() as client:
+            job = client.submit(make_spec("first", steps=1))
+            while (num_joined := len(client.show(job).preprocessors)) < len(self.preprocessors):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{num_joined} of {len(self.preprocessors)} preprocessors have joined")
+                time.sleep(0.05)  # polls a real service
+
 
 class RedisServer:
     """A server of the user's own, with its append-only file."""
@@ -131,6 +142,29 @@ def store(tmp_path: Path) -> Iterator[RedisServer]:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with ProcessGroup() as group:
         yield Cluster(group=group, folder=tmp_path)
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with two preprocessors that no test disturbs: each brings jobs with names of their own."""
+    with ProcessGroup() as group:
+        cluster = Cluster(group=group, folder=tmp_path_factory.mktemp("calm"))
+        cluster.start_reorder()
+        cluster.add_preprocessors(2, "--ucx")
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def undisturbed(calm: Cluster) -> Callable[[int], str]:
+    """(steps) -> the ledger's hash of a job of that length with which nothing went wrong."""
+
+    @functools.cache
+    def ledger_hash(steps: int) -> str:
+        job = calm.submit(make_spec(f"undisturbed-{steps}", steps=steps))
+        calm.consume(job)
+        return ledger_sha256(calm.ledger(job))
+
+    return ledger_hash
 
 
 def make_spec(name: str, **fields: Any) -> JobSpec:

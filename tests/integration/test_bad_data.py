@@ -15,14 +15,12 @@ pytestmark = pytest.mark.integration
 HOSTILE = Path(__file__).parent.parent / "data" / "hostile"
 
 
-def test_a_job_over_every_hostile_archive_consumes_the_good_and_names_the_bad(cluster, spec) -> None:
-    cluster.start_reorder()
-    cluster.add_preprocessors(2)
-    job = cluster.submit(spec("hostile", sources=[{"path": str(HOSTILE / "tars"), "name": "h"}], global_batch=8))
-    cluster.consume(job)
-    status = cluster.wait_for_state(job, "done")
-    consumed = [name for entry in cluster.ledger(job) for name in entry.samples]
-    with cluster.client() as client:
+def test_a_job_over_every_hostile_archive_consumes_the_good_and_names_the_bad(calm, spec) -> None:
+    job = calm.submit(spec("hostile", sources=[{"path": str(HOSTILE / "tars"), "name": "h"}], global_batch=8))
+    calm.consume(job)
+    status = calm.wait_for_state(job, "done")
+    consumed = [name for entry in calm.ledger(job) for name in entry.samples]
+    with calm.client() as client:
         reasons = {item.name: str(item.reason) for item in client.quarantine(job)}
     assert status.quarantined_samples == len(reasons)
     assert not set(consumed) & set(reasons)
@@ -63,19 +61,17 @@ def test_a_shard_that_vanishes_fails_the_job_which_goes_on_when_it_is_back(clust
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("name", "fields", "sentence"),
     [
-        ({"sources": [{"path": "/no/such/data"}]}, "/no/such/data"),
-        ({"sources": [{"path": str(HOSTILE / "text")}]}, "no shard"),
-        ({"sources": [{"path": str(HOSTILE / "tars" / "empty.tar")}]}, "no usable sample"),
-        ({"text": {"tokenizer": "/no/such/tokenizer.json"}}, "/no/such/tokenizer.json"),
+        ("missing", {"sources": [{"path": "/no/such/data"}]}, "/no/such/data"),
+        ("no-shards", {"sources": [{"path": str(HOSTILE / "text")}]}, "no shard"),
+        ("no-samples", {"sources": [{"path": str(HOSTILE / "tars" / "empty.tar")}]}, "no usable sample"),
+        ("no-tokenizer", {"text": {"tokenizer": "/no/such/tokenizer.json"}}, "/no/such/tokenizer.json"),
     ],
-    ids=["missing", "no shards", "no samples", "no tokenizer"],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_job_that_cannot_begin_fails_with_a_sentence(cluster, spec, fields: dict, sentence: str) -> None:
-    cluster.start_reorder()
-    cluster.add_preprocessors(1)
-    job = cluster.submit(spec("nothing", **fields))
-    assert sentence in cluster.wait_for_state(job, "failed").message
+def test_a_job_that_cannot_begin_fails_with_a_sentence(calm, spec, name: str, fields: dict, sentence: str) -> None:
+    job = calm.submit(spec(name, **fields))
+    assert sentence in calm.wait_for_state(job, "failed").message
     with pytest.raises((JobFailedError, ConflictError), match=sentence):
-        cluster.consume(job)
+        calm.consume(job)

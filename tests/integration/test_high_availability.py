@@ -26,17 +26,10 @@ pytestmark = pytest.mark.integration
 STEPS = 8
 
 
-def undisturbed(cluster: Any, spec: Any) -> str:
-    job = cluster.submit(spec("undisturbed", steps=STEPS))
-    cluster.consume(job)
-    return ledger_sha256(cluster.ledger(job))
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_who_stands_by_goes_on_for_a_leader_that_is_killed_ends_or_hangs(cluster, spec, store, number) -> None:
+def test_who_stands_by_goes_on_for_a_leader_that_is_killed_ends_or_hangs(cluster, spec, store, undisturbed, number) -> None:
     services = cluster.start_reorders(store.url)
     cluster.add_preprocessors(1)
-    expected = undisturbed(cluster, spec)
 
     def disturb(step: trainer.Step) -> None:
         if step.index == 2:
@@ -46,15 +39,14 @@ def test_who_stands_by_goes_on_for_a_leader_that_is_killed_ends_or_hangs(cluster
 
     job = cluster.submit(spec("disturbed", steps=STEPS))
     assert cluster.consume(job, disturb) == list(range(STEPS))
-    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(STEPS)
     with cluster.client() as client:
         assert client.show(job).leader == services[1].endpoint()
 
 
-def test_both_may_be_killed_and_the_store_too(cluster, spec, store) -> None:
+def test_both_may_be_killed_and_the_store_too(cluster, spec, store, undisturbed) -> None:
     services = cluster.start_reorders(store.url)
     cluster.add_preprocessors(1)
-    expected = undisturbed(cluster, spec)
     endpoints = cluster.endpoint
 
     def disturb(step: trainer.Step) -> None:
@@ -73,7 +65,7 @@ def test_both_may_be_killed_and_the_store_too(cluster, spec, store) -> None:
 
     job = cluster.submit(spec("disturbed", steps=STEPS))
     assert cluster.consume(job, disturb) == list(range(STEPS))
-    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(STEPS)
 
 
 def test_who_stands_by_says_who_leads(cluster, store) -> None:
@@ -85,21 +77,18 @@ def test_who_stands_by_says_who_leads(cluster, store) -> None:
         rpc.call(jobs_pb2_grpc.JobsStub(channel).List, jobs_pb2.ListRequest(), standby)
 
 
-def test_a_new_topology_plans_the_same_global_batches_and_refuses_the_ranks_of_the_old_one(cluster, spec) -> None:
-    cluster.start_reorder()
-    cluster.add_preprocessors(1)
-    expected = undisturbed(cluster, spec)
-    job = cluster.submit(spec("elastic", steps=STEPS))
-    done = consume_until(cluster, job, 3, replan(cluster, job, replicas=3, speeds=[1, 1, 0.5]))
-    done += consume_until(cluster, job, 3, replan(cluster, job, replicas=1, microbatches=4))
-    done += cluster.consume(job)
+def test_a_new_topology_plans_the_same_global_batches_and_refuses_the_ranks_of_the_old_one(calm, spec, undisturbed) -> None:
+    job = calm.submit(spec("elastic", steps=STEPS))
+    done = consume_until(calm, job, 3, replan(calm, job, replicas=3, speeds=[1, 1, 0.5]))
+    done += consume_until(calm, job, 3, replan(calm, job, replicas=1, microbatches=4))
+    done += calm.consume(job)
     assert done == list(range(STEPS))
-    assert ledger_sha256(cluster.ledger(job)) == expected
-    with cluster.client() as client:
+    assert ledger_sha256(calm.ledger(job)) == undisturbed(STEPS)
+    with calm.client() as client:
         status = client.show(job)
         assert status.generation == 3
     with pytest.raises(ConflictError, match="topology cannot change"):
-        trainer.replan(cluster.endpoint, job=job, replicas=2)
+        trainer.replan(calm.endpoint, job=job, replicas=2)
 
 
 def replan(cluster: Any, job: str, **fields: Any) -> Callable[[], None]:
@@ -136,16 +125,14 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)  # polls a real service
 
 
-def test_a_paused_job_plans_no_further_step_until_it_is_resumed(cluster, spec) -> None:
-    cluster.start_reorder()
-    cluster.add_preprocessors(1)
-    job = cluster.submit(spec("paused", steps=STEPS, window=2))
-    with trainer.connect(cluster.endpoint, job=job) as loader, cluster.client() as client:
+def test_a_paused_job_plans_no_further_step_until_it_is_resumed(calm, spec) -> None:
+    job = calm.submit(spec("paused", steps=STEPS, window=2))
+    with trainer.connect(calm.endpoint, job=job) as loader, calm.client() as client:
         steps = iter(loader)
         step = next(steps)
         wait_until(lambda: client.show(job).planned_steps == 2)  # nothing is on its way to be planned
         client.pause(job, True)
-        cluster.wait_for_state(job, "paused")
+        calm.wait_for_state(job, "paused")
         planned = [step.index]
         while planned[-1] < client.show(job).committed_steps + client.show(job).planned_steps - 1:
             list(step)
@@ -165,23 +152,19 @@ def test_a_paused_job_plans_no_further_step_until_it_is_resumed(cluster, spec) -
     assert [*planned, *rest] == list(range(STEPS))
 
 
-def test_a_reset_job_gives_its_steps_once_more(cluster, spec) -> None:
-    cluster.start_reorder()
-    cluster.add_preprocessors(1)
-    expected = undisturbed(cluster, spec)
-    job = cluster.submit(spec("reset", steps=STEPS))
-    cluster.consume(job)
-    with cluster.client() as client:
+def test_a_reset_job_gives_its_steps_once_more(calm, spec, undisturbed) -> None:
+    job = calm.submit(spec("reset", steps=STEPS))
+    calm.consume(job)
+    with calm.client() as client:
         assert client.reset(job, 3).committed_steps == 3
-    assert cluster.consume(job) == list(range(3, STEPS))
-    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert calm.consume(job) == list(range(3, STEPS))
+    assert ledger_sha256(calm.ledger(job)) == undisturbed(STEPS)
 
 
-def test_fleet_and_replicas_change_in_mid_epoch_and_no_batch_changes(cluster, spec) -> None:
+def test_fleet_and_replicas_change_in_mid_epoch_and_no_batch_changes(cluster, spec, undisturbed) -> None:
     """Preprocessors 1 -> 4 -> 2, replicas 4 -> 3 -> 4, a rank for each replica."""
     cluster.start_reorder()
     cluster.add_preprocessors(1)
-    expected = undisturbed(cluster, spec)
     job = cluster.submit(spec("elastic", steps=STEPS, topology={"replicas": 4, "microbatches": 2}))
     consume_together(cluster, job, ranks=4, stop=3)
     cluster.add_preprocessors(3)
@@ -191,7 +174,7 @@ def test_fleet_and_replicas_change_in_mid_epoch_and_no_batch_changes(cluster, sp
         os.kill(process.pid, signal.SIGKILL)
     trainer.replan(cluster.endpoint, job=job, replicas=4)
     consume_together(cluster, job, ranks=4, stop=STEPS)
-    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(STEPS)
 
 
 def consume_together(cluster: Any, job: str, *, ranks: int, stop: int) -> None:
@@ -210,10 +193,9 @@ def consume_together(cluster: Any, job: str, *, ranks: int, stop: int) -> None:
             done.result()
 
 
-def test_a_store_that_is_full_holds_commits_up_until_it_has_room(cluster, spec, store) -> None:
+def test_a_store_that_is_full_holds_commits_up_until_it_has_room(cluster, spec, store, undisturbed) -> None:
     cluster.start_reorders(store.url, count=1)
     cluster.add_preprocessors(1)
-    expected = undisturbed(cluster, spec)
     held: list[bool] = []
 
     def disturb(step: trainer.Step) -> None:
@@ -230,7 +212,7 @@ def test_a_store_that_is_full_holds_commits_up_until_it_has_room(cluster, spec, 
     job = cluster.submit(spec("disturbed", steps=STEPS))
     assert cluster.consume(job, disturb) == list(range(STEPS))
     assert held == [True]
-    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(STEPS)
 
 
 @pytest.mark.parametrize(
@@ -242,11 +224,10 @@ def test_a_store_that_is_full_holds_commits_up_until_it_has_room(cluster, spec, 
         ({"speeds": [1.0]}, "speeds must be one for each of 2 replicas"),
     ],
 )
-def test_a_topology_that_is_none_changes_nothing(cluster, spec, fields, words) -> None:
-    cluster.start_reorder()
-    job = cluster.submit(spec("job"))
+def test_a_topology_that_is_none_changes_nothing(calm, spec, fields, words) -> None:
+    job = calm.submit(spec("same-topology", steps=1))
     with pytest.raises(SpecError, match=words) as caught:
-        trainer.replan(cluster.endpoint, job=job, **fields)
+        trainer.replan(calm.endpoint, job=job, **fields)
     assert "\n" not in str(caught.value)
-    with cluster.client() as client:
+    with calm.client() as client:
         assert client.show(job).generation == 1

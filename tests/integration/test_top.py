@@ -78,15 +78,18 @@ def test_once_tells_of_a_running_job(cluster, spec) -> None:
 def test_ctrl_c_ends_the_live_view(cluster) -> None:
     cluster.start_reorder()
     ours, theirs = pty.openpty()
-    process = subprocess.Popen(command(cluster), stdout=theirs, stderr=subprocess.PIPE)
-    os.close(theirs)
-    said = b""
-    while b"no jobs" not in said:
-        said += os.read(ours, 4096)
-    process.send_signal(signal.SIGINT)
-    reader = threading.Thread(target=lambda: drained(ours))
-    reader.start()
-    _, err = process.communicate(timeout=30)
+    with subprocess.Popen(command(cluster), stdout=theirs, stderr=subprocess.PIPE) as process:
+        os.close(theirs)
+        reader = threading.Thread(target=drained, args=(ours,))
+        try:
+            said = b""
+            while b"no jobs" not in said:
+                said += os.read(ours, 4096)
+            process.send_signal(signal.SIGINT)
+            reader.start()
+            _, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
     reader.join()
     os.close(ours)
     assert (process.returncode, err) == (0, b"")

@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,15 +56,8 @@ def add_preprocessor_behind_wire(cluster: Any) -> Iterator[Callable[..., Any]]:
         yield add
 
 
-def undisturbed(cluster: Any, spec: Any, **fields: Any) -> str:
-    """The ledger's hash of a job whose parts come through shared memory."""
-    job = cluster.submit(spec("undisturbed", **fields))
-    cluster.consume(job, transports=("shared_memory",))
-    return ledger_sha256(cluster.ledger(job))
-
-
 def test_wires_that_are_cut_and_damage_parts_lose_nothing(
-    cluster: Any, spec: Any, add_preprocessor_behind_wire: Callable[..., Any]
+    cluster: Any, spec: Any, undisturbed: Callable[[int], str], add_preprocessor_behind_wire: Callable[..., Any]
 ) -> None:
     """Each connection of one brings a few parts and breaks in the middle of the next; the other one damages a label."""
     cluster.start_reorder()
@@ -71,55 +65,45 @@ def test_wires_that_are_cut_and_damage_parts_lose_nothing(
         add_preprocessor_behind_wire(cut_after_bytes=800_000),
         add_preprocessor_behind_wire(flips=np.full(2, LABEL_IGNORED, np.int32).tobytes()),
     ]
-    expected = undisturbed(cluster, spec, steps=8)
+    cluster.wait_for_preprocessors()
     job = cluster.submit(spec("disturbed", steps=8))
     assert cluster.consume(job, transports=("flight",)) == list(range(8))
-    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
     assert all(wire.num_faults > 0 for wire in wires)
 
 
-def test_a_wire_that_goes_silent_slows_down_and_loses_nothing(
-    cluster: Any, spec: Any, add_preprocessor_behind_wire: Callable[..., Any]
+@pytest.mark.parametrize("is_killed", [False, True], ids=["silent", "killed"])
+def test_a_wire_that_goes_silent_in_the_middle_of_a_part_loses_nothing(
+    cluster: Any, spec: Any, undisturbed: Callable[[int], str], add_preprocessor_behind_wire: Callable[..., Any], is_killed: bool
 ) -> None:
-    cluster.start_reorder()
-    silent, sound = add_preprocessor_behind_wire(stall_after_bytes=1_500_000), add_preprocessor_behind_wire()
-    expected = undisturbed(cluster, spec, steps=6)
-    job = cluster.submit(spec("disturbed", steps=6))
-    assert cluster.consume(job, transports=("flight",)) == list(range(6))
-    assert ledger_sha256(cluster.ledger(job)) == expected
-    assert (silent.num_faults > 0, sound.num_faults) == (True, 0)
-
-
-def test_a_preprocessor_that_is_killed_in_the_middle_of_a_part_loses_nothing(
-    cluster: Any, spec: Any, add_preprocessor_behind_wire: Callable[..., Any]
-) -> None:
+    """All parts are at the only preprocessor until its wire stands still; then another comes, and it may be killed as well."""
     cluster.start_reorder()
     silent = add_preprocessor_behind_wire(stall_after_bytes=1_500_000)
-    expected = undisturbed(cluster, spec, steps=6)
-    job = cluster.submit(spec("disturbed", steps=6))
+    job = cluster.submit(spec("disturbed", steps=8))
 
-    def kill(step: trainer.Step) -> None:
+    def disturb(step: trainer.Step) -> None:
         if step.index == 0:
             start_preprocessor(cluster).endpoint()
             while not silent.num_faults:  # it is in the middle of one now, and no byte of it comes any more
-                pass
-            os.kill(cluster.preprocessors[0].pid, signal.SIGKILL)
+                time.sleep(0.01)  # polls a real connection
+            if is_killed:
+                os.kill(cluster.preprocessors[0].pid, signal.SIGKILL)
 
-    assert cluster.consume(job, kill, transports=("flight",)) == list(range(6))
-    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert cluster.consume(job, disturb, transports=("flight",), hedge_s=1.0) == list(range(8))
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
 
 
-def test_a_job_whose_payload_comes_over_tls_is_the_same_job(cluster: Any, spec: Any, tmp_path: Path) -> None:
+def test_a_job_whose_payload_comes_over_tls_is_the_same_job(
+    cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path
+) -> None:
     chain, key = certify(tmp_path)
     cluster.start_reorder()
     start_preprocessor(cluster, "--tls-cert", str(chain), "--tls-key", str(key))
-    job = cluster.submit(spec("secret", steps=3))
+    job = cluster.submit(spec("secret", steps=8))
     with pytest.raises(EndpointError, match=r"speaks TLS only: name the CA of its certificate with --tls-ca \(tls_ca=\)"):
         cluster.consume(job)
-    assert cluster.consume(job, transports=("flight",), tls_ca=chain) == [0, 1, 2]
-    start_preprocessor(cluster).endpoint()
-    os.kill(cluster.preprocessors[0].pid, signal.SIGKILL)
-    assert undisturbed(cluster, spec, steps=3) == ledger_sha256(cluster.ledger(job))
+    assert cluster.consume(job, transports=("flight",), tls_ca=chain) == list(range(8))
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
 
 
 def certify(folder: Path) -> tuple[Path, Path]:

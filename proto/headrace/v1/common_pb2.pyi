@@ -59,14 +59,16 @@ class Rejection(_message.Message):
     def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., row: _Optional[int] = ...) -> None: ...
 
 class Shard(_message.Message):
-    __slots__ = ("source", "url", "name")
+    __slots__ = ("source", "url", "name", "number")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     source: int
     url: str
     name: str
-    def __init__(self, source: _Optional[int] = ..., url: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, source: _Optional[int] = ..., url: _Optional[str] = ..., name: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Vocabulary(_message.Message):
     __slots__ = ("size", "image_token", "audio_token")

@@ -25,49 +25,55 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import common_pb2 as headrace_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/fleet.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\x94\x03\n\x0b\x46leetReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.headrace.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.headrace.v1.HeartbeatH\x00\x12\x32\n\rshards_listed\x18\x03 \x01(\x0b\x32\x19.headrace.v1.ShardsListedH\x00\x12\x32\n\rshard_indexed\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ShardIndexedH\x00\x12\x34\n\x0esamples_probed\x18\x05 \x01(\x0b\x32\x1a.headrace.v1.SamplesProbedH\x00\x12\x30\n\x0cpart_decoded\x18\x06 \x01(\x0b\x32\x18.headrace.v1.PartDecodedH\x00\x12\x30\n\x0corder_failed\x18\x07 \x01(\x0b\x32\x18.headrace.v1.OrderFailedH\x00\x12\'\n\x07goodbye\x18\x08 \x01(\x0b\x32\x14.headrace.v1.GoodbyeH\x00\x42\x08\n\x06report\">\n\x05Hello\x12\x14\n\x0cpreprocessor\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\x05\"\x97\x01\n\tHeartbeat\x12\x17\n\x0fsamples_decoded\x18\x01 \x01(\x03\x12\x15\n\rbytes_decoded\x18\x02 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12store_budget_bytes\x18\x04 \x01(\x03\x12)\n\toccupancy\x18\x05 \x01(\x0b\x32\x16.headrace.v1.Occupancy\"\t\n\x07Goodbye\"n\n\x0cShardsListed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06shards\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Shard\x12+\n\nvocabulary\x18\x03 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\"^\n\x0cShardIndexed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"n\n\rSamplesProbed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06probes\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"+\n\x0bOrderFailed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x0bPartDecoded\x12\r\n\x05lease\x18\x01 \x01(\t\"\x94\x03\n\nFleetOrder\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.headrace.v1.WelcomeH\x00\x12,\n\njob_opened\x18\x02 \x01(\x0b\x32\x16.headrace.v1.JobOpenedH\x00\x12.\n\x0blist_shards\x18\x03 \x01(\x0b\x32\x17.headrace.v1.ListShardsH\x00\x12.\n\x0bindex_shard\x18\x04 \x01(\x0b\x32\x17.headrace.v1.IndexShardH\x00\x12\x32\n\rprobe_samples\x18\x05 \x01(\x0b\x32\x19.headrace.v1.ProbeSamplesH\x00\x12.\n\x0b\x64\x65\x63ode_part\x18\x06 \x01(\x0b\x32\x17.headrace.v1.DecodePartH\x00\x12\x34\n\x0estep_committed\x18\x07 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12,\n\njob_closed\x18\x08 \x01(\x0b\x32\x16.headrace.v1.JobClosedH\x00\x42\x07\n\x05order\",\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x0c\n\x04jobs\x18\x02 \x03(\t\"c\n\tJobOpened\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\"\n\x06shards\x18\x03 \x03(\x0b\x32\x12.headrace.v1.Shard\x12\x12\n\nticket_key\x18\x04 \x01(\x0c\"(\n\nListShards\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\"7\n\nIndexShard\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\r\n\x05shard\x18\x03 \x01(\x05\"S\n\x0cProbeSamples\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\'\n\x07samples\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"\x81\x01\n\nDecodePart\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x10\n\x08priority\x18\x05 \x01(\x03\x12\'\n\x07samples\x18\x06 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"*\n\rStepCommitted\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x18\n\tJobClosed\x12\x0b\n\x03job\x18\x01 \x01(\t2F\n\x05\x46leet\x12=\n\x04Work\x12\x18.headrace.v1.FleetReport\x1a\x17.headrace.v1.FleetOrder(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/fleet.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"9\n\x0c\x46leetReports\x12)\n\x07reports\x18\x01 \x03(\x0b\x32\x18.headrace.v1.FleetReport\"6\n\x0b\x46leetOrders\x12\'\n\x06orders\x18\x01 \x03(\x0b\x32\x17.headrace.v1.FleetOrder\"\x94\x03\n\x0b\x46leetReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.headrace.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.headrace.v1.HeartbeatH\x00\x12\x32\n\rshards_listed\x18\x03 \x01(\x0b\x32\x19.headrace.v1.ShardsListedH\x00\x12\x32\n\rshard_indexed\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ShardIndexedH\x00\x12\x34\n\x0esamples_probed\x18\x05 \x01(\x0b\x32\x1a.headrace.v1.SamplesProbedH\x00\x12\x30\n\x0cpart_decoded\x18\x06 \x01(\x0b\x32\x18.headrace.v1.PartDecodedH\x00\x12\x30\n\x0corder_failed\x18\x07 \x01(\x0b\x32\x18.headrace.v1.OrderFailedH\x00\x12\'\n\x07goodbye\x18\x08 \x01(\x0b\x32\x14.headrace.v1.GoodbyeH\x00\x42\x08\n\x06report\">\n\x05Hello\x12\x14\n\x0cpreprocessor\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\x05\"\x97\x01\n\tHeartbeat\x12\x17\n\x0fsamples_decoded\x18\x01 \x01(\x03\x12\x15\n\rbytes_decoded\x18\x02 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12store_budget_bytes\x18\x04 \x01(\x03\x12)\n\toccupancy\x18\x05 \x01(\x0b\x32\x16.headrace.v1.Occupancy\"\t\n\x07Goodbye\"|\n\x0cShardsListed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06shards\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Shard\x12+\n\nvocabulary\x18\x03 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\x12\x0c\n\x04more\x18\x04 \x01(\x08\"^\n\x0cShardIndexed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"n\n\rSamplesProbed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06probes\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"\x89\x01\n\nStepProbed\x12\"\n\x06probes\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x02 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12+\n\x0bsubstitutes\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"+\n\x0bOrderFailed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x0bPartDecoded\x12\r\n\x05lease\x18\x01 \x01(\t\"\x94\x03\n\nFleetOrder\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.headrace.v1.WelcomeH\x00\x12,\n\njob_opened\x18\x02 \x01(\x0b\x32\x16.headrace.v1.JobOpenedH\x00\x12.\n\x0blist_shards\x18\x03 \x01(\x0b\x32\x17.headrace.v1.ListShardsH\x00\x12.\n\x0bindex_shard\x18\x04 \x01(\x0b\x32\x17.headrace.v1.IndexShardH\x00\x12\x32\n\rprobe_samples\x18\x05 \x01(\x0b\x32\x19.headrace.v1.ProbeSamplesH\x00\x12.\n\x0b\x64\x65\x63ode_part\x18\x06 \x01(\x0b\x32\x17.headrace.v1.DecodePartH\x00\x12\x34\n\x0estep_committed\x18\x07 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12,\n\njob_closed\x18\x08 \x01(\x0b\x32\x16.headrace.v1.JobClosedH\x00\x42\x07\n\x05order\",\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x0c\n\x04jobs\x18\x02 \x03(\t\"?\n\tJobOpened\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x12\n\nticket_key\x18\x04 \x01(\x0c\"(\n\nListShards\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\"K\n\nIndexShard\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12!\n\x05shard\x18\x03 \x01(\x0b\x32\x12.headrace.v1.Shard\"\x86\x01\n\x0cProbeSamples\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\'\n\x07samples\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\x12\"\n\x06shards\x18\x04 \x03(\x0b\x32\x12.headrace.v1.Shard\x12\r\n\x05trace\x18\x05 \x01(\t\"\xa5\x01\n\nDecodePart\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x10\n\x08priority\x18\x05 \x01(\x03\x12\'\n\x07samples\x18\x06 \x03(\x0b\x32\x16.headrace.v1.SampleRef\x12\"\n\x06shards\x18\x07 \x03(\x0b\x32\x12.headrace.v1.Shard\"*\n\rStepCommitted\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x18\n\tJobClosed\x12\x0b\n\x03job\x18\x01 \x01(\t2H\n\x05\x46leet\x12?\n\x04Work\x12\x19.headrace.v1.FleetReports\x1a\x18.headrace.v1.FleetOrders(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FLEETREPORT']._serialized_start=67
-  _globals['_FLEETREPORT']._serialized_end=471
-  _globals['_HELLO']._serialized_start=473
-  _globals['_HELLO']._serialized_end=535
-  _globals['_HEARTBEAT']._serialized_start=538
-  _globals['_HEARTBEAT']._serialized_end=689
-  _globals['_GOODBYE']._serialized_start=691
-  _globals['_GOODBYE']._serialized_end=700
-  _globals['_SHARDSLISTED']._serialized_start=702
-  _globals['_SHARDSLISTED']._serialized_end=812
-  _globals['_SHARDINDEXED']._serialized_start=814
-  _globals['_SHARDINDEXED']._serialized_end=908
-  _globals['_SAMPLESPROBED']._serialized_start=910
-  _globals['_SAMPLESPROBED']._serialized_end=1020
-  _globals['_ORDERFAILED']._serialized_start=1022
-  _globals['_ORDERFAILED']._serialized_end=1065
-  _globals['_PARTDECODED']._serialized_start=1067
-  _globals['_PARTDECODED']._serialized_end=1095
-  _globals['_FLEETORDER']._serialized_start=1098
-  _globals['_FLEETORDER']._serialized_end=1502
-  _globals['_WELCOME']._serialized_start=1504
-  _globals['_WELCOME']._serialized_end=1548
-  _globals['_JOBOPENED']._serialized_start=1550
-  _globals['_JOBOPENED']._serialized_end=1649
-  _globals['_LISTSHARDS']._serialized_start=1651
-  _globals['_LISTSHARDS']._serialized_end=1691
-  _globals['_INDEXSHARD']._serialized_start=1693
-  _globals['_INDEXSHARD']._serialized_end=1748
-  _globals['_PROBESAMPLES']._serialized_start=1750
-  _globals['_PROBESAMPLES']._serialized_end=1833
-  _globals['_DECODEPART']._serialized_start=1836
-  _globals['_DECODEPART']._serialized_end=1965
-  _globals['_STEPCOMMITTED']._serialized_start=1967
-  _globals['_STEPCOMMITTED']._serialized_end=2009
-  _globals['_JOBCLOSED']._serialized_start=2011
-  _globals['_JOBCLOSED']._serialized_end=2035
-  _globals['_FLEET']._serialized_start=2037
-  _globals['_FLEET']._serialized_end=2107
+  _globals['_FLEETREPORTS']._serialized_start=66
+  _globals['_FLEETREPORTS']._serialized_end=123
+  _globals['_FLEETORDERS']._serialized_start=125
+  _globals['_FLEETORDERS']._serialized_end=179
+  _globals['_FLEETREPORT']._serialized_start=182
+  _globals['_FLEETREPORT']._serialized_end=586
+  _globals['_HELLO']._serialized_start=588
+  _globals['_HELLO']._serialized_end=650
+  _globals['_HEARTBEAT']._serialized_start=653
+  _globals['_HEARTBEAT']._serialized_end=804
+  _globals['_GOODBYE']._serialized_start=806
+  _globals['_GOODBYE']._serialized_end=815
+  _globals['_SHARDSLISTED']._serialized_start=817
+  _globals['_SHARDSLISTED']._serialized_end=941
+  _globals['_SHARDINDEXED']._serialized_start=943
+  _globals['_SHARDINDEXED']._serialized_end=1037
+  _globals['_SAMPLESPROBED']._serialized_start=1039
+  _globals['_SAMPLESPROBED']._serialized_end=1149
+  _globals['_STEPPROBED']._serialized_start=1152
+  _globals['_STEPPROBED']._serialized_end=1289
+  _globals['_ORDERFAILED']._serialized_start=1291
+  _globals['_ORDERFAILED']._serialized_end=1334
+  _globals['_PARTDECODED']._serialized_start=1336
+  _globals['_PARTDECODED']._serialized_end=1364
+  _globals['_FLEETORDER']._serialized_start=1367
+  _globals['_FLEETORDER']._serialized_end=1771
+  _globals['_WELCOME']._serialized_start=1773
+  _globals['_WELCOME']._serialized_end=1817
+  _globals['_JOBOPENED']._serialized_start=1819
+  _globals['_JOBOPENED']._serialized_end=1882
+  _globals['_LISTSHARDS']._serialized_start=1884
+  _globals['_LISTSHARDS']._serialized_end=1924
+  _globals['_INDEXSHARD']._serialized_start=1926
+  _globals['_INDEXSHARD']._serialized_end=2001
+  _globals['_PROBESAMPLES']._serialized_start=2004
+  _globals['_PROBESAMPLES']._serialized_end=2138
+  _globals['_DECODEPART']._serialized_start=2141
+  _globals['_DECODEPART']._serialized_end=2306
+  _globals['_STEPCOMMITTED']._serialized_start=2308
+  _globals['_STEPCOMMITTED']._serialized_end=2350
+  _globals['_JOBCLOSED']._serialized_start=2352
+  _globals['_JOBCLOSED']._serialized_end=2376
+  _globals['_FLEET']._serialized_start=2378
+  _globals['_FLEET']._serialized_end=2450
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FleetReports(_message.Message):
+    __slots__ = ("reports",)
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    reports: _containers.RepeatedCompositeFieldContainer[FleetReport]
+    def __init__(self, reports: _Optional[_Iterable[_Union[FleetReport, _Mapping]]] = ...) -> None: ...
+
+class FleetOrders(_message.Message):
+    __slots__ = ("orders",)
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    orders: _containers.RepeatedCompositeFieldContainer[FleetOrder]
+    def __init__(self, orders: _Optional[_Iterable[_Union[FleetOrder, _Mapping]]] = ...) -> None: ...
+
 class FleetReport(_message.Message):
     __slots__ = ("hello", "heartbeat", "shards_listed", "shard_indexed", "samples_probed", "part_decoded", "order_failed", "goodbye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -56,14 +68,16 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class ShardsListed(_message.Message):
-    __slots__ = ("lease", "shards", "vocabulary")
+    __slots__ = ("lease", "shards", "vocabulary", "more")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     lease: str
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
     vocabulary: _common_pb2.Vocabulary
-    def __init__(self, lease: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ...) -> None: ...
+    more: bool
+    def __init__(self, lease: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class ShardIndexed(_message.Message):
     __slots__ = ("lease", "num_samples", "rejections")
@@ -84,6 +98,16 @@ class SamplesProbed(_message.Message):
     probes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Probe]
     rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
     def __init__(self, lease: _Optional[str] = ..., probes: _Optional[_Iterable[_Union[_common_pb2.Probe, _Mapping]]] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ...) -> None: ...
+
+class StepProbed(_message.Message):
+    __slots__ = ("probes", "rejections", "substitutes")
+    PROBES_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_FIELD_NUMBER: _ClassVar[int]
+    SUBSTITUTES_FIELD_NUMBER: _ClassVar[int]
+    probes: _containers.RepeatedCompositeFieldContainer[_common_pb2.Probe]
+    rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
+    substitutes: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampleRef]
+    def __init__(self, probes: _Optional[_Iterable[_Union[_common_pb2.Probe, _Mapping]]] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., substitutes: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ...) -> None: ...
 
 class OrderFailed(_message.Message):
     __slots__ = ("lease", "error")
@@ -128,16 +152,14 @@ class Welcome(_message.Message):
     def __init__(self, heartbeat_s: _Optional[float] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class JobOpened(_message.Message):
-    __slots__ = ("job", "spec_json", "shards", "ticket_key")
+    __slots__ = ("job", "spec_json", "ticket_key")
     JOB_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
-    SHARDS_FIELD_NUMBER: _ClassVar[int]
     TICKET_KEY_FIELD_NUMBER: _ClassVar[int]
     job: str
     spec_json: str
-    shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
     ticket_key: bytes
-    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., ticket_key: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., spec_json: _Optional[str] = ..., ticket_key: _Optional[bytes] = ...) -> None: ...
 
 class ListShards(_message.Message):
     __slots__ = ("lease", "job")
@@ -154,34 +176,40 @@ class IndexShard(_message.Message):
     SHARD_FIELD_NUMBER: _ClassVar[int]
     lease: str
     job: str
-    shard: int
-    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., shard: _Optional[int] = ...) -> None: ...
+    shard: _common_pb2.Shard
+    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ...) -> None: ...
 
 class ProbeSamples(_message.Message):
-    __slots__ = ("lease", "job", "samples")
+    __slots__ = ("lease", "job", "samples", "shards", "trace")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
     lease: str
     job: str
     samples: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampleRef]
-    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
+    trace: str
+    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., trace: _Optional[str] = ...) -> None: ...
 
 class DecodePart(_message.Message):
-    __slots__ = ("lease", "job", "ticket", "step", "priority", "samples")
+    __slots__ = ("lease", "job", "ticket", "step", "priority", "samples", "shards")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     lease: str
     job: str
     ticket: str
     step: int
     priority: int
     samples: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampleRef]
-    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., ticket: _Optional[str] = ..., step: _Optional[int] = ..., priority: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
+    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., ticket: _Optional[str] = ..., step: _Optional[int] = ..., priority: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("job", "step")

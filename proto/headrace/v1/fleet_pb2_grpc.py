@@ -36,8 +36,8 @@ class FleetStub:
         """
         self.Work = channel.stream_stream(
                 '/headrace.v1.Fleet/Work',
-                request_serializer=headrace_dot_v1_dot_fleet__pb2.FleetReport.SerializeToString,
-                response_deserializer=headrace_dot_v1_dot_fleet__pb2.FleetOrder.FromString,
+                request_serializer=headrace_dot_v1_dot_fleet__pb2.FleetReports.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_fleet__pb2.FleetOrders.FromString,
                 _registered_method=True)
 
 
@@ -55,8 +55,8 @@ def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
-                    request_deserializer=headrace_dot_v1_dot_fleet__pb2.FleetReport.FromString,
-                    response_serializer=headrace_dot_v1_dot_fleet__pb2.FleetOrder.SerializeToString,
+                    request_deserializer=headrace_dot_v1_dot_fleet__pb2.FleetReports.FromString,
+                    response_serializer=headrace_dot_v1_dot_fleet__pb2.FleetOrders.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -84,8 +84,8 @@ class Fleet:
             request_iterator,
             target,
             '/headrace.v1.Fleet/Work',
-            headrace_dot_v1_dot_fleet__pb2.FleetReport.SerializeToString,
-            headrace_dot_v1_dot_fleet__pb2.FleetOrder.FromString,
+            headrace_dot_v1_dot_fleet__pb2.FleetReports.SerializeToString,
+            headrace_dot_v1_dot_fleet__pb2.FleetOrders.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,7 +29,7 @@ class ManifestRequest(_message.Message):
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
-class ManifestReply(_message.Message):
+class ManifestPage(_message.Message):
     __slots__ = ("shards",)
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     shards: _containers.RepeatedCompositeFieldContainer[ManifestShard]

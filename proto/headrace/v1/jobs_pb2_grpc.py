@@ -55,10 +55,10 @@ class JobsStub:
                 request_serializer=headrace_dot_v1_dot_jobs__pb2.CancelRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
                 _registered_method=True)
-        self.Manifest = channel.unary_unary(
+        self.Manifest = channel.unary_stream(
                 '/headrace.v1.Jobs/Manifest',
                 request_serializer=headrace_dot_v1_dot_jobs__pb2.ManifestRequest.SerializeToString,
-                response_deserializer=headrace_dot_v1_dot_jobs__pb2.ManifestReply.FromString,
+                response_deserializer=headrace_dot_v1_dot_jobs__pb2.ManifestPage.FromString,
                 _registered_method=True)
         self.Pause = channel.unary_unary(
                 '/headrace.v1.Jobs/Pause',
@@ -125,7 +125,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Manifest(self, request, context):
-        """The data set of a job, as far as it is listed and indexed.
+        """The data set of a job, as far as it is listed and indexed, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -201,10 +201,10 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=headrace_dot_v1_dot_jobs__pb2.CancelRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.SerializeToString,
             ),
-            'Manifest': grpc.unary_unary_rpc_method_handler(
+            'Manifest': grpc.unary_stream_rpc_method_handler(
                     servicer.Manifest,
                     request_deserializer=headrace_dot_v1_dot_jobs__pb2.ManifestRequest.FromString,
-                    response_serializer=headrace_dot_v1_dot_jobs__pb2.ManifestReply.SerializeToString,
+                    response_serializer=headrace_dot_v1_dot_jobs__pb2.ManifestPage.SerializeToString,
             ),
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
@@ -371,12 +371,12 @@ class Jobs:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/headrace.v1.Jobs/Manifest',
             headrace_dot_v1_dot_jobs__pb2.ManifestRequest.SerializeToString,
-            headrace_dot_v1_dot_jobs__pb2.ManifestReply.FromString,
+            headrace_dot_v1_dot_jobs__pb2.ManifestPage.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,12 @@ class PlansRequest(_message.Message):
     session: str
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
+class PlanEvents(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[PlanEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[PlanEvent, _Mapping]]] = ...) -> None: ...
+
 class PlanEvent(_message.Message):
     __slots__ = ("plan", "location", "ended")
     PLAN_FIELD_NUMBER: _ClassVar[int]

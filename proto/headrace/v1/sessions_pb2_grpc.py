@@ -42,7 +42,7 @@ class SessionsStub:
         self.Plans = channel.unary_stream(
                 '/headrace.v1.Sessions/Plans',
                 request_serializer=headrace_dot_v1_dot_sessions__pb2.PlansRequest.SerializeToString,
-                response_deserializer=headrace_dot_v1_dot_sessions__pb2.PlanEvent.FromString,
+                response_deserializer=headrace_dot_v1_dot_sessions__pb2.PlanEvents.FromString,
                 _registered_method=True)
         self.ReportLost = channel.unary_unary(
                 '/headrace.v1.Sessions/ReportLost',
@@ -108,7 +108,7 @@ def add_SessionsServicer_to_server(servicer, server):
             'Plans': grpc.unary_stream_rpc_method_handler(
                     servicer.Plans,
                     request_deserializer=headrace_dot_v1_dot_sessions__pb2.PlansRequest.FromString,
-                    response_serializer=headrace_dot_v1_dot_sessions__pb2.PlanEvent.SerializeToString,
+                    response_serializer=headrace_dot_v1_dot_sessions__pb2.PlanEvents.SerializeToString,
             ),
             'ReportLost': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportLost,
@@ -179,7 +179,7 @@ class Sessions:
             target,
             '/headrace.v1.Sessions/Plans',
             headrace_dot_v1_dot_sessions__pb2.PlansRequest.SerializeToString,
-            headrace_dot_v1_dot_sessions__pb2.PlanEvent.FromString,
+            headrace_dot_v1_dot_sessions__pb2.PlanEvents.FromString,
             options,
             channel_credentials,
             insecure,

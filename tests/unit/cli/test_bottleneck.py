@@ -83,7 +83,7 @@ SITUATIONS = {
     "listing": (status(state=INDEXING, num_shards=0), "waiting for the shards to be listed"),
     "indexing": (
         status(state=INDEXING, indexed_shards=28),
-        "waiting for 12 of 40 shards to be indexed: more preprocessors index more at a time",
+        "the first steps wait for shards to be indexed (28 of 40 are): more preprocessors index more at a time",
     ),
     "no trainer": (
         status(ranks=[]),

@@ -11,7 +11,7 @@ import pytest
 
 from cli import demo, example
 from cli.main import main
-from cli.processes import MAX_SHORT_LIVES, Process
+from cli.processes import MAX_SHORT_LIVES, Process, ProcessGroup
 from headrace.errors import HeadraceError
 
 
@@ -20,7 +20,36 @@ def test_ctrl_c_while_arguments_are_read_is_no_traceback(monkeypatch: pytest.Mon
     assert main(["demo"]) == 130
 
 
-PLAN = [sys.executable, "-m", "cli.main", "plan", "-", "--num-stages", "1", "--format", "json"]
+def test_sigterm_counts_as_ctrl_c() -> None:
+    with pytest.raises(KeyboardInterrupt), ProcessGroup():
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("inherited", "words"), [("SIG_IGN", "went on\n"), ("SIG_DFL", "")])
+def test_a_service_hears_ctrl_c_unless_its_shell_has_it_ignored(inherited: str, words: str) -> None:
+    script = f"""
+import asyncio, signal
+from cli.service import run_service
+
+async def service():
+    signal.raise_signal(signal.SIGINT)
+    for _ in range(9):
+        await asyncio.sleep(0)
+    print("went on")
+
+signal.signal(signal.SIGINT, signal.{inherited})
+run_service("reorder", service(), "text")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, words), done.stderr
+
+
+PRINTING = """
+import sys
+from cli import health, main
+health.run = lambda args: print("{}") or 0
+sys.exit(main.main(["health", "127.0.0.1:1"]))
+"""
 
 
 @pytest.mark.parametrize(
@@ -32,9 +61,8 @@ PLAN = [sys.executable, "-m", "cli.main", "plan", "-", "--num-stages", "1", "--f
     ],
 )
 def test_output_that_cannot_be_written_ends_quietly_or_with_one_sentence(redirect: str, code: int, words: str) -> None:
-    script = f"{shlex.join(PLAN)} {redirect}; exit ${{PIPESTATUS[0]}}"
-    row = '{"sample_id": 1, "cost_llm": 1}\n'
-    done = subprocess.run(["bash", "-c", script], input=row, capture_output=True, text=True, timeout=60, check=False)
+    script = f"{shlex.join([sys.executable, '-c', PRINTING])} {redirect}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (code, words)
 
 

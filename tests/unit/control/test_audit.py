@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.ledger import LedgerEntry
-from headrace.manifest import ShardInfo, split_name
+from headrace.manifest import ShardInfo, ShardTable, split_name
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec, parse_spec
@@ -34,7 +35,7 @@ class Job:
                 infos.append(ShardInfo(source=source, url="", name=f"s{source}/sub/{number}.tar"))
                 counts.append(num_rows)
         self.shards = [(info.name, num_rows) for info, num_rows in zip(infos, counts, strict=True)]
-        self.layout = Layout(self.spec, CountedShards(self.spec, infos, dict(enumerate(counts))), changes)
+        self.layout = Layout(self.spec, CountedShards(self.spec, ShardTable.of(infos), np.array(counts)), changes)
         self.layout.lay_out()
         self.ledger: list[LedgerEntry] = []
         self.quarantined: dict[str, Rejected] = {}

@@ -83,16 +83,20 @@ def test_what_goes_past_the_queue_counts_too() -> None:
     assert {item.job for item in serve(queue, 10)} == {"b"}
 
 
-def test_what_is_not_wanted_goes_and_so_does_a_job() -> None:
+def test_items_go_from_anywhere_and_so_does_a_job() -> None:
     queue: FairQueue[Item] = FairQueue()
     full(queue, "a", 4)
     full(queue, "b", 2)
-    seen: list[int] = []
-    queue.keep(lambda item: item.job == "b" or bool(seen.append(item.priority[0])) or item.priority == (3,))
-    assert seen == [0, 1, 2, 3], "in the order of the priorities"
-    assert [item.priority for item in queue if item.job == "a"] == [(3,)]
+    first, second, third, last = [item for item in queue if item.job == "a"]
+    assert [queue.pop(item) for item in (second, first, third, third)] == [True, True, True, False]
+    assert [item for item in queue if item.job == "a"] == [last]
+    queue.push(second)
+    assert [item for item in serve(queue, 9) if item.job == "a"] == [second, last]
+    full(queue, "a", 4)
+    full(queue, "b", 2)
     queue.forget("a")
     assert {item.job for item in queue} == {"b"}
+    assert len(queue) == 2
 
 
 @pytest.mark.parametrize("jobs", [1, 5])

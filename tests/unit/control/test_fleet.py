@@ -2,76 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace import metrics
-from reorder_service.fleet import REMEMBERED_SHARDS, Fleet, Member, Work
-
-
-@dataclass(kw_only=True)
-class Bench:
-    """A fleet whose members write down what they are sent."""
-
-    fleet: Fleet = field(default_factory=Fleet)
-    sent: dict[str, list[str]] = field(default_factory=dict)
-    done: list[str] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    placed: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-
-    def join(self, name: str, slots: int = 1) -> Member:
-        orders = self.sent.setdefault(name, [])
-        member = Member(
-            name=name,
-            endpoint=f"{name}:1",
-            slots=slots,
-            send=orders.append,
-            introduce=lambda job: f"open {job}",
-            dismiss=lambda: orders.append("dismissed"),
-        )
-        self.fleet.join(member)
-        return member
-
-    def work(
-        self,
-        name: str,
-        priority: int = 0,
-        *,
-        job: str = "job",
-        keep: bool = False,
-        urgent: Callable[[], bool] = lambda: False,
-        shards: dict[int, int] | None = None,
-    ) -> Work:
-        return Work(
-            job=job,
-            priority=(priority,),
-            order=lambda _lease: name,
-            on_done=lambda _result: self.done.append(name),
-            on_failed=lambda error: self.failed.append((name, error)),
-            on_placed=lambda lease, endpoint: self.placed.setdefault(name, []).append((lease, endpoint)),
-            keep=keep,
-            urgent=urgent,
-            shards=shards or {},
-        )
-
-    def submit(self, name: str, priority: int = 0, **options: object) -> Work:
-        work = self.work(name, priority, **options)  # type: ignore[arg-type]
-        self.fleet.submit(work)
-        return work
+from reorder_service.member import REMEMBERED_SHARDS, Work
+from tests.unit.control.fleet_world import Bench, finish
 
 
 def placed(shard: str) -> float:
     """The metric of samples in shards that are near, or new, to who took them."""
     return metrics.REORDER.get_sample_value("headrace_reorder_samples_placed_total", {"shard": shard}) or 0.0
-
-
-def finish(bench: Bench, member: Member, work: Work) -> None:
-    assert work.lease is not None
-    bench.fleet.finish(member, work.lease, "result")
 
 
 def test_a_job_is_introduced_before_its_first_work_and_once() -> None:
@@ -81,10 +23,6 @@ def test_a_job_is_introduced_before_its_first_work_and_once() -> None:
     bench.submit("b")
     bench.submit("c", job="other")
     assert bench.sent["p"] == ["open job", "a", "b", "open other", "c"]
-    bench.fleet.forget_introductions("job")
-    bench.fleet.finish(bench.fleet.members["p"], bench.placed["a"][0][0], None)
-    bench.submit("d")
-    assert bench.sent["p"][5:] == ["open job", "d"]
 
 
 def test_work_waits_for_a_free_slot_and_the_lower_priority_goes_first() -> None:
@@ -111,10 +49,9 @@ def test_work_goes_to_who_has_read_its_shards() -> None:
     bench = Bench()
     before = [placed(shard) for shard in ("near", "new")]
     members = {name: bench.join(name, slots=4) for name in "pq"}
-    for n in range(2):
-        finish(bench, members["q" if n == 0 else "p"], bench.submit(f"first{n}", shards={n: 1}))
-        members["q"].slots = 1  # so that the second one goes to p
-    members["q"].slots = 4
+    firsts = [bench.submit(f"first{n}", shards={n: 1}) for n in range(2)]  # the second one to p, which has more free slots
+    for name, first in zip("qp", firsts, strict=True):
+        finish(bench, members[name], first)
     for n in range(4):
         bench.submit(f"again{n}", shards={n % 2: 3, 7 + n: 1})
     assert {name: [work for work in sent if work.startswith("again")] for name, sent in bench.sent.items()} == {
@@ -286,7 +223,7 @@ def test_closing_a_job_drops_its_work_and_tells_who_knows_it() -> None:
 
 
 class FleetMachine(RuleBasedStateMachine):
-    """Random joins, leaves, results and losses: no work is lost, none is done twice at a time."""
+    """Random joins, leaves, results, delays and losses: no work is lost, none counts twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,6 +256,18 @@ class FleetMachine(RuleBasedStateMachine):
         member, lease = data.draw(st.sampled_from(leases))
         self.bench.fleet.finish(member, lease, None)
 
+    @precondition(lambda self: any(m.overdue for m in self.bench.fleet.members.values()))
+    @rule(data=st.data())
+    def finish_late(self, data: st.DataObject) -> None:
+        leases = [(member, lease) for member in self.bench.fleet.members.values() for lease in member.overdue]
+        member, lease = data.draw(st.sampled_from(leases))
+        self.bench.fleet.finish(member, lease, None)
+
+    @rule(passed_s=st.sampled_from([0.01, 0.3, 5.0]))
+    def look(self, passed_s: float) -> None:
+        self.bench.now_s += passed_s
+        self.bench.fleet.look()
+
     @precondition(lambda self: any(m.leases or m.kept for m in self.bench.fleet.members.values()))
     @rule(data=st.data())
     def lose(self, data: st.DataObject) -> None:
@@ -349,6 +298,18 @@ class FleetMachine(RuleBasedStateMachine):
     def what_does_not_stay_is_done_once(self) -> None:
         once = [name for name in self.bench.done if name not in self.keeps]
         assert len(once) == len(set(once))
+
+    @invariant()
+    def what_is_counted_is_there(self) -> None:
+        fleet = self.bench.fleet
+        for member in fleet.members.values():
+            at_work = [*member.leases.values(), *member.overdue.values()]
+            assert member.taken == {keep: sum(work.keep == keep for work in at_work) for keep in (False, True)}
+            assert member.paces[True].num_open == member.taken[True]
+        leases = {lease: m for m in fleet.members.values() for lease in (*m.leases, *m.kept, *m.overdue)}
+        assert fleet._holders == leases
+        waiting = {work for queue in fleet._waiting.values() for work in queue}
+        assert {work for works in fleet._by_urgency.values() for work in works} == waiting
 
     @invariant()
     def nobody_waits_while_everyone_is_free(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -11,7 +12,7 @@ import redis
 from headrace.errors import SupersededLeaderError, UnavailableError
 from reorder_service import database, leadership
 from reorder_service.database import Database
-from reorder_service.leadership import Post, elected, replaced
+from reorder_service.leadership import Post, elected, keep_leading
 from reorder_service.progress import StepRecord
 from reorder_service.service import ReorderService
 from reorder_service.state import StateStore
@@ -99,7 +100,7 @@ async def test_a_leader_that_was_replaced_writes_nothing(open_another: Open) -> 
         former.set_state("job", "FAILED"),
         former.rewind("job", 0),
         former.create_job("other", "{}"),
-        former.save_probes("job", 0, {}, []),
+        former.save_probes("job", 0, {}, [], []),
         former.set_paused("job", True),
         former.set_topology("job", "{}", 2),
     ):
@@ -138,8 +139,8 @@ async def test_a_leader_that_cannot_renew_serves_nobody_new_until_it_can(
         changed.set()
 
     post = Post()
-    post.taken = ReorderService(StateStore(first))
-    keeping = asyncio.create_task(replaced(first, "a:1 x", post, serve))
+    post.taken, post.lease_ends_s = ReorderService(StateStore(first)), time.monotonic() + 0.3
+    keeping = asyncio.create_task(keep_leading(first, "a:1 x", post, serve))
     async with asyncio.timeout(PATIENCE_S):
         with monkeypatch.context() as patch:
             patch.setattr(Database, "renew", _unavailable)
@@ -153,6 +154,22 @@ async def test_a_leader_that_cannot_renew_serves_nobody_new_until_it_can(
         assert post.service is post.taken
         await until(lambda: takes_over(second))
         await keeping
+
+
+async def test_a_leader_that_cannot_renew_for_long_gives_its_work_up(open_another: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, post = await open_another(), Post()
+    await first.lead("a:1 x")
+    served: list[bool] = []
+
+    async def serve(serving: bool) -> None:
+        served.append(serving)
+
+    monkeypatch.setattr(Database, "renew", _unavailable)
+    monkeypatch.setattr(leadership, "GIVE_UP_S", 0.2)
+    post.lease_ends_s = time.monotonic() + 0.1
+    async with asyncio.timeout(PATIENCE_S):
+        await keep_leading(first, "a:1 x", post, serve)
+    assert served == [False]
 
 
 async def _unavailable(*_: object) -> bool:

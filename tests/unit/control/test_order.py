@@ -10,20 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.sample import SampleRef
-from reorder_service.order import GlobalOrder, SourceShards, permutation
+from reorder_service.order import GlobalOrder, Int64, SourceShards, permutation
 
 Rows = list[list[int]]
 
 
 def make_order(rows: Rows, weights: list[float] | None = None, *, seed: int = 0, shuffle_shards: int = 4) -> GlobalOrder:
     """Sources whose shards hold the given numbers of rows; the manifest lists them one after another."""
+    return growing_order(rows, np.array([count for counts in rows for count in counts]), weights, seed, shuffle_shards)
+
+
+def growing_order(
+    rows: Rows, num_rows: Int64, weights: list[float] | None = None, seed: int = 0, shuffle_shards: int = 4, changes: tuple = ()
+) -> GlobalOrder:
+    """The same of shards whose rows are in `num_rows`, as far as they are counted."""
     sources, first = [], 0
     for n, counts in enumerate(rows):
-        shards = tuple(range(first, first + len(counts)))
-        weight = weights[n] if weights else None
-        sources.append(SourceShards(name=f"source-{n}", shards=shards, num_rows=tuple(counts), weight=weight))
+        shards = np.arange(first, first + len(counts))
+        sources.append(SourceShards(name=f"source-{n}", shards=shards, weight=weights[n] if weights else None))
         first += len(counts)
-    return GlobalOrder(sources, seed=seed, shuffle_shards=shuffle_shards)
+    return GlobalOrder(sources, num_rows, seed=seed, shuffle_shards=shuffle_shards, changes=changes)
 
 
 def places(refs: list[SampleRef]) -> list[tuple[int, int]]:

@@ -7,16 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.errors import ConflictError, UnavailableError, UserError
-from headrace.manifest import ShardInfo, Vocabulary
+from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardInfo, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
-from headrace.sample import Probe
+from headrace.sample import Probe, SampleRef
 from reorder_service import database, state
+from reorder_service.database import Command
 from reorder_service.progress import Progress, StepRecord
 from reorder_service.state import StateStore
 
@@ -50,21 +53,58 @@ async def test_a_new_job_is_empty_and_is_created_once(store: StateStore) -> None
     assert await store.jobs() == ["b", "a"]
     record = await store.load_job("b")
     assert (record.spec_json, record.state, record.message) == ('{"x": 1}', "INDEXING", "")
-    assert (record.cursor, record.progress.samples, record.vocabulary, record.shards, record.indexed) == (0, 0, None, (), {})
+    assert (record.cursor, record.progress.samples, record.vocabulary) == (0, 0, None)
+    assert [len(column) for column in await store.load_manifest("b")] == [0, 0]
     with pytest.raises(KeyError):
         await store.load_job("c")
 
 
 async def test_manifest_index_and_state_come_back(store: StateStore) -> None:
     await make_job(store)
-    await store.save_manifest("job", [SHARDS[0]] * 5, VOCABULARY)
-    await store.save_manifest("job", SHARDS, VOCABULARY)
+    await store.save_manifest("job", ShardTable.of([SHARDS[0]] * 5), VOCABULARY)
+    await store.save_index("job", 4, 3, [])
+    await store.save_manifest("job", ShardTable.of(SHARDS), VOCABULARY)
     await store.save_index("job", 1, 7, [rejected("b/ü/k", None)])
     await store.set_state("job", "FAILED", "no data")
     record = await store.load_job("job")
-    assert (record.shards, record.vocabulary, record.indexed) == (tuple(SHARDS), VOCABULARY, {1: 7})
+    shards, num_rows = await store.load_manifest("job")
+    assert (list(shards), num_rows.tolist(), record.vocabulary) == (SHARDS, [UNCOUNTED, 7], VOCABULARY)
     assert (record.state, record.message) == ("FAILED", "no data")
     assert await store.quarantine("job") == [rejected("b/ü/k", None)]
+
+
+async def test_a_manifest_of_many_pages_comes_back_whole(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_COUNTS_PAGE", 7)
+    await make_job(store)
+    many = ShardTable.of(replace(SHARDS[n % 2], name=f"d/{n}") for n in range(2 * PAGE_SHARDS + 1))
+    await store.save_manifest("job", many, VOCABULARY)
+    expected = np.full(len(many), UNCOUNTED)
+    for shard, num_rows in [(434, 1), (0, 0), (17, 2**31 - 1), (5, 100_000)]:
+        await store.save_index("job", shard, num_rows, [])
+        expected[shard] = num_rows
+    shards, counts = await store.load_manifest("job")
+    assert list(shards) == list(many)
+    assert counts.tolist() == expected.tolist()
+
+
+async def test_a_manifest_that_was_cut_off_has_not_been_saved(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await make_job(store)
+    table = ShardTable.of(SHARDS)
+    await store.save_manifest("job", table, VOCABULARY)
+    write, left = store.database.write, iter(range(2))
+
+    async def cut_off(*commands: Command, when: Sequence[Command] = ()) -> bool:
+        if next(left, None) is None:
+            raise UnavailableError("gone")
+        return await write(*commands, when=when)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.database, "write", cut_off)
+        with pytest.raises(UnavailableError):
+            await store.save_manifest("job", ShardTable.of(SHARDS * PAGE_SHARDS), VOCABULARY)
+    assert (await store.load_job("job")).vocabulary is None
+    await store.save_manifest("job", table, VOCABULARY)
+    assert list((await store.load_manifest("job"))[0]) == SHARDS
 
 
 async def test_commits_are_in_order_or_refused(store: StateStore) -> None:
@@ -272,9 +312,10 @@ async def test_the_sums_of_all_steps_are_read_from_the_last_one(store: StateStor
 async def test_what_was_probed_is_kept_until_its_step_is_committed_or_undone(store: StateStore) -> None:
     await make_job(store)
     probes = {7: Probe(name="d/ü", num_tokens=9, num_targets=4, image_patches=(16, 4), mel_frames=(100,))}
+    substitutes = [SampleRef(sample_id=8, shard=0, row=3)]
     for step in (0, 1):
-        await store.save_probes("job", step, probes, [rejected("bad", 8)])
-    assert await store.load_probes("job", 0) == (probes, [rejected("bad", 8)])
+        await store.save_probes("job", step, probes, [rejected("bad", 8)], substitutes)
+    assert await store.load_probes("job", 0) == (probes, [rejected("bad", 8)], substitutes)
     await store.commit_step("job", 0, step_record("d/ü"), [])
     assert await store.load_probes("job", 0) is None
     assert await store.load_probes("job", 1) is not None

@@ -21,7 +21,7 @@ from headrace.rpc import Server
 from headrace.sample import SampleRef
 from headrace.spec import parse_spec
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
-from headrace.v1.fleet_pb2 import FleetOrder, FleetReport
+from headrace.v1.fleet_pb2 import FleetOrder, FleetOrders, FleetReport, FleetReports
 from preprocessor.engine import Engine, read_ahead_parts
 from preprocessor.part import Stage
 from preprocessor.sources.blob import Blob, BlobCache, LocalBlob
@@ -43,21 +43,22 @@ class Orders(fleet_pb2_grpc.FleetServicer):
         self.reports: asyncio.Queue[FleetReport] = asyncio.Queue()
 
     async def Work(  # noqa: N802
-        self, reports: AsyncIterator[FleetReport], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[FleetOrder]:
-        reading = asyncio.create_task(self._read(reports))
+        self, messages: AsyncIterator[FleetReports], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[FleetOrders]:
+        reading = asyncio.create_task(self._read(messages))
         try:
-            yield FleetOrder(welcome=fleet_pb2.Welcome(heartbeat_s=60, jobs=["job"]))
+            yield FleetOrders(orders=[FleetOrder(welcome=fleet_pb2.Welcome(heartbeat_s=60, jobs=["job"]))])
             while True:
-                yield await self.orders.get()
+                yield FleetOrders(orders=[await self.orders.get()])
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _read(self, reports: AsyncIterator[FleetReport]) -> None:
-        async for report in reports:
-            if report.WhichOneof("report") not in ("heartbeat", "goodbye"):
-                self.reports.put_nowait(report)
+    async def _read(self, messages: AsyncIterator[FleetReports]) -> None:
+        async for message in messages:
+            for report in message.reports:
+                if report.WhichOneof("report") not in ("heartbeat", "goodbye"):
+                    self.reports.put_nowait(report)
 
     async def heard(self, kind: str) -> Any:
         """The next report, which must be of that kind."""
@@ -66,13 +67,18 @@ class Orders(fleet_pb2_grpc.FleetServicer):
         return getattr(report, kind)
 
     def open_job(self, *urls: str) -> None:
-        shards = [shard_message(ShardInfo(source=0, url=url, name=f"s/{Path(url).name}")) for url in urls]
-        self.orders.put_nowait(FleetOrder(job_opened=fleet_pb2.JobOpened(job="job", spec_json=SPEC.to_json(), shards=shards)))
+        self.shards = [shard_message(n, ShardInfo(source=0, url=url, name=f"s/{Path(url).name}")) for n, url in enumerate(urls)]
+        self.orders.put_nowait(FleetOrder(job_opened=fleet_pb2.JobOpened(job="job", spec_json=SPEC.to_json())))
+
+    def index(self, shard: int) -> None:
+        order = fleet_pb2.IndexShard(lease="index", job="job", shard=self.shards[shard])
+        self.orders.put_nowait(FleetOrder(index_shard=order))
 
     def decode(self, name: str, *rows: tuple[int, int], priority: int = 0) -> None:
         """A part of samples given as (shard, row)."""
         refs = [ref_message(SampleRef(sample_id=n, shard=shard, row=row)) for n, (shard, row) in enumerate(rows)]
         order = fleet_pb2.DecodePart(lease=f"lease-{name}", job="job", ticket=name, priority=priority, samples=refs)
+        order.shards.extend(self.shards[shard] for shard in sorted({shard for shard, _ in rows}))
         self.orders.put_nowait(FleetOrder(decode_part=order))
 
 
@@ -204,7 +210,7 @@ async def test_a_shard_that_is_slow_to_come_holds_up_no_decoding(start: Start, g
 async def test_a_slow_shard_that_is_probed_holds_up_no_part(start: Start, gated: Gated, tar: Path) -> None:
     worker = await start(gated)
     worker.orders.open_job("memory://s/slow.tar", str(tar))
-    worker.orders.orders.put_nowait(FleetOrder(index_shard=fleet_pb2.IndexShard(lease="index", job="job", shard=0)))
+    worker.orders.index(0)
     await asyncio.to_thread(gated.asked["slow"].wait, PATIENCE_S)
     worker.orders.decode("part", (1, 0))
     await worker.orders.heard("part_decoded")
@@ -235,7 +241,7 @@ async def test_a_shard_that_vanishes_before_it_is_decoded_is_named_and_another_p
     one, two = await start(ShardCache(tmp_path / "one")), await start(ShardCache(tmp_path / "two"))
     for worker in (one, two):
         worker.orders.open_job(url)
-    one.orders.orders.put_nowait(FleetOrder(index_shard=fleet_pb2.IndexShard(lease="index", job="job", shard=0)))
+    one.orders.index(0)
     assert (await one.orders.heard("shard_indexed")).num_samples == 6
     remote.rm_file("/vanishing/shard.tar")
 
@@ -271,6 +277,36 @@ async def test_a_part_is_given_up_when_its_job_is_closed_while_it_is_read(start:
     worker.orders.decode("last", (0, 1))
     assert (await worker.orders.heard("part_decoded")).lease == "lease-last"
     assert worker.store.get("part") is None
+
+
+async def test_shards_are_known_while_parts_of_them_are_held(start: Start, tar: Path) -> None:
+    worker = await start()
+    worker.orders.open_job(*[str(tar)] * 12)
+    for n in range(12):
+        worker.orders.decode(f"part-{n}", (n, 0), priority=n)
+    for _ in range(12):
+        await worker.orders.heard("part_decoded")
+    job = worker.engine._jobs["job"]
+    assert len(job.shards) == 12
+    worker.orders.orders.put_nowait(FleetOrder(step_committed=fleet_pb2.StepCommitted(job="job", step=0)))
+    worker.orders.decode("next", (3, 1))
+    await worker.orders.heard("part_decoded")
+    assert len(job.shards) <= 1 + 1 + read_ahead_parts(1)  # the new part's, and what each loop had last
+
+
+async def test_shards_are_listed_in_pages_with_the_vocabulary_on_the_last(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("preprocessor.engine.PAGE_SHARDS", 2)
+    for n in range(5):
+        (tmp_path / f"{n}.jsonl").write_text("{}\n")
+    worker = await start()
+    spec = parse_spec({"name": "job", "sources": [{"path": str(tmp_path), "name": "s"}]})
+    worker.orders.orders.put_nowait(FleetOrder(job_opened=fleet_pb2.JobOpened(job="job", spec_json=spec.to_json())))
+    worker.orders.orders.put_nowait(FleetOrder(list_shards=fleet_pb2.ListShards(lease="list", job="job")))
+    pages = [await worker.orders.heard("shards_listed") for _ in range(3)]
+    assert [[shard.number for shard in page.shards] for page in pages] == [[0, 1], [2, 3], [4]]
+    assert [(page.more, page.HasField("vocabulary")) for page in pages] == [(True, False), (True, False), (False, True)]
 
 
 async def test_a_full_store_stops_reading_and_a_fetch_goes_on(start: Start, tar: Path) -> None:

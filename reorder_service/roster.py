@@ -1,0 +1,110 @@
+"""Who takes a work: the member with most free slots, where shards that it has read of late count as slots.
+
+A member is a row of arrays here, so that hundreds are compared in some microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+NEARNESS = 0.5  # of a member's slots: so much less free it may be than another one that would have to fetch all shards
+
+ShardKey = tuple[str, int]
+"""A job, and the number of a shard of it."""
+
+
+class Roster:
+    """Free slots of members and what they have read, by row. Slots are of two kinds: for work that is kept, and for other."""
+
+    def __init__(self) -> None:
+        self._vacant: list[int] = []
+        self._names: dict[int, str] = {}
+        self._free = {keep: np.empty(0, np.float64) for keep in (False, True)}  # -inf where there is no member
+        self._open: dict[bool, set[int]] = {False: set(), True: set()}  # rows with free slots
+        self._worth = np.empty(0, np.float64)  # slots that nearness to all samples of a work counts as
+        self._rank = np.empty(0, np.float64)  # far less than a slot, by name: of equals it is certain who is chosen
+        self._readers: dict[ShardKey, npt.NDArray[np.float32]] = {}  # 1 for who has read the shard
+
+    def add(self, name: str, slots: int) -> int:
+        """The row of a new member, without free slots as yet."""
+        if not self._vacant:
+            self._grow()
+        row = self._vacant.pop()
+        self._names[row] = name
+        self._worth[row] = NEARNESS * slots
+        for rank, known in enumerate(sorted(self._names, key=self._names.__getitem__)):
+            self._rank[known] = 1e-9 * rank
+        return row
+
+    def remove(self, row: int, shards: Iterable[ShardKey]) -> None:
+        """A member leaves, with all the shards that were noted for it."""
+        self.forget(row, shards)
+        del self._names[row]
+        for keep in (False, True):
+            self._free[keep][row] = -np.inf
+            self._open[keep].discard(row)
+        self._vacant.append(row)
+
+    def set_free(self, row: int, free: int, *, keep: bool) -> None:
+        """So many slots are free; below 0: it has more than it has slots."""
+        self._free[keep][row] = free
+        if free > 0:
+            self._open[keep].add(row)
+        else:
+            self._open[keep].discard(row)
+
+    def has_free(self, *, keep: bool) -> bool:
+        """Whether any member has a free slot."""
+        return bool(self._open[keep])
+
+    def note(self, row: int, shards: Iterable[ShardKey]) -> None:
+        """A member reads these."""
+        for shard in shards:
+            readers = self._readers.get(shard)
+            if readers is None:
+                readers = self._readers[shard] = np.zeros(len(self._worth), np.float32)
+            readers[row] = 1
+
+    def forget(self, row: int, shards: Iterable[ShardKey]) -> None:
+        """A member has read these too long ago."""
+        for shard in shards:
+            self._readers[shard][row] = 0
+            if not self._readers[shard].any():
+                del self._readers[shard]
+
+    def choose(
+        self, samples: Mapping[ShardKey, int], avoid: Collection[int], *, keep: bool, without_slot: bool = False
+    ) -> int | None:
+        """The row of who takes a work that reads so many samples of each shard, and whom not to `avoid`; None: nobody can.
+
+        `without_slot`: where no slot is free, one that has none takes it.
+        """
+        free, rows = self._free[keep], self._open[keep]
+        if len(rows) == 1 and not avoid:
+            return next(iter(rows))
+        if avoid:
+            free = free.copy()
+            free[list(avoid)] = -np.inf
+            rows = rows.difference(avoid)
+        if not (rows or without_slot):
+            return None
+        score = free + self._rank
+        num_samples = sum(samples.values())
+        for shard, number in samples.items():
+            if (readers := self._readers.get(shard)) is not None:
+                score = score + self._worth * readers * (number / num_samples)
+        if rows:
+            score = np.where(free > 0, score, -np.inf)
+        best = int(np.argmax(score))
+        return best if score[best] > -np.inf else None
+
+    def _grow(self) -> None:
+        num_rows = max(8, 2 * len(self._worth))
+        more = num_rows - len(self._worth)
+        self._vacant = list(range(len(self._worth), num_rows))[::-1]
+        self._worth, self._rank = np.pad(self._worth, (0, more)), np.pad(self._rank, (0, more))
+        self._free = {keep: np.pad(free, (0, more), constant_values=-np.inf) for keep, free in self._free.items()}
+        self._readers = {shard: np.pad(readers, (0, more)) for shard, readers in self._readers.items()}

@@ -1,0 +1,64 @@
+"""A job that goes back to an earlier step, or is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.errors import ConflictError
+from tests.unit.control.job_world import Start, commit, consume, names, submit, told_by
+
+
+async def test_going_back_undoes_later_commits_and_the_same_samples_come_again(start: Start) -> None:
+    run = await submit(await start())
+    await consume(run, run.open_session(0, 1))
+    whole = await names(run)
+    await run.rewind(2)
+    assert (run.state, run.committed, run.progress.samples) == ("RUNNING", 2, 8)
+    assert await consume(run, run.open_session(0, 1)) == [2, 3, 4, 5]
+    assert (run.state, await names(run)) == ("DONE", whole)
+
+
+async def test_ranks_may_all_ask_to_go_back_at_once(start: Start) -> None:
+    run = await submit(await start())
+    await consume(run, run.open_session(0, 1), stop=4)
+    await asyncio.gather(*(run.rewind(1) for _ in range(4)))
+    assert (run.committed, run.progress.samples, len(await names(run))) == (1, 4, 1)
+    assert await consume(run, run.open_session(0, 1)) == [1, 2, 3, 4, 5]
+
+
+async def test_a_commit_that_meets_a_rewind_does_not_tear_the_ledger(start: Start) -> None:
+    run = await submit(await start())
+    session = run.open_session(0, 1)
+    await consume(run, session, stop=3)
+    committing = asyncio.create_task(run.commit(session, 3, commit()))
+    await asyncio.sleep(0)
+    await run.rewind(1)
+    await asyncio.gather(committing, return_exceptions=True)
+    assert (run.committed, len(await names(run))) == (1, 1)
+    assert await consume(run, run.open_session(0, 1)) == [1, 2, 3, 4, 5]
+
+
+async def test_going_back_further_than_the_commits_reach_is_refused(start: Start) -> None:
+    run = await submit(await start())
+    with pytest.raises(ConflictError, match="committed only 0"):
+        await run.rewind(1)
+
+
+async def test_a_job_that_was_cancelled_stays_so(start: Start) -> None:
+    service = await start()
+    run = await submit(service)
+    session = run.open_session(0, 1)
+    await consume(run, session, stop=2)
+    await run.cancel()
+    with pytest.raises(ConflictError, match="cancelled"):
+        await run.commit(session, 2, commit())
+    await run.rewind(1)
+    assert (run.state, run.committed) == ("CANCELLED", 2)
+    assert not run._fleet.members["p"].leases
+    again = (await start()).find("job")
+    assert again.state == "CANCELLED"
+    await again.wait_ready()
+    events = [event async for event in told_by(again.open_session(0, 1))]
+    assert [getattr(event, "message", "") for event in events] == ["job 'job' was cancelled"]

@@ -1,0 +1,60 @@
+"""Who takes a work: the arrays choose whom a look at one member after another would."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reorder_service.roster import NEARNESS, Roster
+
+SHARDS = [("job", shard) for shard in range(4)]
+
+members = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(-2, 6), st.sets(st.sampled_from(SHARDS))),  # slots, free, read
+    min_size=1,
+    max_size=20,
+)
+works = st.dictionaries(st.sampled_from(SHARDS), st.integers(1, 8))
+
+
+@given(members, works, st.sets(st.integers(0, 19), max_size=4), st.booleans())
+def test_the_choice_is_that_of_the_slow_twin(
+    members: list[tuple[int, int, set[tuple[str, int]]]],
+    work: dict[tuple[str, int], int],
+    avoid: set[int],
+    without_slot: bool,
+) -> None:
+    roster = Roster()
+    rows = []
+    for number, (slots, free, shards) in enumerate(members):
+        rows.append(roster.add(f"{number:02d}", slots))
+        roster.note(rows[-1], shards)
+        roster.set_free(rows[-1], free, keep=True)
+    avoid = {number for number in avoid if number < len(members)}
+    if len(avoid) == len(members):
+        avoid = set()
+
+    def score(number: int) -> tuple[float, int]:
+        slots, free, shards = members[number]
+        near = sum(count for shard, count in work.items() if shard in shards)
+        return round(free + NEARNESS * slots * near / max(1, sum(work.values())), 6), number
+
+    candidates = [number for number in range(len(members)) if number not in avoid]
+    with_slot = [number for number in candidates if members[number][1] > 0]
+    expected = max(with_slot or (candidates if without_slot else []), key=score, default=None)
+    chosen = roster.choose(work, {rows[number] for number in avoid}, keep=True, without_slot=without_slot)
+    assert chosen == (rows[expected] if expected is not None else None)
+    assert roster.has_free(keep=True) == any(free > 0 for _, free, _ in members)
+
+
+def test_who_leaves_is_not_chosen_and_leaves_no_trace_for_who_comes() -> None:
+    roster = Roster()
+    first = roster.add("a", 2)
+    roster.note(first, SHARDS)
+    roster.set_free(first, 2, keep=True)
+    roster.remove(first, SHARDS)
+    assert not roster.has_free(keep=True)
+    second, third = roster.add("b", 2), roster.add("c", 2)
+    for row in (second, third):
+        roster.set_free(row, 2, keep=True)
+    assert roster.choose({SHARDS[0]: 1}, (), keep=True) == third
