@@ -9,8 +9,8 @@ job, all under `headrace:{job}:`:
     indexed      string  rows of the shards, 8 hexadecimal digits each; NULs where they are not known
     window       hash    step -> what probing found out of its samples, of steps that are not committed
     quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
-    ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, sums), one entry a committed step; the sums are of all
-                         steps so far, so that nobody needs to read them all
+    ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, sums), one entry a committed step; the sums
+                         are of all steps so far, so that nobody needs to read them all
 """
 
 from __future__ import annotations
