@@ -35,6 +35,7 @@ def _job(looks: Sequence[Look]) -> dict[str, Any]:
         "committed_steps": status.committed_steps,
         "num_steps": status.num_steps or None,
         "planned_steps": status.planned_steps,
+        "planned_bytes": status.planned_bytes,
         "samples": status.committed_samples,
         "quarantined": status.quarantined_samples,
         "samples_per_s": samples_per_s(looks),

@@ -180,7 +180,7 @@ class JobSpec(_Part):
     window_bytes: Annotated[int, Field(ge=1)] = 4 << 30
     """And so many bytes of them once they are decoded, as probing foresees it. The one that trainers need now and the one behind
     it are planned however large they are. Less than the preprocessors' stores hold together is best: what these have no
-    room for is decoded when it is asked for."""
+    room for is decoded when it is asked for. A trainer that takes a third step before it commits the first counts on the room."""
     part_samples: Annotated[int, Field(ge=1)] = 16
     """Most samples of one part, the unit of decoding and fetching."""
     image: ImageSpec = ImageSpec()

@@ -40,7 +40,7 @@ def status(wait: float = 0.0, window: int = 4, **fields: Any) -> JobStatus:
         "planned_steps": window,
         "data_wait_s": 10 * wait,
         "step_s": 10.0,
-        "spec_json": json.dumps({"window": window}),
+        "spec_json": json.dumps({"window": window, "window_bytes": 4 << 30}),
         "preprocessors": [member()],
         "ranks": [rank()],
         "leader": "10.0.0.1:7070",
@@ -128,6 +128,11 @@ SITUATIONS = {
     "decoding": (
         status(wait=0.34, preprocessors=BUSY),
         WAIT + "preprocessors decode as fast as they can (decoding 4 of 4, stores 5% full): add preprocessors",
+    ),
+    "window of bytes too small": (
+        status(wait=0.34, planned_steps=2, planned_bytes=3 << 30, preprocessors=IDLE),
+        WAIT + "the window is full (3.0 of 4.0 GiB planned): "
+        "submit with more `window_bytes`, if the preprocessors' stores hold so much",
     ),
     "stores too small": (
         status(wait=0.34, preprocessors=FULL),
