@@ -22,6 +22,7 @@ from headrace.telemetry import pairs
 
 log = logging.getLogger(__name__)
 
+LAST_SPANS = "last spans"  # name of the thread that sends them
 FLUSH_S = 1.0  # how long the end of a process may wait for the collector
 _SCOPE = InstrumentationScope("headrace")
 
@@ -76,6 +77,6 @@ class SpanExporter:
 
     def close(self) -> None:
         """Send what is left; what the collector has not taken within FLUSH_S is lost."""
-        ending = threading.Thread(target=self._spans.shutdown, name="last spans", daemon=True)
+        ending = threading.Thread(target=self._spans.shutdown, name=LAST_SPANS, daemon=True)
         ending.start()
         ending.join(FLUSH_S)

@@ -59,7 +59,7 @@ async def test_who_takes_over_probes_nothing_again(start: Start) -> None:
     preprocessor._hear = lambda order: (asked.append(order.WhichOneof("order")), hear(order))[-1]  # type: ignore[method-assign]
     preprocessor.join()
     assert (await told_step(run.open_session(0, 1), 1)).probes == before.probes
-    assert "decode_part" in asked
+    await until(lambda: "decode_part" in asked)
     assert "probe_samples" not in asked
 
 
