@@ -189,7 +189,9 @@ def _why_trainers_wait(wait: float, status: JobStatus, stages: Stages) -> Findin
         return because(f"the last {_count(window, 'step')} of the job are planned", "nothing is left to order")
     if status.planned_steps < window and status.planned_bytes * (1 + 1 / max(1, status.planned_steps)) > spec["window_bytes"]:
         sizes = f"{status.planned_bytes / 2**30:.1f} of {spec['window_bytes'] / 2**30:.1f} GiB planned"
-        return because(f"the window is full ({sizes})", "submit with more `window_bytes`, if the preprocessors' stores hold so much")
+        return because(
+            f"the window is full ({sizes})", "submit with more `window_bytes`, if the preprocessors' stores hold so much"
+        )
     if stages.planned_steps < window / 2:
         planned = f"only {stages.planned_steps:.0f} of the window's {_count(window, 'step')} planned"
         return because(f"{planned}, probing and planning are the slowest part", "add preprocessors, which probe too")
