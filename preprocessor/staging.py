@@ -58,16 +58,12 @@ class ReadAhead:
         self._read: set[Entry] = set()
         self._largest_bytes = max_bytes // max_parts
 
-    @property
-    def expected_bytes(self) -> int:
-        """Of the parts that are being read, and of one more."""
-        return (len(self._reading) + 1) * self._largest_bytes
-
     def has_room(self) -> bool:
         """For one more part."""
         if len(self._reading) + len(self._read) >= self.max_parts:
             return False
-        return self.held_bytes + self.expected_bytes <= self.max_bytes or not (self.held_bytes or self._reading)
+        expected_bytes = (len(self._reading) + 1) * self._largest_bytes
+        return self.held_bytes + expected_bytes <= self.max_bytes or not (self.held_bytes or self._reading)
 
     def latest(self) -> Entry | None:
         """The part in memory that is needed last, and that nobody waits for."""

@@ -34,7 +34,7 @@ class PayloadStore:
     """See the module's text. For one event loop."""
 
     def __init__(self, budget_bytes: int, arena: Arena | None = None, read_ahead: ReadAhead | None = None) -> None:
-        """`read_ahead`: the stage in front of decoding, whose bytes count in the budget; None: parts need no reading."""
+        """`read_ahead`: the stage in front of decoding, which has its share of the budget; None: parts need no reading."""
         self.budget_bytes = budget_bytes
         self._arena = arena
         self._read_ahead = read_ahead
@@ -262,7 +262,7 @@ class PayloadStore:
                 return False
             read_ahead.drop(latest)
             self._file(latest)
-        return self._make_room(read_ahead.expected_bytes, before=entry.priority)
+        return True
 
     def _lingering_bytes(self) -> int:
         return self._arena.lingering_bytes() if self._arena is not None else 0
@@ -271,8 +271,8 @@ class PayloadStore:
         return self._largest_bytes * len(self._decoding)
 
     def _fits(self, num_bytes: int) -> bool:
-        read_bytes = self._read_ahead.held_bytes if self._read_ahead is not None else 0
-        return self.held_bytes + read_bytes + num_bytes <= self.budget_bytes
+        for_reading = self._read_ahead.max_bytes if self._read_ahead is not None else 0
+        return self.held_bytes + num_bytes <= self.budget_bytes - for_reading
 
     def _make_room(self, num_bytes: int, *, before: int) -> bool:
         """Evict until `num_bytes` more fit: fetched parts, then those needed later than priority `before`, last first."""

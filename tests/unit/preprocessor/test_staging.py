@@ -156,7 +156,7 @@ def test_a_part_larger_than_all_room_is_read_alone() -> None:
     assert [read(store, 9 * MIB), read(store), decode(store), read(store)] == ["t0", None, "t0", "t1"]
 
 
-def test_media_count_in_the_budget() -> None:
+def test_media_have_their_share_of_the_budget() -> None:
     store, read_ahead = make_store(4 * MIB, max_bytes=2 * MIB)
     for priority in range(9):
         store.add(make_entry(priority))
@@ -164,17 +164,18 @@ def test_media_count_in_the_budget() -> None:
         read(store, 600 * KIB)
         decode(store)
         assert store.held_bytes + read_ahead.held_bytes <= 4 * MIB
-    assert store.stage_parts == {Stage.STORE: 3, Stage.READ: 1, Stage.WAITING: 5}
+        assert read_ahead.held_bytes <= 2 * MIB
+    assert store.stage_parts == {Stage.STORE: 2, Stage.READ: 3, Stage.WAITING: 4}
 
 
-def test_reading_pauses_when_the_store_is_full_and_goes_on_after_a_release() -> None:
-    store, _ = make_store(2 * MIB, max_bytes=16 * KIB)
+def test_all_pauses_when_the_store_is_full_and_goes_on_after_a_release() -> None:
+    store, _ = make_store(2 * MIB + 16 * KIB, max_bytes=16 * KIB, max_parts=1)
     for priority in range(4):
         store.add(make_entry(priority, step=priority))
     assert [read(store), decode(store, MIB // 2), read(store), decode(store, 3 * MIB // 2)] == ["t0", "t0", "t1", "t1"]
-    assert [read(store), decode(store)] == [None, None]
+    assert [read(store), decode(store), read(store)] == ["t2", None, None], "what is read waits for room"
     store.release("job", step=1)
-    assert [read(store), decode(store)] == ["t2", "t2"]
+    assert [decode(store), read(store)] == ["t2", "t3"]
 
 
 # -- what is not wanted any more --------------------------------------------------------------------------------------
