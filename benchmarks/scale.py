@@ -34,8 +34,9 @@ RESULTS = Path(__file__).parent / "results"
 STEPS = 30
 RANK_PROCESSES = 2
 GOAL_S = 0.1
-BEGIN_S = 1.0  # from the last open session to the first commit
-_FIRST = 3  # steps that are not counted: a window of plans is made at once when the job begins
+WINDOW = 4
+BEGIN_S = 2.0  # from a window of planned steps to the first commit
+_FIRST = WINDOW  # steps that are not counted: their plans are made at once when the job begins
 
 
 class Client:
@@ -95,6 +96,9 @@ def _measure(num_ranks: int, num_preprocessors: int, steps: int) -> Section:
         ranks = [Client("benchmarks.scale_ranks", endpoint, job, n * each, each, num_ranks) for n in range(RANK_PROCESSES)]
         for process in ranks:
             process.wait_open()
+        with JobsClient(endpoint) as client:
+            while client.show(job).planned_steps < WINDOW:
+                time.sleep(0.1)
         progress(f"{steps} steps, one every {STEP_S:g} s")
         begin_s = time.monotonic() + BEGIN_S
         cpu_s = tree_cpu_s(service.pid)
@@ -112,7 +116,8 @@ def _spec(num_ranks: int, steps: int) -> Any:
         "name": "scale",
         "sources": [{"path": "memory://shards"}],
         "global_batch": num_ranks * RANK_SAMPLES,
-        "window": 2,
+        "window": WINDOW,
+        "window_bytes": 1 << 40,  # nothing is decoded
         "topology": {"replicas": num_ranks, "microbatches": MICROBATCHES},
         "steps": steps,
     }
