@@ -35,6 +35,7 @@ STEPS = 30
 RANK_PROCESSES = 2
 GOAL_S = 0.1
 WINDOW = 4
+PLANNED_TIMEOUT_S = 60.0
 BEGIN_S = 2.0  # from a window of planned steps to the first commit
 _FIRST = WINDOW  # steps that are not counted: their plans are made at once when the job begins
 
@@ -96,9 +97,7 @@ def _measure(num_ranks: int, num_preprocessors: int, steps: int) -> Section:
         ranks = [Client("benchmarks.scale_ranks", endpoint, job, n * each, each, num_ranks) for n in range(RANK_PROCESSES)]
         for process in ranks:
             process.wait_open()
-        with JobsClient(endpoint) as client:
-            while client.show(job).planned_steps < WINDOW:
-                time.sleep(0.1)
+        _wait_for_window(endpoint, job)
         progress(f"{steps} steps, one every {STEP_S:g} s")
         begin_s = time.monotonic() + BEGIN_S
         cpu_s = tree_cpu_s(service.pid)
@@ -109,6 +108,15 @@ def _measure(num_ranks: int, num_preprocessors: int, steps: int) -> Section:
         cpu_s, memory_mib = tree_cpu_s(service.pid) - cpu_s, _peak_mib(service.pid)
         probed = {int(step): at_s for step, at_s in fleet.result(end=True).items()}
     return _section(num_ranks, results, probed, begin_s, steps, cpu_s / steps, memory_mib)
+
+
+def _wait_for_window(endpoint: str, job: str) -> None:
+    deadline = time.monotonic() + PLANNED_TIMEOUT_S
+    with JobsClient(endpoint) as client:
+        while (planned := client.show(job).planned_steps) < WINDOW:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"only {planned} of {WINDOW} steps were planned within {PLANNED_TIMEOUT_S:g} s")
+            time.sleep(0.1)
 
 
 def _spec(num_ranks: int, steps: int) -> Any:
@@ -154,6 +162,7 @@ def _section(
             name="from the last sample's probe to a rank's plan, p99",
             value=_percentile(plans, 99),
             unit="s",
+            goal=at_most(GOAL_S),
             detail=_spread(plans),
         ),
         Row(name="and to the places of all its parts, p99", value=_percentile(places, 99), unit="s", detail=_spread(places)),

@@ -58,7 +58,7 @@ class LightRank:
 
     async def _wait_for(self, step: int) -> bool:
         """Whether that step comes: true once all of its places are known."""
-        async with self._arrived:
+        async with asyncio.timeout(CALL_TIMEOUT_S), self._arrived:
             await self._arrived.wait_for(lambda: step in self.places or self._ended)
         return step in self.places
 
