@@ -187,8 +187,13 @@ def _why_trainers_wait(wait: float, status: JobStatus, stages: Stages) -> Findin
         return because(f"reading is the slowest stage, {parts}", "give preprocessors a --cache, or faster storage")
     if 0 < status.num_steps <= status.committed_steps + status.planned_steps:
         return because(f"the last {_count(window, 'step')} of the job are planned", "nothing is left to order")
-    if status.planned_steps < window and status.planned_bytes * (1 + 1 / max(1, status.planned_steps)) > spec["window_bytes"]:
-        sizes = f"{status.planned_bytes / 2**30:.1f} of {spec['window_bytes'] / 2**30:.1f} GiB planned"
+    next_bytes = status.planned_bytes * (1 + 1 / max(1, status.planned_steps))
+    if status.planned_steps < window and next_bytes > status.window_bytes > 0:
+        sizes = f"{status.planned_bytes / 2**30:.1f} of {status.window_bytes / 2**30:.1f} GiB planned"
+        if spec["window_bytes"] is None:
+            return because(
+                f"the stores hold no further step ({sizes})", "raise the preprocessors' --budget-mib, or add preprocessors"
+            )
         return because(
             f"the window is full ({sizes})", "submit with more `window_bytes`, if the preprocessors' stores hold so much"
         )

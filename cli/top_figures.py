@@ -36,6 +36,7 @@ def _job(looks: Sequence[Look]) -> dict[str, Any]:
         "num_steps": status.num_steps or None,
         "planned_steps": status.planned_steps,
         "planned_bytes": status.planned_bytes,
+        "window_bytes": status.window_bytes,
         "samples": status.committed_samples,
         "quarantined": status.quarantined_samples,
         "samples_per_s": samples_per_s(looks),

@@ -77,6 +77,11 @@ class Fleet:
             self._wait_again(work)
         self._dispatch()
 
+    @property
+    def stores_bytes(self) -> int:
+        """What the members' stores may hold together, as far as they have said it."""
+        return sum(member.store_budget_bytes for member in self.members.values())
+
     def hear(self, member: Member) -> None:
         """It said something: it is there."""
         member.heard_s = self._now_s()

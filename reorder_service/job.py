@@ -23,7 +23,7 @@ from reorder_service.progress import Amounts, beyond_limit
 from reorder_service.sessions import Session, Sessions
 from reorder_service.state import JobRecord, StateStore
 from reorder_service.step import Part, RankCommit, Step
-from reorder_service.window import has_room
+from reorder_service.window import bytes_ahead, has_room
 
 log = logging.getLogger(__name__)
 
@@ -258,10 +258,15 @@ class JobRun:
         log.info("began %s", pairs(job=self.name, shards=shards, indexed=indexed, steps=self.num_steps))
         self._ready.set()
 
+    @property
+    def window_bytes(self) -> int:
+        """How many bytes of steps may be planned ahead, see `bytes_ahead`."""
+        return bytes_ahead(self.spec.window_bytes, self._fleet.stores_bytes)
+
     def _may_plan(self) -> bool:
         """Whether the next step is the job's, its samples are known, and the window has room for it."""
         sizes = [step.num_bytes if (step := self.steps.get(i)) else None for i in range(self.committed, self.next_step)]
-        room = has_room(sizes, window=self.spec.window, window_bytes=self.spec.window_bytes)
+        room = has_room(sizes, window=self.spec.window, window_bytes=self.window_bytes)
         return room and not self.paused and self.layout.knows(self.next_step)
 
     async def _prepare(self, index: int) -> None:

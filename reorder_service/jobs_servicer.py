@@ -148,6 +148,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             spec_json=run.spec.to_json(),
             planned_steps=sum(step.plan is not None for step in run.steps.values()),
             planned_bytes=sum(step.num_bytes or 0 for step in run.steps.values()),
+            window_bytes=run.window_bytes,
             paused=run.paused,
             generation=run.generation,
             topology_json=run.topology.model_dump_json(),

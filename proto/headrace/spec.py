@@ -177,10 +177,11 @@ class JobSpec(_Part):
     microbatch, and each pack is taken to cost the LLM its full length, as where a trainer pads to it. Ours does not pad."""
     window: Annotated[int, Field(ge=1)] = 4
     """Global batches that are planned ahead of the last committed one, at most."""
-    window_bytes: Annotated[int, Field(ge=1)] = 4 << 30
-    """And so many bytes of them once they are decoded, as probing foresees it. The one that trainers need now and the one behind
-    it are planned however large they are. Less than the preprocessors' stores hold together is best: what these have no
-    room for is decoded when it is asked for. A trainer that takes a third step before it commits the first counts on the room."""
+    window_bytes: Annotated[int, Field(ge=1)] | None = None
+    """And so many bytes of them once they are decoded, as probing foresees it. None: what the preprocessors' stores hold
+    together, less some room for what comes and goes. The one that trainers need now and the one behind it are planned however
+    large they are. What the stores have no room for is decoded when it is asked for: a number is for jobs that share their preprocessors.
+    A trainer that takes a third step before it commits the first counts on the room."""
     part_samples: Annotated[int, Field(ge=1)] = 16
     """Most samples of one part, the unit of decoding and fetching."""
     image: ImageSpec = ImageSpec()

@@ -28,8 +28,11 @@ def rank(number: int = 0, next_step: int = 10, data_wait_s: float = 0.0, step_s:
     return RankStatus(rank=number, committed_steps=next_step, data_wait_s=data_wait_s, step_s=step_s)
 
 
-def status(wait: float = 0.0, window: int = 4, **fields: Any) -> JobStatus:
-    """A job that runs well: 10 of 100 steps of a second each, of which `wait` seconds passed in waiting for data."""
+def status(wait: float = 0.0, window: int = 4, own_window_bytes: int | None = None, **fields: Any) -> JobStatus:
+    """A job that runs well: 10 of 100 steps of a second each, of which `wait` seconds passed in waiting for data.
+
+    `own_window_bytes`: of its spec.
+    """
     running: dict[str, Any] = {
         "job": "demo",
         "state": jobs_pb2.JOB_STATE_RUNNING,
@@ -40,7 +43,8 @@ def status(wait: float = 0.0, window: int = 4, **fields: Any) -> JobStatus:
         "planned_steps": window,
         "data_wait_s": 10 * wait,
         "step_s": 10.0,
-        "spec_json": json.dumps({"window": window, "window_bytes": 4 << 30}),
+        "window_bytes": own_window_bytes or 2 << 30,
+        "spec_json": json.dumps({"window": window, "window_bytes": own_window_bytes}),
         "preprocessors": [member()],
         "ranks": [rank()],
         "leader": "10.0.0.1:7070",
@@ -130,9 +134,14 @@ SITUATIONS = {
         WAIT + "preprocessors decode as fast as they can (decoding 4 of 4, stores 5% full): add preprocessors",
     ),
     "window of bytes too small": (
-        status(wait=0.34, planned_steps=2, planned_bytes=3 << 30, preprocessors=IDLE),
+        status(wait=0.34, planned_steps=2, planned_bytes=3 << 30, own_window_bytes=4 << 30, preprocessors=IDLE),
         WAIT + "the window is full (3.0 of 4.0 GiB planned): "
         "submit with more `window_bytes`, if the preprocessors' stores hold so much",
+    ),
+    "stores too small for another step": (
+        status(wait=0.34, planned_steps=3, planned_bytes=7 << 28, preprocessors=IDLE),
+        WAIT + "the stores hold no further step (1.8 of 2.0 GiB planned): "
+        "raise the preprocessors' --budget-mib, or add preprocessors",
     ),
     "stores too small": (
         status(wait=0.34, preprocessors=FULL),

@@ -51,7 +51,7 @@ def status(job: str = "charts", num_preprocessors: int = 1, num_ranks: int = 2, 
         "step_s": 10.0,
         "planned_steps": 4,
         "planned_bytes": 0,
-        "spec_json": '{"window": 4, "window_bytes": 4294967296}',
+        "spec_json": '{"window": 4, "window_bytes": null}',
         "preprocessors": [member(number, slow=number == 40) for number in range(num_preprocessors)],
         "ranks": [RankStatus(rank=n, committed_steps=41, data_wait_s=0.1, step_s=0.4) for n in range(num_ranks)],
         "sources": [
