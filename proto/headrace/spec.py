@@ -180,8 +180,8 @@ class JobSpec(_Part):
     window_bytes: Annotated[int, Field(ge=1)] | None = None
     """And so many bytes of them once they are decoded, as probing foresees it. None: what the preprocessors' stores hold
     together, less some room for what comes and goes. The one that trainers need now and the one behind it are planned however
-    large they are. What the stores have no room for is decoded when it is asked for: a number is for jobs that share their preprocessors.
-    A trainer that takes a third step before it commits the first counts on the room."""
+    large they are. What the stores have no room for is decoded when it is asked for: a number is for jobs that share their
+    preprocessors. A trainer that takes a third step before it commits the first counts on the room."""
     part_samples: Annotated[int, Field(ge=1)] = 16
     """Most samples of one part, the unit of decoding and fetching."""
     image: ImageSpec = ImageSpec()
