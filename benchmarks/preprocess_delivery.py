@@ -14,7 +14,7 @@ from statistics import median
 from benchmarks.peers import DATALOADER, PEERS, Peer
 from benchmarks.peers.environment import NotInstalledError, python_of
 from benchmarks.preprocess_meter import Reading
-from benchmarks.preprocess_services import LONGEST_S, measure, pin, services, trainer_command
+from benchmarks.preprocess_services import LONGEST_S, measure, services, trainer_command
 from benchmarks.preprocess_workload import BATCH_SAMPLES, job_spec
 from benchmarks.report import Rival, Row, Section, at_least, at_most
 from benchmarks.timing import progress
@@ -34,7 +34,7 @@ Contender = Callable[[], Reading]
 
 def sections(photos: Path, *, rounds: int, seconds: float) -> list[Section]:
     """Rates, CPU seconds, waits, on a folder of shards beside which there is room for other formats."""
-    contenders: dict[str, Contender] = {BARE: partial(bare, photos, seconds), OURS: partial(_ours, photos, seconds)}
+    contenders: dict[str, Contender] = {BARE: partial(_bare, photos, seconds), OURS: partial(_ours, photos, seconds)}
     absent = {}
     for peer in PEERS:
         try:
@@ -132,12 +132,9 @@ def _waits(photos: Path, seconds: float, rate: float) -> Section:
     return Section(title="Waiting; the model is EMULATED: the trainer sleeps as long as it would compute", rows=[row])
 
 
-def bare(photos: Path, seconds: float, cores: Sequence[str] = ("", "")) -> Reading:
-    """A process of the bare loop on each of `cores`, as taskset has them, at once; "": wherever it likes.
-
-    Raises RuntimeError or SubprocessError where one fails or takes too long.
-    """
-    count = len(cores)
+def _bare(photos: Path, seconds: float) -> Reading:
+    """Both processes at once. Raises RuntimeError or SubprocessError where one fails or takes too long."""
+    count = 2
     options = ["--skip", str(SKIP_SAMPLES // count), "--seconds", str(seconds)]
     command = [sys.executable, "-m", "benchmarks.preprocess_bare", str(photos)]
     processes = [
@@ -145,8 +142,7 @@ def bare(photos: Path, seconds: float, cores: Sequence[str] = ("", "")) -> Readi
         for number in range(count)
     ]
     try:
-        for process, core in zip(processes, cores, strict=True):
-            pin(process.pid, core)
+        for process in processes:
             _await_ready(process)
         for process in processes:
             process.stdin.write("go\n")  # type: ignore[union-attr]

@@ -1,62 +1,59 @@
-"""What a second preprocessor adds, on a core of its own, beside what the second core adds to the bare decode loop."""
+"""What a second preprocessor adds, on a core of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.preprocess_delivery import SKIP_SAMPLES, bare
+from benchmarks.preprocess_delivery import SKIP_SAMPLES
 from benchmarks.preprocess_meter import Reading
 from benchmarks.preprocess_services import measure, services, trainer_command
 from benchmarks.preprocess_workload import job_spec
-from benchmarks.report import Rival, Row, Section, at_least
+from benchmarks.report import Row, Section, at_least
 from benchmarks.timing import progress
 
 GOAL = 0.9
-LONGER = 2
-"""Times the rounds and the seconds of the other sections: a ratio of runs on different cores varies more than one on the same."""
-ONE, TWO = "1", "01"
-"""The cores of one preprocessor, and of two. The reorder service and the trainer, which cost little, are always on the first
-one's: there is no third core."""
-
-Contender = Callable[[Path, float, str], Reading]
+OTHERS = "1"
+"""The core of the reorder service and the trainer, which cost little; there is no third one."""
 
 
 def sections(photos: Path, *, rounds: int, seconds: float) -> list[Section]:
-    """One and two of either contender, in turns, each round in the opposite order of the last."""
-    contenders: dict[str, Contender] = {"the bare loop": bare, "preprocessors": _delivered}
-    runs = [(name, cores) for name in contenders for cores in (ONE, TWO)]
-    rates: dict[tuple[str, str], list[float]] = {run: [] for run in runs}
-    for number in range(LONGER * rounds):
-        progress(f"scaling, round {number + 1} of {LONGER * rounds}")
-        for name, cores in runs if number % 2 else reversed(runs):
-            reading = contenders[name](photos, LONGER * seconds, cores)
-            rates[name, cores].append(reading.rate_on(map(int, cores), reading.cpu_s))
-    gains = {name: _gains(rates[name, ONE], rates[name, TWO]) for name in contenders}
-    machine = Rival(value=median(gains["the bare loop"]), source="what the core adds to the bare loop")
-    shown = "; ".join(f"{name}: {', '.join(f'{gain:.2f}' for gain in gains[name])}" for name in contenders)
+    """Either one alone and both, in turns."""
+    rates: dict[str, list[float]] = {"0": [], "1": [], "01": []}
+    for number in range(rounds):
+        for cores, seen in rates.items():
+            progress(f"scaling, round {number + 1} of {rounds}: preprocessors on cores {', '.join(cores)}")
+            seen.append(_rate(_delivered(photos, seconds, cores), cores))
     rows = [
-        Row(
-            name="added, of what the first gives",
-            value=median(gains["preprocessors"]),
-            rival=machine,
-            goal=at_least(GOAL),
-            detail=f"rounds of {shown}",
-        ),
-        *(Row(name=f"{name}, on cores {', '.join(cores)}", value=median(rates[name, cores]), unit="/s") for name, cores in runs),
+        _row("it has its core alone, the first shares one with reorder service and trainer", rates["1"], rates["01"], goal=True),
+        _row("it shares its core with them, the first has one alone", rates["0"], rates["01"], goal=False),
     ]
-    title = "Preprocessors of one thread, pinned to one core each: what a second one adds; reorder service and trainer on core 1"
-    return [Section(title=title, rows=rows)]
+    for name, cores in (("alone on core 0", "0"), ("on core 1, with reorder service and trainer", "1"), ("one on each", "01")):
+        rows.append(Row(name=name, value=median(rates[cores]), unit="/s"))
+    return [Section(title="Preprocessors of one thread, pinned to one core each: what a second one adds", rows=rows)]
 
 
-def _gains(one: Sequence[float], two: Sequence[float]) -> list[float]:
-    return [both / alone - 1 for alone, both in zip(one, two, strict=True)]
+def _row(name: str, one: Sequence[float], two: Sequence[float], *, goal: bool) -> Row:
+    gains = [both / alone - 1 for alone, both in zip(one, two, strict=True)]
+    shown = f"rounds: {', '.join(f'{gain:.2f}' for gain in gains)}"
+    return Row(
+        name=f"added, of what the first gives: {name}",
+        value=median(gains),
+        goal=at_least(GOAL) if goal else None,
+        detail=shown,
+    )
+
+
+def _rate(reading: Reading, cores: str) -> float:
+    """Per second of the cores that the preprocessors have. Alone on core 0 is the preprocessor only."""
+    cpu_s = reading.watched_cpu_s[1] if cores == "0" else reading.cpu_s
+    return reading.rate_on(map(int, cores), cpu_s)
 
 
 def _delivered(photos: Path, seconds: float, cores: str) -> Reading:
-    with services([("--threads", "1")] * len(cores), cores=cores, others=ONE) as running:
+    with services([("--threads", "1")] * len(cores), cores=cores, others=OTHERS) as running:
         job = running.submit(job_spec(photos))
         watch = [option for pid in running.pids for option in ("--watch", str(pid))]
-        command = trainer_command(running.endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, cores=ONE, extra=watch)
+        command = trainer_command(running.endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, cores=OTHERS, extra=watch)
         return measure(command)
