@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from statistics import median
 from benchmarks.peers import DATALOADER, PEERS, Peer
 from benchmarks.peers.environment import NotInstalledError, python_of
 from benchmarks.preprocess_meter import Reading
-from benchmarks.preprocess_services import LONGEST_S, measure, services, trainer_command
+from benchmarks.preprocess_services import LONGEST_S, measure, next_line, services, trainer_command
 from benchmarks.preprocess_workload import BATCH_SAMPLES, job_spec
 from benchmarks.report import Rival, Row, Section, at_least, at_most
 from benchmarks.timing import progress
@@ -143,7 +142,7 @@ def _bare(photos: Path, seconds: float) -> Reading:
     ]
     try:
         for process in processes:
-            _await_ready(process)
+            next_line(process)
         for process in processes:
             process.stdin.write("go\n")  # type: ignore[union-attr]
             process.stdin.flush()  # type: ignore[union-attr]
@@ -159,16 +158,6 @@ def _bare(photos: Path, seconds: float) -> Reading:
         tree_cpu_s=sum(reading.tree_cpu_s for reading in readings),
         idle_s=[sum(cores) / count for cores in zip(*(reading.idle_s for reading in readings), strict=True)],
     )
-
-
-def _await_ready(process: subprocess.Popen[str], timeout_s: float = LONGEST_S) -> None:
-    """Wait for a first line. Raises RuntimeError where the process ends without one, or does not say it in time."""
-    command = " ".join(map(str, process.args))  # type: ignore[arg-type]
-    assert process.stdout is not None
-    if not select.select([process.stdout], [], [], timeout_s)[0]:
-        raise RuntimeError(f"{command} is not ready after {timeout_s:.0f} s: the machine may be too busy to measure on")
-    if not process.stdout.readline():
-        raise RuntimeError(f"{command} ended before it was ready; above is why")
 
 
 def _ours(photos: Path, seconds: float, *extra: str) -> Reading:

@@ -1,59 +1,77 @@
-"""What a second preprocessor adds, on a core of its own."""
+"""What a second preprocessor adds, on a core of its own.
+
+How fast a core of a shared machine is changes within seconds. So one preprocessor and two, each with services and a trainer
+of their own, are there all the time, and take turns of a few seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks.preprocess_delivery import SKIP_SAMPLES
 from benchmarks.preprocess_meter import Reading
-from benchmarks.preprocess_services import measure, services, trainer_command
+from benchmarks.preprocess_services import next_line, services, trainer_command
 from benchmarks.preprocess_workload import job_spec
 from benchmarks.report import Row, Section, at_least
 from benchmarks.timing import progress
 
 GOAL = 0.9
-OTHERS = "1"
-"""The core of the reorder service and the trainer, which cost little; there is no third one."""
+ONE, TWO = "1", "01"
+"""The cores of one preprocessor, and of two. Both reorder services and trainers, which cost little, are on the first one's:
+there is no third core."""
+TURNS = 4  # for each round of the other sections
+SKIP_SAMPLES = 160  # of a turn: what was staged while the others had theirs, and as much again
+STAGED_S = 1.0  # after a turn the stores are filled again, which is not to fall into the next one
 
 
 def sections(photos: Path, *, rounds: int, seconds: float) -> list[Section]:
-    """Either one alone and both, in turns."""
-    rates: dict[str, list[float]] = {"0": [], "1": [], "01": []}
-    for number in range(rounds):
-        for cores, seen in rates.items():
-            progress(f"scaling, round {number + 1} of {rounds}: preprocessors on cores {', '.join(cores)}")
-            seen.append(_rate(_delivered(photos, seconds, cores), cores))
+    """One and two in turns, after one turn of each that is not counted."""
+    rates: dict[str, list[float]] = {ONE: [], TWO: []}
+    with _trainer(photos, seconds, ONE) as one, _trainer(photos, seconds, TWO) as two:
+        for number in range(TURNS * rounds + 1):
+            progress(f"scaling, turn {number} of {TURNS * rounds}")
+            for cores, trainer in ((ONE, one), (TWO, two)):
+                reading = _turn(trainer)
+                rates[cores].append(reading.rate_on(map(int, cores), reading.cpu_s))
+    gains = [both / alone - 1 for alone, both in zip(rates[ONE][1:], rates[TWO][1:], strict=True)]
     rows = [
-        _row("it has its core alone, the first shares one with reorder service and trainer", rates["1"], rates["01"], goal=True),
-        _row("it shares its core with them, the first has one alone", rates["0"], rates["01"], goal=False),
+        Row(
+            name="added, of what the first gives",
+            value=median(gains),
+            goal=at_least(GOAL),
+            detail=f"turns: {', '.join(f'{gain:.2f}' for gain in gains)}",
+        ),
+        Row(name="one, on core 1", value=median(rates[ONE][1:]), unit="/s"),
+        Row(name="one on each core", value=median(rates[TWO][1:]), unit="/s"),
     ]
-    for name, cores in (("alone on core 0", "0"), ("on core 1, with reorder service and trainer", "1"), ("one on each", "01")):
-        rows.append(Row(name=name, value=median(rates[cores]), unit="/s"))
-    return [Section(title="Preprocessors of one thread, pinned to one core each: what a second one adds", rows=rows)]
+    title = "Preprocessors of one thread, pinned to one core each: what a second one adds; reorder service and trainer on core 1"
+    return [Section(title=title, rows=rows)]
 
 
-def _row(name: str, one: Sequence[float], two: Sequence[float], *, goal: bool) -> Row:
-    gains = [both / alone - 1 for alone, both in zip(one, two, strict=True)]
-    shown = f"rounds: {', '.join(f'{gain:.2f}' for gain in gains)}"
-    return Row(
-        name=f"added, of what the first gives: {name}",
-        value=median(gains),
-        goal=at_least(GOAL) if goal else None,
-        detail=shown,
-    )
-
-
-def _rate(reading: Reading, cores: str) -> float:
-    """Per second of the cores that the preprocessors have. Alone on core 0 is the preprocessor only."""
-    cpu_s = reading.watched_cpu_s[1] if cores == "0" else reading.cpu_s
-    return reading.rate_on(map(int, cores), cpu_s)
-
-
-def _delivered(photos: Path, seconds: float, cores: str) -> Reading:
-    with services([("--threads", "1")] * len(cores), cores=cores, others=OTHERS) as running:
+@contextmanager
+def _trainer(photos: Path, seconds: float, cores: str) -> Iterator[subprocess.Popen[str]]:
+    """A trainer that waits for its turn, with services of its own."""
+    with services([("--threads", "1")] * len(cores), cores=cores, others=ONE) as running:
         job = running.submit(job_spec(photos))
         watch = [option for pid in running.pids for option in ("--watch", str(pid))]
-        command = trainer_command(running.endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, cores=OTHERS, extra=watch)
-        return measure(command)
+        command = trainer_command(
+            running.endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, cores=ONE, extra=[*watch, "--on-demand"]
+        )
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def _turn(trainer: subprocess.Popen[str]) -> Reading:
+    assert trainer.stdin is not None
+    trainer.stdin.write("measure\n")
+    trainer.stdin.flush()
+    reading = Reading.parse(next_line(trainer))
+    time.sleep(STAGED_S)
+    return reading

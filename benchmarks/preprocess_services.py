@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import subprocess
 import sys
 import tempfile
@@ -78,6 +79,18 @@ def trainer_command(
     pinned = ["taskset", "--cpu-list", cores] if cores else []
     options = ["--skip", str(skip), "--seconds", str(seconds), *extra]
     return [*pinned, sys.executable, "-m", "benchmarks.preprocess_trainer", endpoint, job, *options]
+
+
+def next_line(process: subprocess.Popen[str], timeout_s: float = LONGEST_S) -> str:
+    """What a process says next. Raises RuntimeError where it ends without a word, or says none in time."""
+    command = " ".join(map(str, process.args))  # type: ignore[arg-type]
+    assert process.stdout is not None
+    if not select.select([process.stdout], [], [], timeout_s)[0]:
+        raise RuntimeError(f"{command} says nothing for {timeout_s:.0f} s: the machine may be too busy to measure on")
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"{command} ended before it was ready; above is why")
+    return line
 
 
 def measure(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Reading:

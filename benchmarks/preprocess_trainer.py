@@ -6,13 +6,17 @@ It imports what any trainer does, `trainer.connect`, and runs beside the service
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from collections.abc import Iterator
 
 import torch
 
 import trainer
-from benchmarks.preprocess_meter import Meter
+from benchmarks.preprocess_meter import Meter, Reading
 from benchmarks.preprocess_workload import touch
+from trainer.loader import StepLoader
+from trainer.steps import Step
 
 
 def main() -> None:
@@ -31,25 +35,32 @@ def main() -> None:
     parser.add_argument(
         "--transport", action="append", choices=("shared_memory", "flight"), help="default: the best that there is"
     )
+    parser.add_argument("--on-demand", action="store_true", help="measure for every line that comes in, and rest between")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    meter = Meter(skip_samples=options.skip, seconds=options.seconds, watched=options.watch)
-    waits_s: list[float] = []
     transports = {"transports": options.transport} if options.transport else {}
     with trainer.connect(options.endpoint, job=options.job, **transports) as loader:
-        for step in loader:
-            num_samples = 0
-            for microbatch in step:
-                touch(microbatch.data.patches)
-                num_samples += len(microbatch.data.sample_ids)
-                if options.rate:
-                    time.sleep(len(microbatch.data.sample_ids) / options.rate)
-            if meter.counting:
-                waits_s.append(step.data_wait_s)
-            loader.commit(step)
-            if not meter.add(num_samples):
-                break
-        meter.reading(waits_s).print()
+        steps = iter(loader)
+        for _ in sys.stdin if options.on_demand else range(1):
+            meter = Meter(skip_samples=options.skip, seconds=options.seconds, watched=options.watch)
+            _measure(meter, loader, steps, options.rate).print()
+
+
+def _measure(meter: Meter, loader: StepLoader, steps: Iterator[Step], rate: float) -> Reading:
+    waits_s: list[float] = []
+    for step in steps:
+        num_samples = 0
+        for microbatch in step:
+            touch(microbatch.data.patches)
+            num_samples += len(microbatch.data.sample_ids)
+            if rate:
+                time.sleep(len(microbatch.data.sample_ids) / rate)
+        if meter.counting:
+            waits_s.append(step.data_wait_s)
+        loader.commit(step)
+        if not meter.add(num_samples):
+            break
+    return meter.reading(waits_s)
 
 
 if __name__ == "__main__":
