@@ -58,7 +58,10 @@ bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 
 chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos --minutes 10
 
+verify: setup  ## compare the pipeline runtime with one process in every combination (a quarter of an hour)
+	@$(BIN)/python -m tests.verify
+
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-scale chaos stubs
+.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-scale chaos verify stubs

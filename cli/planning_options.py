@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.backward import backward_factors
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, StepPlan, Topology
 from headrace.schedule import SCHEDULES
@@ -170,7 +171,6 @@ def topology_of(args: argparse.Namespace, table: CostTable, layers: Mapping[str,
 
 def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable) -> Execution:
     """How the pipelines run. Raises UserError."""
-    from reorder_service.planning.backward import backward_factors
     from reorder_service.planning.execution import Execution
 
     frozen = _units("--frozen", args.frozen, topology)

@@ -52,6 +52,10 @@ class PackedMicrobatch:
     """(A,) int32."""
     mel_cu_seqlens: Tensor
     """(A + 1,) int32 into the mel frames."""
+    images_per_sample: Tensor
+    """(n,) int32."""
+    recordings_per_sample: Tensor
+    """(n,) int32."""
     num_targets: int
     """Labels that are not ignored: the share of this microbatch in the denominator of the step's loss. The sum of its
     samples' `Probe.num_targets`."""
@@ -109,6 +113,8 @@ def collate(
         mel=_rows(media["mel"], num_frames, mel_bins, "mel frames"),
         mel_frames=mel_frames,
         mel_cu_seqlens=mel_cu_seqlens,
+        images_per_sample=_entries(columns, "image_grids"),
+        recordings_per_sample=_entries(columns, "mel_frames"),
         num_targets=int((labels != LABEL_IGNORED).sum()),
     )
 
@@ -125,7 +131,12 @@ def _token_lengths(columns: Columns) -> Tensor:
     lengths = [columns.lengths(name) for name in ("input_ids", "labels") if name in columns.names]
     if len(lengths) == 2 and not torch.equal(*lengths):
         raise HeadraceError("a payload batch has samples with different numbers of input_ids and labels")
-    return lengths[0] if lengths else torch.zeros(columns.num_rows, dtype=torch.int32)
+    return lengths[0] if lengths else _entries(columns, "input_ids")
+
+
+def _entries(columns: Columns, name: str) -> Tensor:
+    """(n,) int32: how many entries each sample has in a list column. Zeros where it is not there."""
+    return columns.lengths(name) if name in columns.names else torch.zeros(columns.num_rows, dtype=torch.int32)
 
 
 def _predicted(labels: Tensor, lengths: Tensor, cu_seqlens: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +11,11 @@ from torch import Tensor, nn
 
 from headrace.errors import HeadraceError
 from trainer.collate import PackedMicrobatch
+from trainer.gradients import sum_gradients
 
 # Of AdamW with a warm-up of a few steps. 7b as Llama 2 7B, 1b as a little above it; tiny and small are ours: the largest
 # that fall smoothly from a random start on a few dozen short samples.
 PEAK_LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "1b": 4e-4, "7b": 3e-4}
-_BUCKET_ELEMENTS = 2**23  # 32 MiB of float32 per all-reduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,31 +105,8 @@ class TrainStep:
         """Sums gradients, loss and targets over the ranks. A parameter without a gradient on any rank keeps none."""
         if not dist.is_initialized():
             return float(self._loss_sum), self._num_targets
-        has_gradient = [parameter.grad is not None for parameter in self._parameters]
-        totals = torch.tensor([float(self._loss_sum), self._num_targets, *has_gradient], dtype=torch.float64, device=self._device)
-        dist.all_reduce(totals, group=self._group)
-        loss_sum, num_targets, *ranks_with_gradient = totals.tolist()
-        for parameter, num_ranks in zip(self._parameters, ranks_with_gradient, strict=True):
-            if num_ranks and parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets(self._gradients()):
-            flat = torch.cat([gradient.flatten() for gradient in bucket])
-            dist.all_reduce(flat, group=self._group)
-            for gradient, summed in zip(bucket, torch.split(flat, [gradient.numel() for gradient in bucket]), strict=True):
-                gradient.copy_(summed.view_as(gradient))
+        loss_sum, num_targets = sum_gradients(self._parameters, self._group, [float(self._loss_sum), self._num_targets])
         return loss_sum, int(num_targets)
-
-
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours together, up to _BUCKET_ELEMENTS: few messages, little extra memory."""
-    bucket: list[Tensor] = []
-    for gradient in gradients:
-        if bucket and sum(map(torch.numel, bucket)) + gradient.numel() > _BUCKET_ELEMENTS:
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        yield bucket
 
 
 def make_optimizer(model: nn.Module, *, lr: float = PEAK_LEARNING_RATES["tiny"], weight_decay: float = 0.1) -> torch.optim.AdamW:

@@ -42,6 +42,14 @@ class TransformerShape:
         return 2 * self.width * (self.width + self.kv_width) + (3 if self.gated else 2) * self.width * self.mlp
 
 
+def projector_weights(width_in: int, group: int, width_out: int) -> int:
+    """Elements that each position before the join meets in a projector.
+
+    `group` positions become one token through matrices of (group * width_in)^2 and group * width_in * width_out.
+    """
+    return width_in * (group * width_in + width_out)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """A vision encoder on patches, an audio encoder on mel frames, and a Llama-style decoder."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,6 +19,9 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM, Topology
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
+
+
+Document = TypeVar("Document", bound=BaseModel)
 
 
 class _Part(BaseModel):
@@ -231,12 +234,20 @@ class JobSpec(_Part):
 
 def parse_spec(document: Any) -> JobSpec:
     """A checked spec from plain data. Raises SpecError with one sentence that names the first wrong field."""
+    return parse(JobSpec, document, "job spec")
+
+
+def parse(kind: type[Document], document: Any, what: str) -> Document:
+    """A checked document from plain data. Raises SpecError with one sentence that names the first wrong field.
+
+    `what`: how the sentence calls the document.
+    """
     if not isinstance(document, dict):
-        raise SpecError(f"a job spec is a mapping of fields, got {type(document).__name__}")
+        raise SpecError(f"a {what} is a mapping of fields, got {type(document).__name__}")
     try:
-        return JobSpec.model_validate(document)
+        return kind.model_validate(document)
     except ValidationError as err:
-        raise SpecError(_sentence(err)) from err
+        raise SpecError(_sentence(err, what)) from err
 
 
 def load_spec_json(text: str) -> JobSpec:
@@ -257,13 +268,17 @@ def load_topology_json(text: str) -> TopologySpec:
 
 def load_spec_yaml(path: Path) -> JobSpec:
     """The spec in a YAML file. Raises SpecError."""
+    return parse_spec(read_yaml(path, "job spec"))
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """The plain data in a YAML file. Raises SpecError, which calls the document `what`."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as err:
-        raise SpecError(f"cannot read the job spec {path}: {err}") from err
+        raise SpecError(f"cannot read the {what} {path}: {err}") from err
     except yaml.YAMLError as err:
         raise SpecError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from err
-    return parse_spec(document)
 
 
 _PHRASES = {
@@ -275,9 +290,9 @@ _PHRASES = {
 }
 
 
-def _sentence(error: ValidationError) -> str:
+def _sentence(error: ValidationError, what: str = "job spec") -> str:
     first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or "job spec"
+    field = ".".join(str(part) for part in first["loc"]) or what
     message = _PHRASES.get(first["type"], first["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))
     got = f", got {first['input']!r}" if isinstance(first["input"], str | int | float) and first["type"] != "value_error" else ""
     more = error.error_count() - 1

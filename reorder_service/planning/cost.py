@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.model_shape import ModelShape, TransformerShape
+from headrace.model_shape import ModelShape, TransformerShape, projector_weights
 from headrace.plan import LLM
 from reorder_service.planning.batch import Floats
 from reorder_service.planning.coefficients import AUDIO, PARTS, VISION, Coefficients, LayerCost, total
@@ -105,8 +105,8 @@ def published(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: i
     frames = max(1, audio.frames_per_token // _AUDIO_STRIDE)
     head = shape.llm.width * (vocab or shape.llm.vocab)
     return {
-        VISION: (*layer_costs(shape.vision), _dense(_projector(shape.vision.width, image.merge**2, shape.llm.width))),
-        AUDIO: (*layer_costs(shape.audio), _dense(_projector(shape.audio.width, frames, shape.llm.width))),
+        VISION: (*layer_costs(shape.vision), _dense(projector_weights(shape.vision.width, image.merge**2, shape.llm.width))),
+        AUDIO: (*layer_costs(shape.audio), _dense(projector_weights(shape.audio.width, frames, shape.llm.width))),
         LLM: (*layer_costs(shape.llm, causal=True), *((_dense(head),) if head else ())),
     }
 
@@ -141,11 +141,6 @@ def kept_bytes(shape: TransformerShape, checkpointing: bool) -> int:
 def _dense(weights: int) -> LayerCost:
     """Matrices of so many elements, each met once by every position."""
     return LayerCost(linear=_PER_MULTIPLY_ADD * weights / DEVICE_FLOPS_PER_S)
-
-
-def _projector(width: int, group: int, llm_width: int) -> int:
-    """Elements met per position: `group` positions become one token through (group * width)^2 and group * width * llm_width."""
-    return width * (group * width + llm_width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from headrace.spec import AudioSpec
 from trainer.collate import cumulative
 from trainer.models.attention import Segments
 from trainer.models.block import encoder_blocks
-from trainer.models.rotary import rotation
+from trainer.models.rotary import Rotation, rotation
 
 STRIDE = 2  # mel frames per encoder frame: the stride of the second convolution
 _THETA = 10_000.0  # Su et al. 2021
@@ -30,17 +30,25 @@ class AudioEncoder(nn.Module):
 
     def forward(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
         """`mel_frames` (A,) is on the host."""
-        lengths = encoder_frames(mel_frames)
-        cu_seqlens = cumulative(lengths)
-        segments = Segments.of(cu_seqlens, mel.device)
-        positions = torch.arange(int(cu_seqlens[-1])) - torch.repeat_interleave(cu_seqlens[:-1], lengths)
-        angles = rotation(positions[:, None].to(mel.device, non_blocking=True), self.head_dim, theta=_THETA)
-        x = functional.gelu(self.conv1(mel.to(self.conv1.linear.weight.dtype), mel_frames))
-        x = functional.gelu(self.conv2(x, mel_frames))
+        x = self.enter(mel, mel_frames)
+        surroundings = self.surroundings(mel_frames, x.device)
         for layer in self.layers:
-            x = layer(x, angles, segments)
+            x = layer(x, *surroundings)
         output: Tensor = self.norm(x)
         return output
+
+    def enter(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
+        """What the first layer takes: (sum of ceil(frames / 2), width)."""
+        x = functional.gelu(self.conv1(mel.to(self.conv1.linear.weight.dtype), mel_frames))
+        return functional.gelu(self.conv2(x, mel_frames))
+
+    def surroundings(self, mel_frames: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
+        """What every layer takes besides."""
+        lengths = encoder_frames(mel_frames)
+        cu_seqlens = cumulative(lengths)
+        positions = torch.arange(int(cu_seqlens[-1])) - torch.repeat_interleave(cu_seqlens[:-1], lengths)
+        angles = rotation(positions[:, None].to(device, non_blocking=True), self.head_dim, theta=_THETA)
+        return angles, Segments.of(cu_seqlens, device)
 
 
 def encoder_frames(mel_frames: Tensor) -> Tensor:

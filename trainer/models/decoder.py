@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from headrace.model_shape import TransformerShape
 from trainer.models.attention import Segments
 from trainer.models.block import decoder_blocks, rms_norm
-from trainer.models.rotary import rotation
+from trainer.models.rotary import Rotation, rotation
 
 _THETA = 500_000.0  # Llama 3
 
@@ -28,13 +28,16 @@ class Decoder(nn.Module):
 
     def forward(self, embeddings: Tensor, position_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
         """`position_ids` (T,) is on the device, `cu_seqlens` (n + 1,) on the host."""
-        segments = Segments.of(cu_seqlens, embeddings.device)
-        angles = rotation(position_ids[:, None], self.head_dim, theta=_THETA)
         x = embeddings
+        surroundings = self.surroundings(position_ids, cu_seqlens)
         for layer in self.layers:
-            x = layer(x, angles, segments)
+            x = layer(x, *surroundings)
         output: Tensor = self.norm(x)
         return output
+
+    def surroundings(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Rotation, Segments]:
+        """What every layer takes besides."""
+        return rotation(position_ids[:, None], self.head_dim, theta=_THETA), Segments.of(cu_seqlens, position_ids.device)
 
     @property
     def output_weight(self) -> Tensor:

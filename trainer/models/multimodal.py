@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +63,8 @@ class MultimodalModel(nn.Module):
         """(T, width): token embeddings with the media in place of their placeholders, in packing order."""
         ids = microbatch.input_ids
         x: Tensor = self.decoder.embed(ids)
-        x = _fill(x, ids == self.image_token_id, self._image_tokens(microbatch), "image")
-        return _fill(x, ids == self.audio_token_id, self._audio_tokens(microbatch), "audio")
+        x = fill(x, ids == self.image_token_id, self._image_tokens(microbatch), "image")
+        return fill(x, ids == self.audio_token_id, self._audio_tokens(microbatch), "audio")
 
     def _image_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
         if not len(microbatch.patches):
@@ -80,7 +81,8 @@ class MultimodalModel(nn.Module):
         return tokens
 
 
-def _fill(x: Tensor, is_placeholder: Tensor, tokens: Tensor | None, what: str) -> Tensor:
+def fill(x: Tensor, is_placeholder: Tensor, tokens: Tensor | None, what: str) -> Tensor:
+    """Rows of x (T, width) replaced, in order, by `tokens`. Raises HeadraceError where their numbers differ."""
     rows = is_placeholder.nonzero().squeeze(1)
     count = 0 if tokens is None else len(tokens)
     if len(rows) != count:
@@ -118,21 +120,23 @@ def build_model(
         )
     if torch.device(device).type != "meta":
         model.to_empty(device=device)
-        initialise(model, torch.Generator(device).manual_seed(seed))
+        initialise(model, seed)
     return model
 
 
 @torch.no_grad()
-def initialise(model: MultimodalModel, generator: torch.Generator) -> None:
+def initialise(model: MultimodalModel, seed: int) -> None:
     """GPT-2's initialisation (Radford et al. 2019, section 2.3).
 
     Weights are normal with deviation 0.02; what a block adds to its input is scaled down by the root of the number of such
-    additions in its stack. Biases are 0, norms start as identities.
+    additions in its stack. Biases are 0, norms start as identities. Every module draws from a generator of its own, seeded by
+    its name: a pipeline stage that has some of the layers gets the weights that these have in the whole model.
     """
     for name, module in model.named_modules():
         unit, _, inside = name.partition(".layers.")
-        additions = 2 * len(list(model.get_submodule(f"{unit}.layers").children())) if inside.endswith(".out") else 1
+        additions = 2 * len(model.get_submodule(f"{unit}.layers")) if inside.endswith(".out") else 1  # type: ignore[arg-type]
         if isinstance(module, nn.Linear | nn.Embedding):
+            generator = torch.Generator(module.weight.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
             nn.init.normal_(module.weight, std=_INIT_STD / math.sqrt(additions), generator=generator)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -29,8 +29,12 @@ class Projector(nn.Module):
         output: Tensor = self.down(functional.gelu(self.up(joined)))
         return output
 
+    def tokens(self, lengths: Tensor) -> Tensor:
+        """(n,) of the segments -> (n,) tokens that they become."""
+        return (lengths + self.group - 1) // self.group
+
     def _fill(self, x: Tensor, lengths: Tensor) -> Tensor:
-        filled = (lengths + self.group - 1) // self.group * self.group
+        filled = self.tokens(lengths) * self.group
         if torch.equal(filled, lengths):
             return x
         moved = cumulative(filled)[:-1] - cumulative(lengths)[:-1]

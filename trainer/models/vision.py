@@ -9,7 +9,7 @@ from headrace.model_shape import TransformerShape
 from headrace.spec import ImageSpec
 from trainer.models.attention import Segments
 from trainer.models.block import encoder_blocks
-from trainer.models.rotary import rotation
+from trainer.models.rotary import Rotation, rotation
 
 _THETA = 10_000.0  # Su et al. 2021; also Qwen2-VL's vision tower
 
@@ -31,14 +31,22 @@ class VisionEncoder(nn.Module):
 
     def forward(self, patches: Tensor, image_grids: Tensor, image_cu_seqlens: Tensor) -> Tensor:
         """`image_grids` (I, 3) and `image_cu_seqlens` (I + 1,) are on the host."""
-        segments = Segments.of(image_cu_seqlens, patches.device)
-        positions = patch_positions(image_grids, self.merge).to(patches.device, non_blocking=True)
-        angles = rotation(positions, self.head_dim, theta=_THETA)
-        x = self.embed(patches.to(self.embed.weight.dtype) / 127.5 - 1.0)
+        x = self.enter(patches)
+        surroundings = self.surroundings(image_grids, image_cu_seqlens, x.device)
         for layer in self.layers:
-            x = layer(x, angles, segments)
+            x = layer(x, *surroundings)
         output: Tensor = self.norm(x)
         return output
+
+    def enter(self, patches: Tensor) -> Tensor:
+        """What the first layer takes: (P, width)."""
+        x: Tensor = self.embed(patches.to(self.embed.weight.dtype) / 127.5 - 1.0)
+        return x
+
+    def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
+        """What every layer takes besides."""
+        positions = patch_positions(image_grids, self.merge).to(device, non_blocking=True)
+        return rotation(positions, self.head_dim, theta=_THETA), Segments.of(image_cu_seqlens, device)
 
 
 def patch_positions(image_grids: Tensor, merge: int) -> Tensor:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from reorder_service.planning.backward import backward_factors
+from headrace.backward import backward_factors
 from reorder_service.planning.execution import BACKWARD_FACTOR, Execution
 
 UNITS = ("vision", "audio", "llm", "generator")
@@ -29,17 +29,23 @@ def test_all_trained_is_the_default_of_an_execution() -> None:
     ],
 )
 def test_encoder_and_llm(frozen: set[str], projectors: bool, expected: dict[str, float]) -> None:
-    assert backward_factors(("encoder", "llm"), frozen=frozen, trainable_projectors=projectors) == expected
+    units = ("encoder", "llm")
+    assert backward_factors(units, frozen=frozen, frozen_projectors=() if projectors else units) == expected
 
 
 def test_one_trainable_encoder_is_enough_for_the_llm_and_does_not_concern_the_other() -> None:
-    got = backward_factors(UNITS, frozen={"audio", "llm", "generator"}, trainable_projectors=False)
+    got = backward_factors(UNITS, frozen={"audio", "llm", "generator"}, frozen_projectors=UNITS)
     assert got == {"vision": 2, "audio": 0, "llm": 1, "generator": 1}
 
 
 def test_a_generator_sends_gradients_to_a_trainable_llm() -> None:
-    got = backward_factors(UNITS, frozen={"vision", "audio", "generator"}, trainable_projectors=False)
+    got = backward_factors(UNITS, frozen={"vision", "audio", "generator"}, frozen_projectors=UNITS)
     assert got == {"vision": 0, "audio": 0, "llm": 2, "generator": 1}
+
+
+def test_one_trainable_projector_is_enough() -> None:
+    got = backward_factors(("vision", "audio", "llm"), frozen={"vision", "audio", "llm"}, frozen_projectors={"vision"})
+    assert got == {"vision": 0, "audio": 0, "llm": 1}
 
 
 def test_an_llm_alone_has_no_projector_in_front() -> None:
@@ -68,7 +74,7 @@ def test_units_follow_the_equations_layer_by_layer(frozen: set[str], projectors:
     tail = [("llm", "llm" in frozen), ("projector", not projectors), ("generator", "generator" in frozen)]
     branches = [along([(name, name in frozen), ("projector", not projectors), *tail]) for name in ("vision", "audio")]
     expected = {unit: max(branch.get(unit, 0.0) for branch in branches) for unit in UNITS}
-    assert backward_factors(UNITS, frozen=frozen, trainable_projectors=projectors) == expected
+    assert backward_factors(UNITS, frozen=frozen, frozen_projectors=() if projectors else UNITS) == expected
 
 
 def test_stages_of_a_topology_will_do_and_the_result_runs() -> None:
@@ -76,7 +82,7 @@ def test_stages_of_a_topology_will_do_and_the_result_runs() -> None:
     assert Execution(backward=factors).backward_factor("encoder") == 0
 
 
-@pytest.mark.parametrize("option", ["frozen", "checkpointing"])
+@pytest.mark.parametrize("option", ["frozen", "frozen_projectors", "checkpointing"])
 def test_a_unit_that_there_is_not_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} names unit 'vit', but the units are encoder, llm"):
         backward_factors(("encoder", "llm"), **{option: ["llm", "vit"]})

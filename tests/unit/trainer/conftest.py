@@ -96,7 +96,7 @@ def make_model() -> Callable[..., MultimodalModel]:
             image_token_id=IMAGE_TOKEN,
             audio_token_id=AUDIO_TOKEN,
         )
-        initialise(model, torch.Generator().manual_seed(seed))
+        initialise(model, seed)
         with torch.no_grad():  # larger than a training start, so that every path shows in the gradients
             for parameter in model.parameters():
                 if parameter.ndim >= 2:

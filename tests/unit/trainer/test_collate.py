@@ -156,13 +156,15 @@ def test_with_a_gpu_a_single_batch_is_copied_into_pinned_memory(mixed_rows, make
 
 MEDIA_OF = {"encoder": {"patches", "mel"}, "vision": {"patches"}, "audio": {"mel"}, "llm": set(), "generator": set()}
 OF_COLUMN = {
-    "input_ids": {"input_ids", "position_ids"},
+    "input_ids": {"input_ids", "position_ids", "cu_seqlens"},
     "labels": {"labels"},
     "patches": {"patches"},
-    "image_grids": {"image_grids", "image_cu_seqlens"},
+    "image_grids": {"image_grids", "image_cu_seqlens", "images_per_sample"},
     "mel": {"mel"},
-    "mel_frames": {"mel_frames", "mel_cu_seqlens"},
+    "mel_frames": {"mel_frames", "mel_cu_seqlens", "recordings_per_sample"},
 }
+PER_SAMPLE = {"cu_seqlens", "images_per_sample", "recordings_per_sample"}
+"""Zeros, not empty, where a unit does not receive their columns."""
 
 
 def assert_same(actual: PackedMicrobatch, expected: PackedMicrobatch) -> None:
@@ -184,8 +186,8 @@ def test_a_unit_s_columns_pack_to_the_same_tensors_and_the_others_are_empty(mixe
         actual, expected = getattr(packed, name), getattr(full, name)
         if name == "num_targets":
             assert actual == (expected if "labels" in there else 0)
-        elif name == "cu_seqlens":
-            assert torch.equal(actual, expected if "input_ids" in there else torch.zeros_like(expected))
+        elif name in PER_SAMPLE:
+            assert torch.equal(actual, expected if name in there else torch.zeros_like(expected)), name
         elif name in there | {"sample_ids"}:
             assert torch.equal(actual, expected), name
         else:

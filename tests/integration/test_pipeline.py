@@ -1,0 +1,31 @@
+"""A disaggregated pipeline of real processes computes what one process does, whatever the schedule, plan and topology."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.verify.cases import MOST_PROCESSES, Case, covering_cases, every_case
+from tests.verify.comparison import differences
+from tests.verify.processes import Processes
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes(MOST_PROCESSES) as running:
+        yield running
+
+
+@pytest.mark.parametrize("case", covering_cases(), ids=str)
+def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processes, case: Case) -> None:
+    assert differences(processes, case) == []
+
+
+def test_a_wrong_gradient_is_seen(processes: Processes) -> None:
+    """The comparison can fail: the same case with the LLM frozen, beside one process in which it learns."""
+    case = next(case for case in every_case() if case.frozen == "frozen llm")
+    found = differences(processes, case, expected="all learn")
+    assert any("nobody has the gradient of decoder" in line for line in found)

@@ -1,0 +1,1 @@
+"""The pipeline runtime beside one process that computes the same."""

@@ -1,0 +1,79 @@
+"""A small model with every unit, and global batches of random samples for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from headrace.model_shape import ModelShape, TransformerShape
+from headrace.sample import LABEL_IGNORED, SCHEMA, UNIT_COLUMNS
+from headrace.spec import AudioSpec, ImageSpec
+from trainer.collate import PackedMicrobatch, collate
+from trainer.models.multimodal import MultimodalModel
+
+VOCAB, IMAGE_TOKEN, AUDIO_TOKEN = 64, 1, 2
+IMAGE = ImageSpec(patch=2, merge=2, min_pixels=16, max_pixels=4096)
+AUDIO = AudioSpec(mel_bins=4)
+_ENCODER = TransformerShape(layers=4, width=16, heads=2, kv_heads=2, mlp=32, gated=False)
+SHAPE = ModelShape(
+    vision=_ENCODER,
+    audio=_ENCODER,
+    llm=TransformerShape(layers=6, width=32, heads=4, kv_heads=2, mlp=48, gated=True),
+)
+
+
+def whole_model() -> MultimodalModel:
+    """On the meta device."""
+    with torch.device("meta"):
+        return MultimodalModel(
+            SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO, image_token_id=IMAGE_TOKEN, audio_token_id=AUDIO_TOKEN
+        )
+
+
+def enlarge(module: torch.nn.Module) -> None:
+    """Weights larger than a training start, so that every path shows in the gradients."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim >= 2:
+                parameter.mul_(5)
+
+
+def make_row(sample_id: int, *, audio: bool) -> dict[str, Any]:
+    """Text, images, recordings, several of each, or nothing of a kind; a few samples have no target at all."""
+    rng = np.random.default_rng(sample_id)
+    grids = [[1, 2 * int(h), 2 * int(w)] for h, w in rng.integers(1, 5, (rng.integers(0, 3), 2))]
+    frames = [int(count) for count in rng.integers(1, 40, rng.integers(0, 3))] if audio else []
+    num_patches = sum(t * h * w for t, h, w in grids)
+    image_tokens = num_patches // IMAGE.merge**2
+    audio_tokens = sum(-(-count // AUDIO.frames_per_token) for count in frames)
+    words = rng.integers(3, VOCAB, rng.integers(4, 24))
+    answer = int(rng.integers(0, 4)) and int(rng.integers(1, len(words)))
+    ids = np.concatenate([words[:1], [IMAGE_TOKEN] * image_tokens, [AUDIO_TOKEN] * audio_tokens, words[1:]]).astype(np.int32)
+    carries_loss = np.arange(len(ids)) >= len(ids) - answer
+    return {
+        "sample_id": sample_id,
+        "input_ids": ids,
+        "labels": np.where(carries_loss, ids, LABEL_IGNORED).astype(np.int32),
+        "patches": rng.integers(0, 256, num_patches * 3 * IMAGE.patch**2, dtype=np.uint8),
+        "image_grids": grids,
+        "mel": rng.standard_normal(sum(frames) * AUDIO.mel_bins).astype(np.float16),
+        "mel_frames": frames,
+        "flags": 0,
+    }
+
+
+def costs_of(rows: Sequence[dict[str, Any]], units: Iterable[str]) -> dict[str, np.ndarray]:
+    """Something for the planner to balance: what a unit has of each sample, and a bit."""
+    sizes = {"vision": "patches", "audio": "mel", "llm": "input_ids"}
+    return {unit: np.array([1e-3 + len(row[sizes[unit]]) for row in rows]) for unit in units}
+
+
+def packed(rows: Sequence[dict[str, Any]], unit: str | None = None) -> PackedMicrobatch:
+    """As a rank of that unit receives these samples; None: everything."""
+    columns = list(UNIT_COLUMNS[unit]) if unit else SCHEMA.names
+    batches = [pa.RecordBatch.from_pylist([row], schema=SCHEMA).select(columns) for row in rows]
+    return collate(batches, patch_values=3 * IMAGE.patch**2, mel_bins=AUDIO.mel_bins)

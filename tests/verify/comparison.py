@@ -1,0 +1,108 @@
+"""A case in a pipeline and in one process."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from headrace.plan import StepPlan, Topology
+from headrace.spec import parse
+from reorder_service.planning.strategies import plan as make_plan
+from tests.verify.batches import costs_of, enlarge, make_row, packed, whole_model
+from tests.verify.cases import FROZEN, Case
+from tests.verify.processes import SEED, Answer, Order, Processes
+from trainer.models.multimodal import MultimodalModel, initialise
+from trainer.pipeline.stages import PROJECTORS, TRUNKS
+from trainer.pipeline.topology import PipelineTopology
+from trainer.step import StepResult, TrainStep, make_optimizer
+
+MICROBATCHES, SAMPLES, STEPS = 4, 18, 2
+LEARNING_RATE = 1e-3
+TOLERANCE = 1e-5
+"""Of a loss; of every element of a gradient, relative to the largest of its tensor; of a tensor of weights, in the L2 norm."""
+NOISE = 1e-3 * LEARNING_RATE
+"""Of a weight, on average: Adam divides by the size of a gradient, so rounding shows where that is next to nothing."""
+
+
+def differences(processes: Processes, case: Case, *, expected: str | None = None) -> list[str]:
+    """What is not the same, in words; nothing where all is well.
+
+    `expected`: what is frozen in the one process. None: the same.
+    """
+    topology = parse(PipelineTopology, case.topology, "topology")
+    plans = [_plan(case, topology, step) for step in range(STEPS)]
+    order = Order(case.topology, [plan.to_json() for plan in plans], "audio" in case.encoders, LEARNING_RATE)
+    return compare(processes.run(order), *reference(case.encoders, expected or case.frozen))
+
+
+def compare(
+    answers: list[Answer], results: list[StepResult], gradients: dict[str, np.ndarray], weights: dict[str, np.ndarray]
+) -> list[str]:
+    """The pipeline's answers beside what one process computed."""
+    found = []
+    for rank, answer in enumerate(answers):
+        for number, (result, expected) in enumerate(zip(answer.results, results, strict=True)):
+            for name in ("loss", "grad_norm", "num_targets"):
+                one, other = getattr(result, name), getattr(expected, name)
+                if not np.isclose(one, other, rtol=TOLERANCE, atol=0):
+                    found.append(f"rank {rank}, result {number}: {name} {one}, not {other}")
+        for name, gradient in answer.gradients.items():
+            if name not in gradients:
+                found.append(f"rank {rank}: gradient of {name}, which one process has not")
+            elif (error := np.abs(gradient - gradients[name]).max()) > TOLERANCE * np.abs(gradients[name]).max():
+                found.append(f"rank {rank}: gradient of {name} is off by {error:.3g}")
+        for name, weight in answer.weights.items():
+            error, size = np.linalg.norm(weight - weights[name]), np.linalg.norm(weights[name])
+            if error > TOLERANCE * size + NOISE * weight.size**0.5:
+                found.append(f"rank {rank}: weight of {name} is off by {error:.3g} of {size:.3g}")
+    seen = {name for answer in answers for name in answer.gradients}
+    found += [f"nobody has the gradient of {name}" for name in gradients.keys() - seen]
+    return found
+
+
+@lru_cache(maxsize=32)
+def reference(encoders: tuple[str, ...], frozen: str) -> tuple[list[StepResult], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Results, gradients of the first step, weights after the last: of one process, each global batch as one microbatch."""
+    torch.set_num_threads(1)
+    model = whole_model()
+    model.to_empty(device="cpu")
+    initialise(model, SEED)
+    enlarge(model)
+    _freeze(model, encoders, frozen)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    train_step = TrainStep(model, make_optimizer(model), max_grad_norm=1e9)
+    results, gradients = [], {}
+    for step in range(STEPS):
+        batch = packed(_rows(step, "audio" in encoders))
+        if step == 0:
+            loss = model(batch)
+            (loss.loss_sum / loss.num_targets).backward()
+            gradients = {n: p.grad.numpy().copy() for n, p in model.named_parameters() if p.grad is not None}
+            norm = float(torch.stack([p.grad.norm() for p in trained if p.grad is not None]).norm())
+            mean = float(loss.loss_sum.detach()) / loss.num_targets
+            results.append(StepResult(loss=mean, num_targets=loss.num_targets, grad_norm=norm))
+            train_step.discard()
+        train_step.accumulate(batch)
+        results.append(train_step.finish(LEARNING_RATE))
+    return results, gradients, {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+
+
+def _freeze(model: MultimodalModel, encoders: tuple[str, ...], frozen: str) -> None:
+    for unit in (*encoders, "llm"):
+        flags = FROZEN[frozen].get("llm" if unit == "llm" else "encoder", {})
+        model.get_submodule(TRUNKS[unit]).requires_grad_(not flags.get("frozen", False))
+        if unit in PROJECTORS:
+            model.get_submodule(PROJECTORS[unit]).requires_grad_(not flags.get("frozen_projector", False))
+
+
+def _rows(step: int, audio: bool) -> list[dict[str, object]]:
+    return [make_row(1000 * step + number, audio=audio) for number in range(SAMPLES)]
+
+
+def _plan(case: Case, topology: PipelineTopology, step: int) -> StepPlan:
+    rows = _rows(step, "audio" in case.encoders)
+    ids = np.array([row["sample_id"] for row in rows])
+    planned = Topology(replicas=topology.units["llm"].dp, microbatches=MICROBATCHES, stages=topology.stages)
+    return make_plan(case.strategy, ids, costs_of(rows, topology.stages), planned, seed=step)

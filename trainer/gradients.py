@@ -1,0 +1,47 @@
+"""Gradients summed over the processes that hold the same parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_BUCKET_ELEMENTS = 2**23  # 32 MiB of float32 per all-reduce
+
+
+def sum_gradients(
+    parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None = None, numbers: Sequence[float] = ()
+) -> list[float]:
+    """Replace every gradient by its sum over the group (None: all processes), and return the sums of `numbers`.
+
+    A parameter without a gradient on any process keeps none; one without a gradient on some counts as zeros there. To be called
+    by every process of the group with the same parameters in the same order.
+    """
+    device = parameters[0].device if parameters else torch.device("cpu")
+    has_gradient = [parameter.grad is not None for parameter in parameters]
+    totals = torch.tensor([*numbers, *has_gradient], dtype=torch.float64, device=device)
+    dist.all_reduce(totals, group=group)
+    sums = totals.tolist()
+    for parameter, num_ranks in zip(parameters, sums[len(numbers) :], strict=True):
+        if num_ranks and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat, group=group)
+        for gradient, summed in zip(bucket, torch.split(flat, [gradient.numel() for gradient in bucket]), strict=True):
+            gradient.copy_(summed.view_as(gradient))
+    return sums[: len(numbers)]
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours together, up to _BUCKET_ELEMENTS: few messages, little extra memory."""
+    bucket: list[Tensor] = []
+    for gradient in gradients:
+        if bucket and sum(map(torch.numel, bucket)) + gradient.numel() > _BUCKET_ELEMENTS:
+            yield bucket
+            bucket = []
+        bucket.append(gradient)
+    if bucket:
+        yield bucket

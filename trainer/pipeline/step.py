@@ -1,0 +1,118 @@
+"""One optimizer step of a disaggregated pipeline: forward and backward, gradients over replicas, norm over units, update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headrace.errors import HeadraceError
+from headrace.plan import StepPlan
+from trainer.gradients import sum_gradients
+from trainer.pipeline.executor import Executor, Feed
+from trainer.pipeline.groups import ProcessGroups
+from trainer.pipeline.routes import Routes
+from trainer.pipeline.stages import LlmStage, Stage
+from trainer.pipeline.topology import PipelineTopology
+from trainer.step import StepResult, make_optimizer
+
+
+class PipelineStep:
+    """The process's share of every step. The loss and its gradient are those of `trainer.step.TrainStep` on the whole model.
+
+    torch.distributed is initialised. Each of its processes makes one and calls `run` with the same plans.
+    """
+
+    def __init__(
+        self,
+        topology: PipelineTopology,
+        stages: Sequence[Stage],
+        groups: ProcessGroups,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_grad_norm: float = 1.0,
+        weight_decay: float = 0.1,
+    ) -> None:
+        """`stages`: of this process, one for each chunk. `dtype`: of what is sent between processes."""
+        self.place = topology.place(dist.get_rank())
+        self.stages = stages
+        self.parameters = [p for p in nn.ModuleList(stages).parameters() if p.requires_grad]
+        self._topology = topology
+        self._device = stages[0].device
+        self._executor = Executor(topology, self.place, stages, dtype)
+        self._groups = groups
+        self._tied = _tied_weight(stages) if groups.tied is not None else None
+        self._max_grad_norm = max_grad_norm
+        self._optimizer = make_optimizer(nn.ModuleList(stages), weight_decay=weight_decay) if self.parameters else None
+
+    def run(self, plan: StepPlan, feed: Feed, learning_rate: float) -> StepResult:
+        """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite."""
+        result = self.accumulate(plan, feed)
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)) and result.num_targets:
+            self.discard()
+            raise HeadraceError(
+                f"the step is not finite (loss {result.loss}, gradient norm {result.grad_norm}); the weights are as before it"
+            )
+        if self._optimizer is not None and result.num_targets:
+            for options in self._optimizer.param_groups:
+                options["lr"] = learning_rate
+            self._optimizer.step()
+        self.discard()
+        return result
+
+    def accumulate(self, plan: StepPlan, feed: Feed) -> StepResult:
+        """Forward and backward; the parameters' gradients are then those of the global batch, clipped."""
+        replicas = {unit: size.dp for unit, size in self._topology.units.items()}
+        totals = self._executor.run(Routes(plan, replicas), feed)
+        loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
+        if not num_targets:
+            return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
+        return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=self._reduce(num_targets))
+
+    def discard(self) -> None:
+        """Forget the gradients, as before the replay of a step that was not committed."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _sum(self, loss_sum: float, num_targets: int) -> tuple[float, float]:
+        """Over all processes; of the last stage's TP slices, which all have the same, the first counts."""
+        counts = self.place.slice == 0
+        totals = torch.tensor([loss_sum * counts, num_targets * counts], dtype=torch.float64, device=self._device)
+        dist.all_reduce(totals, group=self._groups.everybody)
+        first, second = totals.tolist()
+        return first, second
+
+    def _reduce(self, num_targets: float) -> float:
+        """Gradients of the global batch, clipped; their norm before that, over the units."""
+        if self._groups.replicas is not None and self.parameters:
+            sum_gradients(self.parameters, self._groups.replicas)
+        if self._tied is not None and self._tied.requires_grad:
+            sum_gradients([self._tied], self._groups.tied)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        for gradient in gradients:
+            gradient.div_(num_targets)
+        squares = torch.zeros((), dtype=torch.float64, device=self._device)
+        if self.place.replica == 0 and self.place.slice == 0:
+            counted = [p.grad for p in self.parameters if p.grad is not None and not self._is_copy(p)]
+            squares += sum(gradient.double().square().sum() for gradient in counted)
+        dist.all_reduce(squares, group=self._groups.everybody)
+        norm = squares.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, self._max_grad_norm, norm)
+        return float(norm)
+
+    def _is_copy(self, parameter: nn.Parameter) -> bool:
+        """Whether the LLM's first stage has it too."""
+        return parameter is self._tied and self.place.stage > 0
+
+
+def _tied_weight(stages: Sequence[Stage]) -> nn.Parameter | None:
+    """The one matrix of embedding and head, where the LLM's first and last stage are different processes."""
+    for stage in stages:
+        if isinstance(stage, LlmStage) and stage.is_tied and (stage.is_first or stage.is_last):
+            weight = stage.model.decoder.embed.weight
+            assert isinstance(weight, nn.Parameter)
+            return weight
+    return None
