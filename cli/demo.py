@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -109,7 +110,11 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
     cores = os.cpu_count() or 1
     threads = max(1, cores // num_preprocessors)
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
-        display.say(f"starting 1 reorder service, {num_preprocessors} preprocessors and 1 trainer; logs in {out}/")
+        trainers = 1 + spec.topology.replicas
+        display.say(
+            f"starting 1 reorder service, {num_preprocessors} preprocessors and {trainers} trainers "
+            f"(encoders on 1, the LLM's {spec.topology.replicas} replica(s) behind it); logs in {out}/"
+        )
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
         reorder = group.add(Process("reorder service", arguments, out / "reorder.log"))
         ucx = ["--ucx"] if transport == "ucx" else []
@@ -121,10 +126,14 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
         ]
         with JobsClient(endpoint) as client:
             job = client.submit(spec)
-            arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, cores // 2)), "--format", "json"]
-            arguments += ["--transport", transport]
-            trainer = group.add(Process("trainer", arguments, out / "trainer.log"))
-            while trainer.exit_code() is None:
+            arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, cores // trainers))]
+            arguments += ["--topology", str(_write_topology(spec, out)), "--format", "json", "--transport", transport]
+            environment = {"WORLD_SIZE": str(trainers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+            ranks = [
+                group.add(Process(f"trainer {n}", arguments, out / f"trainer-{n}.log", environment | {"RANK": str(n)}))
+                for n in range(trainers)
+            ]
+            while any(rank.exit_code() is None for rank in ranks) and not any(rank.exit_code() for rank in ranks):
                 if reorder.exit_code() is not None:
                     raise HeadraceError(f"the reorder service ended: {reorder.last_words()}")
                 for process in preprocessors:
@@ -135,16 +144,32 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
                 with contextlib.suppress(UnavailableError):  # busy for a moment: its process lives
                     display.update(client.show(job))
                 time.sleep(POLL_S)
-            _check_trainer(trainer, client, job)
+            for rank in ranks:
+                _check_trainer(rank, client, job)
             summary = summarise(client, job)
             summary["picture"] = _draw(client, job, out)
         return summary
 
 
+def _write_topology(spec: JobSpec, out: Path) -> Path:
+    """One process for the encoders, one for each replica of the LLM."""
+    path = out / "topology.yaml"
+    path.write_text(yaml.safe_dump({"units": {"encoder": {"dp": 1}, "llm": {"dp": spec.topology.replicas}}}, sort_keys=False))
+    return path
+
+
+def _free_port() -> int:
+    """Where the trainers meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def _check_trainer(trainer: Any, client: JobsClient, job: str) -> None:
     from headrace.errors import HeadraceError, JobFailedError
 
-    if trainer.exit_code() != 0:
+    if trainer.exit_code():
         message = client.show(job).message
         if message:
             raise JobFailedError(message)

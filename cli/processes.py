@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -23,7 +24,9 @@ MAX_SHORT_LIVES = 3  # one after the other, each with another try
 class Process:
     """A `headrace` command as a child. All that it prints goes to `log`."""
 
-    def __init__(self, name: str, arguments: list[str], log: Path) -> None:
+    def __init__(self, name: str, arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: beside that of this process."""
+        self._environment = environment or {}
         self.name = name
         self.log = log
         self._arguments = arguments
@@ -41,7 +44,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
                 start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them in order
             )
 

@@ -46,6 +46,27 @@ def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: 
     return out
 
 
+def draw_measured(out: Path, predicted: Panel, measured: Panel, *, title: str, label: str) -> Path:
+    """Write a PNG with a step as predicted above the same as it was measured, in seconds; returns `out`.
+
+    label: in front of both headlines, where what was measured is not the real thing.
+    """
+    panels = {f"{label} predicted".lstrip(): predicted, f"{label} measured".lstrip(): measured}
+    longest = max(panel.outcome.predicted.iteration_s for panel in panels.values()) or 1.0
+    scale, unit = time_unit(longest)
+    height = sum(panel.height_in for panel in panels.values()) + _TOP_IN + legend_in(predicted)
+    figure, top_in = empty_figure(height, title, _READING), _TOP_IN
+    for headline, panel in panels.items():
+        axes = _panel_axes(figure, height, top_in, panel)
+        draw_panel(axes, panel, scale, longest * scale)
+        write_headline(axes, panel, headline, _figures(panel.outcome.predicted, scale, unit))
+        top_in += panel.height_in
+    axes.set_xlabel(f"{_AXIS} ({unit})", color=QUIET, fontsize=9)
+    write_legend(figure, predicted, height)
+    figure.savefig(out, dpi=130)
+    return out
+
+
 def draw_comparison(
     out: Path,
     arrival: StepPlan,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
+from cli import emulate
 from cli.endpoint import add_endpoint
 from cli.log_format import add_log_format
 from headrace.errors import UserError
@@ -20,7 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--job", help="a job that was submitted before")
     what.add_argument("--submit", type=Path, metavar="SPEC.yaml", help="submit this job first")
+    what.add_argument(
+        "--emulate", metavar="COSTS", help="no job: plan batches of this cost table, and run them on processes that sleep as long"
+    )
+    parser.add_argument(
+        "--topology",
+        type=Path,
+        metavar="FILE.yaml",
+        help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: whole replicas)",
+    )
     parser.add_argument("--model", choices=tuple(MODEL_SHAPES), help="named size (default: the job's)")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="of matrix products and messages; weights and optimizer are fp32 (default: %(default)s)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model (default: torch's choice)")
     parser.add_argument(
         "--transport",
@@ -32,6 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of preprocessors that speak TLS (default: they do not)"
     )
+    checkpoints = parser.add_argument_group("with --topology")
+    checkpoints.add_argument("--checkpoint", type=Path, metavar="DIR", help="save there, beside training (default: nowhere)")
+    checkpoints.add_argument(
+        "--checkpoint-every", type=int, default=100, metavar="N", help="steps, and after the last one (default: %(default)s)"
+    )
+    checkpoints.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
+    )
     parser.add_argument(
         "--metrics",
         default="",
@@ -40,10 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_log_format(parser)
     parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
+    emulate.add_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train to the job's end; rank 0 prints the summary."""
+    if args.emulate:
+        return emulate.run(args)
+    emulate.refuse_options(args)
     import os
 
     from cli.client import JobsClient
@@ -56,21 +85,39 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None and args.threads < 1:
         raise UserError(f"--threads must be at least 1, got {args.threads}")
+    if args.checkpoint_every < 1:
+        raise UserError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
+    if args.topology is None and (args.checkpoint or args.resume):
+        raise UserError("--checkpoint and --resume go with --topology FILE.yaml only: take them away, or add that")
     configure_logging("trainer", args.log_format)
     with JobsClient(args.endpoint) as client:
-        from trainer.train import train  # takes three seconds, which a wrong argument need not wait for
+        # takes three seconds, which a wrong argument need not wait for
+        from trainer.pipeline.topology import load_topology_yaml
+        from trainer.pipeline.train import train_pipeline
+        from trainer.train import train
 
         job = client.submit(expand(load_spec_yaml(args.submit))) if args.submit else args.job
         transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
         with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER), tracing.exported("trainer"):
-            train(
-                args.endpoint,
-                job=job,
-                model_name=args.model or "",
-                threads=args.threads,
-                transports=transports,
-                tls_ca=args.tls_ca,
-            )
+            options: dict[str, Any] = {
+                "job": job,
+                "model_name": args.model or "",
+                "threads": args.threads,
+                "transports": transports,
+                "tls_ca": args.tls_ca,
+                "precision": args.precision,
+            }
+            if args.topology is None:
+                train(args.endpoint, **options)
+            else:
+                train_pipeline(
+                    args.endpoint,
+                    topology=load_topology_yaml(args.topology),
+                    checkpoint=args.checkpoint,
+                    checkpoint_every=args.checkpoint_every,
+                    resume=args.resume,
+                    **options,
+                )
         if os.environ.get("RANK", "0") == "0":
             print_summary(summarise(client, job), args.format)
     return 0

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 
 from headrace import tracing
 from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError
@@ -297,9 +297,7 @@ class JobRun:
         await self._notify()
 
     def _placed(self, part: Part) -> None:
-        session = self.sessions.serving(part.replica)
-        if session is not None:
-            session.tell_place(part)
+        self.sessions.tell_place(part)
 
     def _order_failed(self, error: str) -> None:
         self._order_error = error
@@ -307,15 +305,16 @@ class JobRun:
 
     # -- trainers -----------------------------------------------------------------------------------------------------
 
-    def open_session(self, rank: int, num_ranks: int, generation: int | None = None) -> Session:
+    def open_session(self, rank: int, num_ranks: int, generation: int | None = None, replicas: Collection[int] = ()) -> Session:
         """A session that first hears of what is planned already. Raises UserError or ConflictError.
 
-        `generation`: of a former session that it continues. Raises SupersededError where that generation is over.
+        `replicas`: that the rank names, see `Sessions.open`. `generation`: of a former session that it continues. Raises
+        SupersededError where that generation is over.
         """
         if generation not in (None, self.generation):
             raise self._stale()
         former = self.sessions.num_ranks
-        session = self.sessions.open(rank, num_ranks, self.topology.replicas)
+        session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas)
         session.next_step = self.committed
         if num_ranks != former:  # what a rank has committed meant other samples then
             for step in self.steps.values():

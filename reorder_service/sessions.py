@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from headrace.errors import ConflictError, HeadraceError, SupersededError, UserError
@@ -20,12 +20,14 @@ class Ended:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
-    """One rank's view of a job. Rank r of n serves the replicas r, r + n, r + 2n, ..."""
+    """One rank's view of a job. Rank r of n serves the replicas r, r + n, r + 2n, ..., unless it has named them."""
 
     id: str
     job: str
     rank: int
     num_ranks: int
+    replicas: frozenset[int] | None = None
+    """Those that it has named: a process of a pipeline, which needs whole plans too."""
     streaming: bool = False
     over: HeadraceError | None = None
     """What the rank is told of any further call: the session has ended."""
@@ -38,9 +40,9 @@ class Session:
     _ended: Ended | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def serves(self, part: Part) -> bool:
-        """Whether the part is of one of this rank's replicas."""
-        return part.replica % self.num_ranks == self.rank
+    def serves(self, replica: int) -> bool:
+        """Whether a replica's parts go to this rank."""
+        return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
 
     def tell_step(self, step: Step) -> None:
         """A step is planned. Its parts' places follow by `tell_place`."""
@@ -49,7 +51,7 @@ class Session:
 
     def tell_place(self, part: Part) -> None:
         """A preprocessor has taken the part (again)."""
-        if self.serves(part):
+        if self.serves(part.replica):
             self._places[part.ticket] = part
             self._wake.set()
 
@@ -87,16 +89,30 @@ class Sessions:
         self.by_rank: dict[int, Session] = {}
         self.num_ranks = 1
         """Ranks whose commits make a step: what the latest session said."""
+        self._named = False  # whether ranks have named their replicas
 
-    def serving(self, replica: int) -> Session | None:
-        """Of the rank that has this replica, if it is there."""
-        return self.by_rank.get(replica % self.num_ranks)
+    def tell_place(self, part: Part) -> None:
+        """A preprocessor has taken the part (again)."""
+        if self._named:
+            sessions = list(self.by_rank.values())
+        else:
+            sessions = [s for s in (self.by_rank.get(part.replica % self.num_ranks),) if s is not None]
+        for session in sessions:
+            session.tell_place(part)
 
-    def open(self, rank: int, num_ranks: int, replicas: int) -> Session:
-        """A new session for `rank`. Raises UserError or ConflictError where it does not fit."""
+    def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = ()) -> Session:
+        """A new session for `rank`. Raises UserError or ConflictError where it does not fit.
+
+        `replicas`: that the job has. `named`: those of them that the rank takes; none: every `num_ranks`-th.
+        """
         if not 0 <= rank < num_ranks:
             raise UserError(f"rank {rank} is not in 0 .. {num_ranks - 1}")
-        if num_ranks > replicas:
+        if named and max(named) >= replicas:
+            raise UserError(
+                f"rank {rank} takes replica {max(named)}, but job {self._job!r} has {replicas}: give the llm as many, "
+                f"or `headrace job topology {self._job} --replicas {max(named) + 1}`"
+            )
+        if not named and num_ranks > replicas:
             raise UserError(
                 f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas}, "
                 f"or `headrace job topology {self._job} --replicas {num_ranks}`"
@@ -111,8 +127,15 @@ class Sessions:
         for session in [*others, *filter(None, [self.by_rank.get(rank)])]:
             session.end(SupersededError(f"rank {session.rank} of job {self._job!r} was opened again"))
             self.by_rank.pop(session.rank, None)
-        session = Session(id=f"{self._job}/{rank}/{uuid.uuid4().hex[:12]}", job=self._job, rank=rank, num_ranks=num_ranks)
+        session = Session(
+            id=f"{self._job}/{rank}/{uuid.uuid4().hex[:12]}",
+            job=self._job,
+            rank=rank,
+            num_ranks=num_ranks,
+            replicas=frozenset(named) if named else None,
+        )
         self.by_rank[rank] = session
+        self._named = bool(named)
         self.num_ranks = num_ranks
         return session
 

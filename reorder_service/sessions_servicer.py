@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 
@@ -35,7 +36,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
-        session = run.open_session(request.rank, request.num_ranks, generation)
+        session = run.open_session(request.rank, request.num_ranks, generation, request.replicas)
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
@@ -94,11 +95,23 @@ def _plan_event(event: Step | Part | Ended, session: Session) -> sessions_pb2.Pl
 
 
 def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
-    replicas = range(session.rank, len(step.sizes), session.num_ranks)
+    replicas = [replica for replica in range(len(step.sizes)) if session.serves(replica)]
     microbatches = [
-        sessions_pb2.RankMicrobatch(replica=r, index=k, tickets=step.tickets.get((r, k), ()), num_samples=step.sizes[r][k])
+        sessions_pb2.RankMicrobatch(
+            replica=r,
+            index=k,
+            tickets=step.tickets.get((r, k), ()),
+            num_samples=step.sizes[r][k],
+            parts=_part_samples(step, r, k) if session.replicas else (),
+        )
         for k in range(max((len(step.sizes[r]) for r in replicas), default=0))
         for r in replicas
         if k < len(step.sizes[r])
     ]
-    return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes))
+    plan_json = json.dumps(step.plan.to_json()) if session.replicas and step.plan is not None else ""
+    return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes), plan_json=plan_json)
+
+
+def _part_samples(step: Step, replica: int, microbatch: int) -> list[sessions_pb2.PartSamples]:
+    parts = [step.parts[ticket] for ticket in step.tickets.get((replica, microbatch), ())]
+    return [sessions_pb2.PartSamples(sample_ids=[ref.sample_id for ref in part.samples]) for part in parts]

@@ -53,7 +53,9 @@ class Part:
 class SessionClient:
     """One rank's session. It opens again by itself when the reorder service was restarted. Thread-safe."""
 
-    def __init__(self, endpoint: str, job: str, rank: int, num_ranks: int) -> None:
+    def __init__(self, endpoint: str, job: str, rank: int, num_ranks: int, replicas: Sequence[int] = ()) -> None:
+        """`replicas`: of a process of a pipeline, which is told whole plans; none: every `num_ranks`-th."""
+        self._replicas = replicas
         self.endpoint = endpoint
         self.job = job
         self._rank = rank
@@ -96,7 +98,12 @@ class SessionClient:
     def _open(self, resume_step: int | None, timeout_s: float, generation: int | None = None) -> sessions_pb2.OpenReply:
         """`generation`: of the session that the new one continues. Raises SupersededError where it is over."""
         request = sessions_pb2.OpenRequest(
-            job=self.job, rank=self._rank, num_ranks=self._num_ranks, resume_step=resume_step, generation=generation
+            job=self.job,
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+            resume_step=resume_step,
+            generation=generation,
+            replicas=self._replicas,
         )
         deadline = time.monotonic() + timeout_s
         while True:

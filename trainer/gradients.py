@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-_BUCKET_ELEMENTS = 2**23  # 32 MiB of float32 per all-reduce
+_BUCKET_ELEMENTS = 2**23  # 32 MiB of float32 per message
 
 
 def sum_gradients(
@@ -27,7 +27,7 @@ def sum_gradients(
     for parameter, num_ranks in zip(parameters, sums[len(numbers) :], strict=True):
         if num_ranks and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    for bucket in _buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
+    for bucket in buckets([parameter.grad for parameter in parameters if parameter.grad is not None]):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat, group=group)
         for gradient, summed in zip(bucket, torch.split(flat, [gradient.numel() for gradient in bucket]), strict=True):
@@ -35,13 +35,13 @@ def sum_gradients(
     return sums[: len(numbers)]
 
 
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Neighbours together, up to _BUCKET_ELEMENTS: few messages, little extra memory."""
     bucket: list[Tensor] = []
-    for gradient in gradients:
-        if bucket and sum(map(torch.numel, bucket)) + gradient.numel() > _BUCKET_ELEMENTS:
+    for tensor in tensors:
+        if bucket and sum(map(torch.numel, bucket)) + tensor.numel() > _BUCKET_ELEMENTS:
             yield bucket
             bucket = []
-        bucket.append(gradient)
+        bucket.append(tensor)
     if bucket:
         yield bucket

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 import torch
@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 
+PREFETCH_PARTS, PREFETCH_BYTES, THREADS = 8, 256 << 20, 4
+"""Defaults of `connect`."""
+
 
 class StepLoader:
     """Iterate over it for the job's steps; `commit` each one. See `trainer.connect`."""
@@ -55,18 +58,20 @@ class StepLoader:
         threads: int,
         transports: Sequence[str],
         tls_ca: bytes | None,
-        unit: str | None,
+        columns: Sequence[str] | None,
         hedge_s: float,
+        replicas: Sequence[int] = (),
     ) -> None:
+        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline."""
         self._rank = rank
-        self._client = SessionClient(endpoint, job, rank, num_ranks)
+        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas)
         self._parts = PartFetcher(
             self._client.report_lost,
             max_parts=prefetch_parts,
             max_bytes=prefetch_bytes,
             threads=threads,
             transports=transports,
-            columns=_columns(unit),
+            columns=columns,
             tls_ca=tls_ca,
             hedge_s=hedge_s,
             on_delivered=lambda: self._packing.look(),
@@ -105,8 +110,9 @@ class StepLoader:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def __enter__(self) -> StepLoader:
-        return self.open()
+    def __enter__(self) -> Self:
+        self.open()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
@@ -169,7 +175,7 @@ class StepLoader:
                 index=plan.step,
                 num_samples=plan.num_samples,
                 _microbatches=iter(()),
-                _tickets=_tickets(plan),
+                _tickets=self._tickets_of(plan),
                 started_s=started_s,
             )
             self._waited(step, started_s)
@@ -279,8 +285,12 @@ class StepLoader:
     def _queue_parts(self) -> None:
         """Parts are fetched in the order of consumption, though plans may come in another."""
         while (plan := self._plans.get(self._queued_step)) is not None:
-            self._parts.queue(_tickets(plan))
+            self._parts.queue(self._tickets_of(plan))
             self._queued_step += 1
+
+    def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
+        """Of the parts that this rank consumes, in order."""
+        return _tickets(plan)
 
 
 def _columns(unit: str | None) -> tuple[str, ...] | None:
@@ -300,9 +310,9 @@ def connect(
     job: str,
     rank: int = 0,
     num_ranks: int = 1,
-    prefetch_parts: int = 8,
-    prefetch_bytes: int = 256 << 20,
-    threads: int = 4,
+    prefetch_parts: int = PREFETCH_PARTS,
+    prefetch_bytes: int = PREFETCH_BYTES,
+    threads: int = THREADS,
     transports: Sequence[str] = TRANSPORTS,
     tls_ca: str | Path | None = None,
     unit: str | None = None,
@@ -354,6 +364,6 @@ def connect(
         threads=threads,
         transports=transports,
         tls_ca=load_ca(Path(tls_ca)) if tls_ca is not None else None,
-        unit=unit,
+        columns=_columns(unit),
         hedge_s=hedge_s,
     )

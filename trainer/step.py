@@ -17,6 +17,9 @@ from trainer.gradients import sum_gradients
 # that fall smoothly from a random start on a few dozen short samples.
 PEAK_LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "1b": 4e-4, "7b": 3e-4}
 
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Of matrix products and of what is sent; weights, gradients and optimizer are float32 with both."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
@@ -48,21 +51,24 @@ class TrainStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
+        dtype: torch.dtype = torch.float32,
         max_grad_norm: float = 1.0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """`model` maps a PackedMicrobatch to a StepLoss."""
+        """`model` maps a PackedMicrobatch to a StepLoss. `dtype`: one of PRECISIONS, by torch.autocast."""
         self._model = model
         self._optimizer = optimizer
         self._max_grad_norm = max_grad_norm
         self._group = group
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device = self._parameters[0].device
+        self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
         self.discard()
 
     def accumulate(self, microbatch: PackedMicrobatch) -> None:
         """Adds the loss and the gradients of one microbatch; copies it to the model's device where it is elsewhere."""
-        loss = self._model(microbatch.to(self._device))
+        with self._autocast:
+            loss = self._model(microbatch.to(self._device))
         if loss.num_targets:
             loss.loss_sum.backward()
         self._loss_sum += loss.loss_sum.detach()

@@ -15,7 +15,7 @@ from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
 from trainer.loader import connect
 from trainer.models.multimodal import build_model
-from trainer.step import PEAK_LEARNING_RATES, TrainStep, learning_rate, make_optimizer
+from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, TrainStep, learning_rate, make_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ def train(
     threads: int | None = None,
     transports: Sequence[str] = TRANSPORTS,
     tls_ca: Path | None = None,
+    precision: str = "fp32",
 ) -> None:
     """Train until the job's last step is committed. Under torchrun, one of its ranks.
 
@@ -35,13 +36,13 @@ def train(
 
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
     torch on the CPU; beside busy processes fewer are faster. None: torch's choice. `transports`, `tls_ca`: as of
-    `trainer.connect`.
+    `trainer.connect`. `precision`: a name of PRECISIONS.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     with (
-        _process_group() as (rank, num_ranks, device),
-        connect(endpoint, job=job, rank=rank, num_ranks=num_ranks, transports=transports, tls_ca=tls_ca) as loader,
+        process_group(device := local_device()),
+        connect(endpoint, job=job, rank=rank(), num_ranks=num_ranks(), transports=transports, tls_ca=tls_ca) as loader,
     ):
         name = model_name or loader.spec.model
         model = build_model(
@@ -54,7 +55,7 @@ def train(
             device=device,
         )
         peak = PEAK_LEARNING_RATES[name]
-        train_step = TrainStep(model, make_optimizer(model, lr=peak))
+        train_step = TrainStep(model, make_optimizer(model, lr=peak), dtype=PRECISIONS[precision])
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
         if loader.next_step:
             log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=loader.next_step))
@@ -76,19 +77,31 @@ def train(
             )
 
 
+def rank() -> int:
+    """As torchrun says; 0 without it."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def num_ranks() -> int:
+    """As torchrun says; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_device() -> torch.device:
+    """This rank's GPU, or the CPU."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
+
+
 @contextmanager
-def _process_group() -> Iterator[tuple[int, int, torch.device]]:
-    """(rank, number of ranks, device) as torchrun says; alone without it."""
-    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else torch.device("cpu")
-    if num_ranks == 1:
-        yield 0, 1, device
+def process_group(device: torch.device) -> Iterator[None]:
+    """The group of all of torchrun's ranks, once they are there; none without it."""
+    if num_ranks() == 1:
+        yield
         return
-    if cuda:
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if cuda else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield dist.get_rank(), num_ranks, device
+        yield
     finally:
         dist.destroy_process_group()

@@ -124,15 +124,17 @@ class TopologySpec(_Part):
     replicas: Annotated[int, Field(ge=1)] = 1
     microbatches: Annotated[int, Field(ge=1)] = 4
     stages: dict[str, Annotated[int, Field(ge=1)]] = {"encoder": 1, LLM: 3}
-    """Of `encoder` (vision and audio together) or of `vision` and `audio`, and of `llm`."""
+    """Of `encoder` (vision and audio together) or of `vision`, `audio` or both, and of `llm`."""
     speeds: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Of the replicas, relative to each other, where they differ: then their shares of the work do, whatever the strategy."""
 
     @field_validator("stages")
     @classmethod
     def _known_units(cls, stages: dict[str, int]) -> dict[str, int]:
-        if set(stages) not in ({"encoder", LLM}, {"vision", "audio", LLM}):
-            raise ValueError(f"must name the units 'encoder' and {LLM!r}, or 'vision', 'audio' and {LLM!r}, got {sorted(stages)}")
+        if LLM not in stages or set(stages) - {LLM} not in ({"encoder"}, {"vision"}, {"audio"}, {"vision", "audio"}):
+            raise ValueError(
+                f"must name {LLM!r} and either 'encoder' or one or both of 'vision' and 'audio', got {sorted(stages)}"
+            )
         return {unit: stages[unit] for unit in ("encoder", "vision", "audio", LLM) if unit in stages}
 
     @model_validator(mode="after")

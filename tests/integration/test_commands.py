@@ -41,7 +41,7 @@ def descendants(pid: int) -> set[int]:
 def started_demo(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A demo in the background, once it has committed a step. It does not outlive the block."""
     command = [sys.executable, "-m", "cli.main", "demo", "--out", str(out), "--format", "json", *arguments]
-    log = out / "trainer.log"
+    log = out / "trainer-0.log"
     deadline = time.monotonic() + 60.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:
         try:
@@ -86,7 +86,7 @@ def test_the_demo_s_ledger_survives_a_killed_preprocessor_and_another_strategy(d
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     with started_demo(tmp_path) as demo:
         family = descendants(demo.pid)
-        assert len(family) == 5  # reorder service and its store, two preprocessors, trainer
+        assert len(family) == 7  # reorder service and its store, two preprocessors, three trainers
         demo.send_signal(signal.SIGINT)
         demo.communicate(timeout=30)
     assert demo.returncode == 130
@@ -136,6 +136,8 @@ def test_a_demo_in_which_nothing_is_good_fails_and_spares_what_is_not_its_own(tm
         (["demo", "--replicas", "0"], "topology.replicas"),
         (["demo", "--preprocessors", "0"], "--preprocessors must be at least 1"),
         (["train", "--job", "x", "--threads", "0"], "--threads must be at least 1"),
+        (["train", "--job", "x", "--checkpoint-every", "0"], "--checkpoint-every must be at least 1"),
+        (["train", "--job", "x", "--resume", "folder"], "go with --topology FILE.yaml only"),
         (["inspect", "/no/such/folder"], "/no/such/folder"),
         (["job", "list", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
         (["job", "list", "--endpoint", "nonsense"], "not HOST:PORT"),

@@ -68,8 +68,8 @@ def make_row(sample_id: int, *, audio: bool) -> dict[str, Any]:
 
 def costs_of(rows: Sequence[dict[str, Any]], units: Iterable[str]) -> dict[str, np.ndarray]:
     """Something for the planner to balance: what a unit has of each sample, and a bit."""
-    sizes = {"vision": "patches", "audio": "mel", "llm": "input_ids"}
-    return {unit: np.array([1e-3 + len(row[sizes[unit]]) for row in rows]) for unit in units}
+    columns = {"encoder": ("patches", "mel"), "vision": ("patches",), "audio": ("mel",), "llm": ("input_ids",)}
+    return {unit: np.array([1e-3 + sum(len(row[name]) for name in columns[unit]) for row in rows]) for unit in units}
 
 
 def packed(rows: Sequence[dict[str, Any]], unit: str | None = None) -> PackedMicrobatch:

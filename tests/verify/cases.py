@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +15,20 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "eager": {"schedule": "eager", "in_flight": 4},
 }
 STRATEGIES = ("random", "disttrain", "entrain", "joint")
-ENCODERS = (("vision",), ("vision", "audio"))
-DEGREES = {  # (dp of encoders, dp of the llm), pp of encoders, pp of the llm
-    "one stage each": ((1, 1), 1, 1),
-    "llm in 2": ((1, 1), 1, 2),
-    "llm in 3": ((1, 1), 1, 3),
-    "encoder in 2": ((1, 1), 2, 2),
-    "2 replicas": ((2, 2), 1, 2),
-    "2 to 3": ((2, 3), 1, 1),
-    "3 to 2": ((3, 2), 1, 1),
-    "1 to 2": ((1, 2), 1, 1),
+ENCODERS = (("vision",), ("vision", "audio"), ("encoder",))
+"""The last one has both, whole."""
+DEGREES: dict[str, dict[str, dict[str, int]]] = {
+    "one stage each": {},
+    "llm in 2": {"llm": {"pp": 2}},
+    "llm in 3": {"llm": {"pp": 3}},
+    "encoder in 2": {"encoder": {"pp": 2}, "llm": {"pp": 2}},
+    "2 replicas": {"encoder": {"dp": 2}, "llm": {"dp": 2, "pp": 2}},
+    "2 to 3": {"encoder": {"dp": 2}, "llm": {"dp": 3}},
+    "3 to 2": {"encoder": {"dp": 3}, "llm": {"dp": 2}},
+    "1 to 2": {"llm": {"dp": 2}},
+    "tp 1 to 2": {"llm": {"tp": 2}},
+    "tp 2 to 1, 2 replicas": {"encoder": {"dp": 2, "tp": 2}, "llm": {"dp": 2}},
+    "tp 2, llm in 2": {"encoder": {"tp": 2}, "llm": {"tp": 2, "pp": 2}},
 }
 FROZEN: dict[str, dict[str, dict[str, bool]]] = {
     "all learn": {},
@@ -51,22 +56,31 @@ class Case:
     @property
     def topology(self) -> dict[str, Any]:
         """The document that a user would write."""
-        (encoder_dp, llm_dp), encoder_pp, llm_pp = DEGREES[self.degrees]
-        frozen = FROZEN[self.frozen]
-        encoder = {"dp": encoder_dp, "pp": encoder_pp, **frozen.get("encoder", {})}
-        units = {**dict.fromkeys(self.encoders, encoder), "llm": {"dp": llm_dp, "pp": llm_pp, **frozen.get("llm", {})}}
+        degrees, frozen = DEGREES[self.degrees], FROZEN[self.frozen]
+        encoder, llm = ({**degrees.get(unit, {}), **frozen.get(unit, {})} for unit in ("encoder", "llm"))
+        units = {**dict.fromkeys(self.encoders, encoder), "llm": llm}
         return {**SCHEDULES[self.schedule], "units": units}
 
     @property
+    def has_audio(self) -> bool:
+        return self.encoders != ("vision",)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether MOST_PROCESSES reach, and no unit is cut that has to be whole."""
+        cut = self.schedule == "interleaved" or {"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys()
+        return self.num_processes <= MOST_PROCESSES and not (cut and self.encoders == ("encoder",))
+
+    @property
     def num_processes(self) -> int:
-        return sum(unit["dp"] * unit["pp"] for unit in self.topology["units"].values())
+        return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "pp")) for unit in self.topology["units"].values())
 
 
 def every_case() -> Iterator[Case]:
-    """The whole product, as far as MOST_PROCESSES reach."""
+    """The whole product, as far as it can run."""
     for combination in itertools.product(SCHEDULES, STRATEGIES, ENCODERS, DEGREES, FROZEN):
         case = Case(*combination)
-        if case.num_processes <= MOST_PROCESSES:
+        if case.can_run:
             yield case
 
 

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from headrace.plan import StepPlan
 from headrace.spec import parse
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, enlarge, make_row, packed, whole_model
+from trainer.pipeline.checkpoint import CheckpointWriter, load
+from trainer.pipeline.checkpoint_files import Checkpoint
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.partition import bounds
 from trainer.pipeline.routes import Portion
@@ -27,7 +29,7 @@ from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
 from trainer.step import StepResult
 
-TIMEOUT_S = 60.0  # of a case
+TIMEOUT_S = 100.0  # of a case, the first one with the start of the processes
 SEED = 1
 
 
@@ -40,17 +42,27 @@ class Order:
     """One StepPlan for every step, as JSON."""
     audio: bool
     learning_rate: float
+    dtype: str = "float32"
+    load_from: str = ""
+    """Folder of checkpoints, to begin with the newest."""
+    save_to: str = ""
+    """Folder for a checkpoint after the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a process computed."""
 
+    slice: int
+    num_slices: int
+    """Of its unit."""
     results: list[StepResult]
     gradients: dict[str, np.ndarray]
-    """Of the first step, by parameter."""
+    """Of the first step, by parameter; this process's slice of each that is cut."""
     weights: dict[str, np.ndarray]
     """After the last one."""
+    moments: dict[str, np.ndarray]
+    """Of the parameters that this process owns, after the last step: AdamW's first and second."""
 
 
 class Processes:
@@ -109,8 +121,13 @@ def _run(rank: int, order: Order) -> Answer | None:
     groups = ProcessGroups.make(topology)
     if rank >= topology.world_size:
         return None
-    stages = stages_of(topology, rank)
-    step = PipelineStep(topology, stages, groups, max_grad_norm=1e9)
+    stages = stages_of(topology, rank, groups)
+    step = PipelineStep(topology, stages, groups, max_grad_norm=1e9, dtype=getattr(torch, order.dtype))
+    first_step = 0
+    if order.load_from:
+        checkpoint = Checkpoint.newest(Path(order.load_from))
+        load(checkpoint, step)
+        first_step = checkpoint.step
     parameters = {name: p for stage in stages for name, p in stage.model.named_parameters()}
 
     def feed(portion: Portion) -> Any:
@@ -123,14 +140,23 @@ def _run(rank: int, order: Order) -> Answer | None:
             gradients = {name: p.grad.numpy().copy() for name, p in parameters.items() if p.grad is not None}
             step.discard()
         results.append(step.run(StepPlan.from_json(plan), feed, order.learning_rate))
+    if order.save_to:
+        with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
+            writer.save(first_step + len(order.plans), {})
     groups.close()
-    return Answer(results, gradients, {name: p.detach().numpy().copy() for name, p in parameters.items()})
+    moments = {
+        name: np.stack([step.optimizer.state(p)[kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
+        for name, p in parameters.items()
+        if step.optimizer.state(p)
+    }
+    weights = {name: p.detach().numpy().copy() for name, p in parameters.items()}
+    return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, moments)
 
 
-def stages_of(topology: PipelineTopology, rank: int) -> list[Stage]:
+def stages_of(topology: PipelineTopology, rank: int, groups: ProcessGroups) -> list[Stage]:
     """The stages of one process."""
     place = topology.place(rank)
     cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
-    stages = build_stages(whole_model, topology, place, cuts, seed=SEED, device=torch.device("cpu"))
+    stages = build_stages(whole_model, topology, place, cuts, seed=SEED, device=torch.device("cpu"), slices=groups.slices)
     enlarge(torch.nn.ModuleList(stages))
     return stages

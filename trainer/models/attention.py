@@ -10,7 +10,6 @@ from typing import Self
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +45,8 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, cau
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, causal: bool) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # brings the compiler along: 1.5 s that a CPU need not spend
+
     longest = max(segments.lengths)
     window = (-1, 0) if causal else (-1, -1)
     offsets = segments.cu_seqlens

@@ -39,8 +39,9 @@ class AudioEncoder(nn.Module):
 
     def enter(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
         """What the first layer takes: (sum of ceil(frames / 2), width)."""
-        x = functional.gelu(self.conv1(mel.to(self.conv1.linear.weight.dtype), mel_frames))
-        return functional.gelu(self.conv2(x, mel_frames))
+        dtype = self.conv1.linear.weight.dtype
+        x = functional.gelu(self.conv1(mel.to(dtype), mel_frames))
+        return functional.gelu(self.conv2(x, mel_frames)).to(dtype)
 
     def surroundings(self, mel_frames: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
         """What every layer takes besides."""

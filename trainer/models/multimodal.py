@@ -63,17 +63,19 @@ class MultimodalModel(nn.Module):
         """(T, width): token embeddings with the media in place of their placeholders, in packing order."""
         ids = microbatch.input_ids
         x: Tensor = self.decoder.embed(ids)
-        x = fill(x, ids == self.image_token_id, self._image_tokens(microbatch), "image")
-        return fill(x, ids == self.audio_token_id, self._audio_tokens(microbatch), "audio")
+        x = fill(x, ids == self.image_token_id, self.image_tokens(microbatch), "image")
+        return fill(x, ids == self.audio_token_id, self.audio_tokens(microbatch), "audio")
 
-    def _image_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
+    def image_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
+        """(t, width) of all images in order; None without any."""
         if not len(microbatch.patches):
             return None
         features = self.vision(microbatch.patches, microbatch.image_grids, microbatch.image_cu_seqlens)
         tokens: Tensor = self.vision_projector(features, microbatch.image_cu_seqlens.diff())
         return tokens
 
-    def _audio_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
+    def audio_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
+        """(t, width) of all recordings in order; None without any."""
         if not len(microbatch.mel):
             return None
         features = self.audio(microbatch.mel, microbatch.mel_frames)

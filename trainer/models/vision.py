@@ -40,8 +40,9 @@ class VisionEncoder(nn.Module):
 
     def enter(self, patches: Tensor) -> Tensor:
         """What the first layer takes: (P, width)."""
-        x: Tensor = self.embed(patches.to(self.embed.weight.dtype) / 127.5 - 1.0)
-        return x
+        dtype = self.embed.weight.dtype
+        x: Tensor = self.embed(patches.to(dtype) / 127.5 - 1.0)
+        return x.to(dtype)
 
     def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
         """What every layer takes besides."""

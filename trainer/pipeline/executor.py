@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from headrace.schedule import Action, Kind, build
+from headrace.schedule import Action, Kind, Schedule, build
 from trainer.collate import PackedMicrobatch
 from trainer.models.loss import StepLoss
+from trainer.pipeline.events import Event, Recording, clock_origin_s
 from trainer.pipeline.flow import GradientFlow, learns
 from trainer.pipeline.routes import Handover, Portion, Routes
-from trainer.pipeline.stages import EncoderStage, LlmStage, Stage
 from trainer.pipeline.topology import PipelineTopology, Place
 from trainer.pipeline.wire import Arrival, Wire
 
@@ -23,6 +26,22 @@ Feed = Callable[[Portion], PackedMicrobatch]
 
 _Key = tuple[Portion | Handover, int]
 """A portion with the position that it comes from or, on its way back, goes to; or a handover with -1."""
+
+
+class Part(Protocol):
+    """What the executor needs of one chunk of a stage: a `trainer.pipeline.stages.Stage`, or what stands in its place."""
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def token_width(self) -> int: ...
+    def num_rows(self, data: PackedMicrobatch) -> int: ...
+    def tokens(self, data: PackedMicrobatch) -> Tensor: ...
+    def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor: ...
+    def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Any:
+        """A Tensor, or at the very end a StepLoss, that leads back to what came in by autograd."""
 
 
 @dataclass(slots=True)
@@ -45,38 +64,44 @@ class _Held:
 class Executor:
     """The stages of one process: as many as the schedule has chunks."""
 
-    def __init__(self, topology: PipelineTopology, place: Place, stages: Sequence[Stage], dtype: torch.dtype) -> None:
+    def __init__(self, topology: PipelineTopology, place: Place, stages: Sequence[Part], dtype: torch.dtype) -> None:
         """`dtype`: of what is sent."""
         self.topology = topology
         self.place = place
         self.stages = stages
         self.flow = GradientFlow.of(topology, place.unit)
+        self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
+        """Who has the stages of this replica and TP slice."""
         self.wire = Wire(stages[0].device, dtype)
+        self.recording = Recording((), 0.0)
+        """Of the last step."""
 
     def run(self, routes: Routes, feed: Feed) -> Totals:
         """Forward and backward of everything that the plan gives this process; gradients are added to its parameters'."""
         run = _Run(self, routes, feed)
         actions = self.actions(routes)
+        events: list[Event] = []
         for number, action in enumerate(actions):
+            start_s, waited_s, computed_s = time.monotonic(), self.wire.waited_s, run.computed_s
             for coming in actions[number : number + 2]:
                 run.post(coming)
             run.take(action)
+            wait_s, compute_s = self.wire.waited_s - waited_s, run.computed_s - computed_s
+            events.append(Event(self.place, action, start_s, time.monotonic(), wait_s, compute_s))
         self.wire.flush()
+        self.recording = Recording(events, clock_origin_s())
         return run.totals
 
     def actions(self, routes: Routes) -> Sequence[Action]:
         """Of this process's stage, in order."""
         topology, place = self.topology, self.place
-        schedule = build(
-            topology.schedule,
-            topology.stages,
-            routes.occupied(place.replica),
-            chunks=topology.chunks,
-            in_flight=topology.in_flight,
+        occupied = routes.occupied(place.replica)
+        schedule = _schedule(
+            topology.schedule, tuple(topology.stages.items()), len(occupied), topology.chunks, topology.in_flight
         )
         units = list(topology.stages)
         before = sum(topology.stages[unit] for unit in units[: units.index(place.unit)])
-        return schedule[before + place.stage]
+        return [replace(action, microbatch=occupied[action.microbatch]) for action in schedule[before + place.stage]]
 
 
 class _Run:
@@ -84,8 +109,10 @@ class _Run:
 
     def __init__(self, executor: Executor, routes: Routes, feed: Feed) -> None:
         self.totals = Totals()
+        self.computed_s = 0.0
+        """By the stages, so far."""
         self._topology, self._place, self._flow = executor.topology, executor.place, executor.flow
-        self._stages, self._wire = executor.stages, executor.wire
+        self._stages, self._wire, self._peers = executor.stages, executor.wire, executor.peers
         self._routes, self._feed = routes, feed
         portions = routes.portions(self._place.unit, self._place.replica)
         self._forward = _by(portions, lambda portion: portion.forward)
@@ -131,7 +158,7 @@ class _Run:
             if self._visits[portion] == 2 * len(self._stages):
                 del self._data[portion]
 
-    def _run_forward(self, portion: Portion, stage: Stage, position: int) -> None:
+    def _run_forward(self, portion: Portion, stage: Part, position: int) -> None:
         data = self._data_of(portion)
         if not stage.num_rows(data):
             return
@@ -145,7 +172,9 @@ class _Run:
                 tensor = self._posted.pop((Kind.FORWARD, (handover, -1)))()
                 held.arrived[handover] = tensor.requires_grad_(learns(self._topology, handover.source.unit))
             tokens = _in_order(arriving, held.arrived)
+        began_s = time.monotonic()
         held.output = stage(data, held.hidden, tokens)
+        self.computed_s += time.monotonic() - began_s
         if self._flow.enters(position):
             self._held[portion, position] = held
         if isinstance(held.output, StepLoss):
@@ -158,18 +187,20 @@ class _Run:
                 rows = held.output.detach()[_rows(handover.samples, counts)]
                 self._send(Kind.FORWARD, (handover, -1), rows, self._receivers(handover.target, last=False))
 
-    def _run_backward(self, portion: Portion, stage: Stage, position: int) -> None:
+    def _run_backward(self, portion: Portion, stage: Part, position: int) -> None:
         held = self._held.pop((portion, position), None)
         if held is None:
             return
         output = held.output
-        if isinstance(output, StepLoss):
-            if output.num_targets and output.loss_sum.requires_grad:
-                output.loss_sum.backward()  # type: ignore[no-untyped-call]
-        else:
-            gradient = self._gradient(portion, stage, position, output)
-            if output.requires_grad:  # not in a frozen LLM where the portion has no media
+        gradient = None if isinstance(output, StepLoss) else self._gradient(portion, stage, position, output)
+        began_s = time.monotonic()
+        with torch.autocast(stage.device.type, enabled=False):  # a forward's dtypes are its backward's
+            if isinstance(output, StepLoss):
+                if output.num_targets and output.loss_sum.requires_grad:
+                    output.loss_sum.backward()  # type: ignore[no-untyped-call]
+            elif gradient is not None and output.requires_grad:  # not in a frozen LLM where the portion has no media
                 output.backward(gradient.to(output.dtype))  # type: ignore[no-untyped-call]
+        self.computed_s += time.monotonic() - began_s
         if self._flow.leaves(position) and held.hidden is not None:
             self._send(Kind.BACKWARD, (portion, position - 1), _gradient_of(held.hidden), [self._peer(position - 1)])
         for handover, tensor in held.arrived.items():
@@ -177,7 +208,7 @@ class _Run:
                 receivers = self._receivers(handover.source, last=True)
                 self._send(Kind.BACKWARD, (handover, -1), _gradient_of(tensor), receivers)
 
-    def _gradient(self, portion: Portion, stage: Stage, position: int, output: Tensor) -> Tensor:
+    def _gradient(self, portion: Portion, stage: Part, position: int, output: Tensor) -> Tensor:
         if position < self._last:
             return self._posted.pop((Kind.BACKWARD, (portion, position)))()
         gradient = torch.zeros_like(output)
@@ -187,21 +218,20 @@ class _Run:
 
     # -- what is handed over ----------------------------------------------------------------------------------------
 
-    def _arriving(self, portion: Portion, stage: Stage, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
+    def _arriving(self, portion: Portion, stage: Part, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
         """Handovers into a portion that carry tokens, with the rows of the portion's tokens of that unit that each sample has."""
-        if isinstance(stage, LlmStage):
-            for handover in self._routes.into(portion):
-                rows = _ranges(data, stage.tokens_of(handover.source.unit, data))
-                if _count(handover, rows):
-                    yield handover, rows
+        for handover in self._routes.into(portion):
+            rows = _ranges(data, stage.tokens_of(handover.source.unit, data))
+            if _count(handover, rows):
+                yield handover, rows
 
-    def _leaving(self, portion: Portion, stage: Stage, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
+    def _leaving(self, portion: Portion, stage: Part, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
         """Handovers out of a portion that carry tokens, with the rows of the stage's output that each sample has."""
-        if isinstance(stage, EncoderStage):
-            rows = _ranges(data, stage.tokens(data))
-            for handover in self._routes.out_of(portion):
-                if _count(handover, rows):
-                    yield handover, rows
+        handovers = self._routes.out_of(portion)
+        rows = _ranges(data, stage.tokens(data)) if handovers else {}
+        for handover in handovers:
+            if _count(handover, rows):
+                yield handover, rows
 
     def _expect_tokens(self, kind: Kind, handover: Handover, rows: Mapping[int, range], source: int) -> None:
         self._expect(kind, (handover, -1), (_count(handover, rows), self._stages[0].token_width), source)
@@ -224,8 +254,7 @@ class _Run:
 
     def _peer(self, position: int) -> int:
         """The process that has a position of this replica and TP slice."""
-        stage = position % self._topology.units[self._place.unit].pp
-        return self._topology.rank(Place(self._place.unit, self._place.replica, stage, self._place.slice))
+        return self._peers[position % len(self._peers)]
 
     def _neighbour(self, portion: Portion, *, last: bool) -> int:
         """The process of another unit from which this one receives: each TP slice from one of the other side's."""
@@ -256,6 +285,14 @@ class _Run:
         if portion not in self._data:
             self._data[portion] = self._feed(portion)
         return self._data[portion]
+
+
+@lru_cache(maxsize=64)
+def _schedule(
+    name: str, stages: tuple[tuple[str, int], ...], num_microbatches: int, chunks: int, in_flight: int | None
+) -> Schedule:
+    """Kept, because interleaved ones take a moment to find."""
+    return build(name, dict(stages), range(num_microbatches), chunks=chunks, in_flight=in_flight)
 
 
 def _by(portions: Sequence[Portion], key: Callable[[Portion], int]) -> dict[int, list[Portion]]:

@@ -17,6 +17,8 @@ class ProcessGroups:
     everybody: dist.ProcessGroup
     replicas: dist.ProcessGroup | None
     """That have the same slice of the same stage."""
+    slices: dist.ProcessGroup | None
+    """Of the same stage of the same replica."""
     tied: dist.ProcessGroup | None
     """The first and the last stage of the LLM."""
 
@@ -27,12 +29,13 @@ class ProcessGroups:
         return cls(
             everybody=everybody,  # type: ignore[arg-type]  # None only where there is no place
             replicas=_own(topology.data_groups()),
+            slices=_own(topology.tensor_groups()),
             tied=_own(topology.tied_groups()),
         )
 
     def close(self) -> None:
         """Leave them."""
-        for group in (self.everybody, self.replicas, self.tied):
+        for group in (self.everybody, self.replicas, self.slices, self.tied):
             if group is not None:
                 dist.destroy_process_group(group)
 

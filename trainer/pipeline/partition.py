@@ -17,7 +17,7 @@ from headrace.model_shape import ModelShape, projector_weights
 from headrace.plan import LLM
 from headrace.spec import AudioSpec, ImageSpec
 from trainer.models.audio import STRIDE
-from trainer.pipeline.topology import PipelineTopology, unit_shapes
+from trainer.pipeline.topology import ENCODER, PipelineTopology, unit_shapes
 
 
 class UnitCosts(NamedTuple):
@@ -41,7 +41,7 @@ def layer_costs(
         frozen_projectors=[unit for unit, size in units.items() if size.frozen_projector],
         checkpointing=[unit for unit, size in units.items() if size.checkpointing],
     )
-    joined = {"vision": image.merge**2, "audio": audio.frames_per_token // STRIDE}
+    joined = {ENCODER: image.merge**2, "vision": image.merge**2, "audio": audio.frames_per_token // STRIDE}
     costs = {}
     for unit, size in units.items():
         stack = unit_shapes(shape)[unit]

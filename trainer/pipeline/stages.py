@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -15,7 +16,8 @@ from trainer.collate import PackedMicrobatch, cumulative
 from trainer.models.audio import encoder_frames
 from trainer.models.loss import StepLoss, token_loss
 from trainer.models.multimodal import MultimodalModel, fill, initialise
-from trainer.pipeline.topology import PipelineTopology, Place
+from trainer.pipeline.tensor import shard
+from trainer.pipeline.topology import ENCODER, PipelineTopology, Place
 
 TRUNKS = {"vision": "vision", "audio": "audio", LLM: "decoder"}
 """The module of the whole model that has a unit's layers."""
@@ -58,6 +60,14 @@ class Stage(nn.Module, ABC):
     def num_rows(self, data: PackedMicrobatch) -> int:
         """Of the hidden states of a portion. 0: the unit has nothing to do in it."""
 
+    def tokens(self, _: PackedMicrobatch) -> Tensor:
+        """(n,) tokens for the unit behind that the last stage makes of each sample, on the host."""
+        raise AssertionError(f"nothing is behind {self.unit}")
+
+    def tokens_of(self, unit: str, _: PackedMicrobatch) -> Tensor:
+        """(n,) tokens of the unit in front that each sample takes, on the host."""
+        raise AssertionError(f"{unit} is not in front of {self.unit}")
+
     @abstractmethod
     def _enter(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor: ...
 
@@ -73,7 +83,7 @@ class Stage(nn.Module, ABC):
         data: this unit's columns of a portion, on the device. hidden: (rows, width) from the stage before, None on the first one.
         arrived: on the LLM's first stage the tokens (t, width) of each encoder, in the order of the portion's samples.
         """
-        x = self._enter(data, arrived) if hidden is None else hidden
+        x = self._enter(data, arrived) if hidden is None else hidden.float()
         surroundings = self._surroundings(data)
         for layer in self.layers:
             x = checkpoint(layer, x, *surroundings, use_reentrant=False) if self.checkpointing else layer(x, *surroundings)
@@ -150,6 +160,53 @@ class AudioStage(EncoderStage):
         return _sums(lengths, cumulative(data.recordings_per_sample))
 
 
+class JointEncoderStage(EncoderStage):
+    """All encoders side by side, whole: the unit "encoder". A sample's tokens are those of its images, then of its recordings."""
+
+    def __init__(self, model: MultimodalModel, unit: str, *_: int, checkpointing: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.unit, self.model = unit, model
+        self.is_first = self.is_last = True
+        self.is_tied, self.checkpointing = False, checkpointing
+        self.width = self.token_width = model.decoder.embed.embedding_dim
+        _prune(model, {*PROJECTORS, *PROJECTORS.values()})
+
+    def num_rows(self, data: PackedMicrobatch) -> int:
+        return int(data.image_cu_seqlens[-1]) + int(data.mel_frames.sum())
+
+    def _ends(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        return []
+
+    def _surroundings(self, _: PackedMicrobatch) -> tuple[Any, ...]:
+        return ()
+
+    def _leave(self, x: Tensor, _: PackedMicrobatch) -> Tensor:
+        return x
+
+    def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
+        tokens = [self.model.image_tokens(data), self.model.audio_tokens(data)]
+        sample = torch.cat([torch.repeat_interleave(torch.arange(len(counts)), counts) for counts in self._tokens(data)])
+        order = sample.argsort(stable=True).to(self.device, non_blocking=True)
+        return torch.cat([some for some in tokens if some is not None])[order]
+
+    def tokens(self, data: PackedMicrobatch) -> Tensor:
+        images, recordings = self._tokens(data)
+        return images + recordings
+
+    def _tokens(self, data: PackedMicrobatch) -> tuple[Tensor, Tensor]:
+        """(n,) of each kind."""
+        patches = self.model.vision_projector.tokens(data.image_cu_seqlens.diff())
+        frames = self.model.audio_projector.tokens(encoder_frames(data.mel_frames))
+        return (
+            _sums(patches, cumulative(data.images_per_sample)),
+            _sums(frames, cumulative(data.recordings_per_sample)),
+        )
+
+
 class LlmStage(Stage):
     """Of the decoder; a row is a token."""
 
@@ -163,12 +220,18 @@ class LlmStage(Stage):
 
     def _enter(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
         x: Tensor = self.model.decoder.embed(data.input_ids)
+        if ENCODER in arrived:
+            counts = torch.stack([self.tokens_of(unit, data) for unit in PROJECTORS], dim=1).flatten()
+            kind = torch.repeat_interleave(torch.arange(len(PROJECTORS)).repeat(len(data.sample_ids)), counts).to(x.device)
+            arrived = {unit: arrived[ENCODER][kind == number] for number, unit in enumerate(PROJECTORS)}
         for unit in PROJECTORS:
             x = fill(x, data.input_ids == self._placeholder(unit), arrived.get(unit), unit)
         return x
 
     def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor:
         """(n,) tokens of an encoder that each sample takes, on the host."""
+        if unit == ENCODER:
+            return self.tokens_of("vision", data) + self.tokens_of("audio", data)
         return _sums((data.input_ids == self._placeholder(unit)).cpu(), data.cu_seqlens)
 
     def _placeholder(self, unit: str) -> int:
@@ -183,7 +246,7 @@ class LlmStage(Stage):
         return StepLoss(loss_sum=token_loss(hidden, data.labels, decoder.output_weight), num_targets=data.num_targets)
 
 
-STAGES: dict[str, type[Stage]] = {"vision": VisionStage, "audio": AudioStage, LLM: LlmStage}
+STAGES: dict[str, type[Stage]] = {ENCODER: JointEncoderStage, "vision": VisionStage, "audio": AudioStage, LLM: LlmStage}
 
 
 def build_stages(
@@ -194,11 +257,13 @@ def build_stages(
     *,
     seed: int,
     device: torch.device,
+    slices: dist.ProcessGroup | None,
 ) -> list[Stage]:
     """The stages of one process, chunk after chunk, with weights; what is frozen does not learn.
 
     make_model: the whole model on the meta device, anew for every stage, which takes it apart. bounds: of the unit's parts, as
-    `trainer.pipeline.partition.bounds` has them.
+    `trainer.pipeline.partition.bounds` has them. slices: the processes that share every layer, as
+    `trainer.pipeline.groups.ProcessGroups` has them; None where tp is 1.
     """
     unit = topology.units[place.unit]
     stages = []
@@ -207,6 +272,8 @@ def build_stages(
         stage = STAGES[place.unit](make_model(), place.unit, first, last, checkpointing=unit.checkpointing)
         stage.to_empty(device=device)
         initialise(stage.model, seed)
+        if slices is not None:
+            shard(stage.layers, slices, device.type)
         stages.append(stage)
     if stages[0].is_first and stages[-1].is_last and stages[-1].is_tied:
         stages[-1].model.decoder.embed = stages[0].model.decoder.embed

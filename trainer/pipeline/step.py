@@ -14,10 +14,12 @@ from headrace.plan import StepPlan
 from trainer.gradients import sum_gradients
 from trainer.pipeline.executor import Executor, Feed
 from trainer.pipeline.groups import ProcessGroups
+from trainer.pipeline.optimizer import COPIES, ShardedAdamW
 from trainer.pipeline.routes import Routes
 from trainer.pipeline.stages import LlmStage, Stage
+from trainer.pipeline.tensor import cut_dimension
 from trainer.pipeline.topology import PipelineTopology
-from trainer.step import StepResult, make_optimizer
+from trainer.step import StepResult
 
 
 class PipelineStep:
@@ -35,18 +37,23 @@ class PipelineStep:
         dtype: torch.dtype = torch.float32,
         max_grad_norm: float = 1.0,
         weight_decay: float = 0.1,
+        copies: int = COPIES,
     ) -> None:
-        """`stages`: of this process, one for each chunk. `dtype`: of what is sent between processes."""
+        """`stages`: of this process, one for each chunk. `dtype`: one of `trainer.step.PRECISIONS`, by torch.autocast.
+        `copies`: of the optimizer's state, among the replicas.
+        """
         self.place = topology.place(dist.get_rank())
         self.stages = stages
         self.parameters = [p for p in nn.ModuleList(stages).parameters() if p.requires_grad]
-        self._topology = topology
+        self._cut = {p for stage in stages for name, p in stage.model.named_parameters() if cut_dimension(name) is not None}
+        self.topology = topology
         self._device = stages[0].device
+        self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
         self._executor = Executor(topology, self.place, stages, dtype)
-        self._groups = groups
+        self.groups = groups
         self._tied = _tied_weight(stages) if groups.tied is not None else None
         self._max_grad_norm = max_grad_norm
-        self._optimizer = make_optimizer(nn.ModuleList(stages), weight_decay=weight_decay) if self.parameters else None
+        self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, weight_decay=weight_decay)
 
     def run(self, plan: StepPlan, feed: Feed, learning_rate: float) -> StepResult:
         """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite."""
@@ -56,17 +63,16 @@ class PipelineStep:
             raise HeadraceError(
                 f"the step is not finite (loss {result.loss}, gradient norm {result.grad_norm}); the weights are as before it"
             )
-        if self._optimizer is not None and result.num_targets:
-            for options in self._optimizer.param_groups:
-                options["lr"] = learning_rate
-            self._optimizer.step()
+        if result.num_targets:
+            self.optimizer.step(learning_rate)
         self.discard()
         return result
 
     def accumulate(self, plan: StepPlan, feed: Feed) -> StepResult:
         """Forward and backward; the parameters' gradients are then those of the global batch, clipped."""
-        replicas = {unit: size.dp for unit, size in self._topology.units.items()}
-        totals = self._executor.run(Routes(plan, replicas), feed)
+        replicas = {unit: size.dp for unit, size in self.topology.units.items()}
+        with self._autocast:  # around all microbatches: weights are cast once
+            totals = self._executor.run(Routes(plan, replicas), feed)
         loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
         if not num_targets:
             return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
@@ -81,31 +87,31 @@ class PipelineStep:
         """Over all processes; of the last stage's TP slices, which all have the same, the first counts."""
         counts = self.place.slice == 0
         totals = torch.tensor([loss_sum * counts, num_targets * counts], dtype=torch.float64, device=self._device)
-        dist.all_reduce(totals, group=self._groups.everybody)
+        dist.all_reduce(totals, group=self.groups.everybody)
         first, second = totals.tolist()
         return first, second
 
     def _reduce(self, num_targets: float) -> float:
         """Gradients of the global batch, clipped; their norm before that, over the units."""
-        if self._groups.replicas is not None and self.parameters:
-            sum_gradients(self.parameters, self._groups.replicas)
+        if self.groups.replicas is not None and self.parameters:
+            sum_gradients(self.parameters, self.groups.replicas)
         if self._tied is not None and self._tied.requires_grad:
-            sum_gradients([self._tied], self._groups.tied)
+            sum_gradients([self._tied], self.groups.tied)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         for gradient in gradients:
             gradient.div_(num_targets)
         squares = torch.zeros((), dtype=torch.float64, device=self._device)
-        if self.place.replica == 0 and self.place.slice == 0:
-            counted = [p.grad for p in self.parameters if p.grad is not None and not self._is_copy(p)]
+        if self.place.replica == 0:
+            counted = [p.grad for p in self.parameters if p.grad is not None and not self.is_copy(p)]
             squares += sum(gradient.double().square().sum() for gradient in counted)
-        dist.all_reduce(squares, group=self._groups.everybody)
+        dist.all_reduce(squares, group=self.groups.everybody)
         norm = squares.sqrt()
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self._max_grad_norm, norm)
         return float(norm)
 
-    def _is_copy(self, parameter: nn.Parameter) -> bool:
-        """Whether the LLM's first stage has it too."""
-        return parameter is self._tied and self.place.stage > 0
+    def is_copy(self, parameter: nn.Parameter) -> bool:
+        """Whether the first slice of this stage, or the first stage of the LLM, has it too."""
+        return (parameter not in self._cut and self.place.slice > 0) or (parameter is self._tied and self.place.stage > 0)
 
 
 def _tied_weight(stages: Sequence[Stage]) -> nn.Parameter | None:

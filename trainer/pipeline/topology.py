@@ -23,6 +23,9 @@ from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
 from headrace.spec import parse, read_yaml
 
+ENCODER = "encoder"
+"""The unit that has all encoders, where they are not units of their own."""
+
 Groups = tuple[tuple[int, ...], ...]
 """Ranks that work together, group by group, in an order that is the same on every rank."""
 
@@ -189,6 +192,8 @@ class PipelineTopology(BaseModel):
             if unit not in stacks:
                 raise UserError(f"the model has no unit {unit!r}, only {', '.join(stacks)}: take {unit!r} out of units")
             self._check_unit(unit, stacks[unit])
+        if ENCODER in self.units:
+            self._check_joint_encoder()
         if world_size != self.world_size:
             raise UserError(
                 f"the topology needs {self.world_size} processes ({self._sizes()}), but there are {world_size}: "
@@ -214,13 +219,23 @@ class PipelineTopology(BaseModel):
                     f"set its tp to a divisor of {math.gcd(*divided.values())}"
                 )
 
+    def _check_joint_encoder(self) -> None:
+        size = self.units[ENCODER]
+        if {"vision", "audio"} & set(self.units):
+            raise UserError(f"unit {ENCODER!r} is vision and audio together: name either it or the two")
+        if self.num_parts(ENCODER) > 1 or size.tp > 1 or size.checkpointing:
+            raise UserError(
+                f"unit {ENCODER!r} holds several encoders, whole: for pp, tp, chunks or checkpointing, "
+                "name 'vision' and 'audio' in its place"
+            )
+
     def _sizes(self) -> str:
         return ", ".join(f"{unit} {size}" for unit, size in self.units.items())
 
 
 def unit_shapes(shape: ModelShape) -> dict[str, TransformerShape]:
     """The stacks of a model by the names of the units that hold them."""
-    return {"vision": shape.vision, "audio": shape.audio, LLM: shape.llm}
+    return {ENCODER: shape.vision, "vision": shape.vision, "audio": shape.audio, LLM: shape.llm}
 
 
 def load_topology_yaml(path: Path) -> PipelineTopology:

@@ -6,6 +6,8 @@ over the wire.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,7 +25,9 @@ class Wire:
         self._device = device
         self._dtype = dtype
         self._rank = dist.get_rank()
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self.waited_s = 0.0
+        """In all, for messages that were not there yet."""
         self._own: dict[int, Tensor] = {}  # by tag, from this process to itself
 
     def send(self, tensor: Tensor, to: int, tag: int) -> None:
@@ -32,7 +36,8 @@ class Wire:
         if to == self._rank:
             self._own[tag] = tensor
         else:
-            self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+            while self._sent and self._sent[0][0].is_completed():
+                self._sent.popleft()
             work = dist.isend(tensor, to, tag=tag)
             assert work is not None, "this process is of the group"
             self._sent.append((work, tensor))
@@ -46,7 +51,9 @@ class Wire:
         assert work is not None, "this process is of the group"
 
         def arrival() -> Tensor:
+            began_s = time.monotonic()
             work.wait()
+            self.waited_s += time.monotonic() - began_s
             return tensor
 
         return arrival

@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRequest(_message.Message):
-    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation")
+    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     num_ranks: int
     resume_step: int
     generation: int
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary")
@@ -58,26 +60,36 @@ class PlanEvent(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ..., location: _Optional[_Union[PartLocation, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("step", "microbatches", "num_samples")
+    __slots__ = ("step", "microbatches", "num_samples", "plan_json")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
     step: int
     microbatches: _containers.RepeatedCompositeFieldContainer[RankMicrobatch]
     num_samples: int
-    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ...) -> None: ...
+    plan_json: str
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., plan_json: _Optional[str] = ...) -> None: ...
 
 class RankMicrobatch(_message.Message):
-    __slots__ = ("replica", "index", "tickets", "num_samples")
+    __slots__ = ("replica", "index", "tickets", "num_samples", "parts")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     replica: int
     index: int
     tickets: _containers.RepeatedScalarFieldContainer[str]
     num_samples: int
-    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[PartSamples]
+    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ...) -> None: ...
+
+class PartSamples(_message.Message):
+    __slots__ = ("sample_ids",)
+    SAMPLE_IDS_FIELD_NUMBER: _ClassVar[int]
+    sample_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PartLocation(_message.Message):
     __slots__ = ("ticket", "lease", "endpoint")

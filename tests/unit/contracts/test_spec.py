@@ -89,7 +89,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"steps": 0}, "steps", "greater than or equal to 1"),
     ({"pack_tokens": 1 << 25}, "pack_tokens", "less than or equal to 16777216"),
     ({"pack_tokens": 512}, "job spec", "below text.max_tokens (32768)"),
-    ({"topology": {"stages": {"vision": 1, "llm": 1}}}, "topology.stages", "audio"),
+    ({"topology": {"stages": {"encoder": 1, "vision": 1, "llm": 1}}}, "topology.stages", "audio"),
     ({"strategy": "magic"}, "strategy", "no strategy 'magic'; there are random, disttrain"),
     ({"model": "huge"}, "model", "no model 'huge'"),
     ({"topology": {"replicas": 0}}, "topology.replicas", "greater than or equal to 1"),

@@ -57,8 +57,22 @@ def test_tickets_are_the_same_whenever_a_step_is_planned_again() -> None:
 def test_ranks_share_the_replicas() -> None:
     sessions = Sessions("job")
     ranks = [sessions.open(rank, 3, 5) for rank in range(3)]
-    served = [[r for r in range(5) if session.serves(part("t", r))] for session in ranks]
+    served = [[r for r in range(5) if session.serves(r)] for session in ranks]
     assert served == [[0, 3], [1, 4], [2]]
+
+
+def test_a_process_of_a_pipeline_gets_the_parts_of_the_replicas_that_it_names() -> None:
+    sessions = Sessions("job")
+    encoder, first, second = (sessions.open(rank, 3, 2, named) for rank, named in enumerate([(0, 1), (0,), (1,)]))
+    for replica in range(2):
+        sessions.tell_place(part(f"t{replica}", replica))
+    told = [list(session._places) for session in (encoder, first, second)]
+    assert told == [["t0", "t1"], ["t0"], ["t1"]]
+
+
+def test_a_replica_that_the_job_has_not_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UserError, match=r"takes replica 2, but job 'job' has 2.*--replicas 3"):
+        Sessions("job").open(0, 3, 2, named=(1, 2))
 
 
 @pytest.mark.parametrize(("rank", "num_ranks"), [(2, 2), (-1, 2), (0, 0)])

@@ -203,10 +203,23 @@ def test_a_topology_that_fits_passes() -> None:
             "start 6 processes, or change a unit's dp, tp or pp (they stand in this order)",
         ),
         (
-            {"encoder": {}, "llm": {}},
+            {"video": {}, "llm": {}},
             {},
             2,
-            "the model has no unit 'encoder', only vision, audio, llm: take 'encoder' out of units",
+            "the model has no unit 'video', only encoder, vision, audio, llm: take 'video' out of units",
+        ),
+        (
+            {"encoder": {}, "audio": {}, "llm": {}},
+            {},
+            3,
+            "unit 'encoder' is vision and audio together: name either it or the two",
+        ),
+        (
+            {"encoder": {"tp": 2}, "llm": {}},
+            {},
+            3,
+            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks or checkpointing, "
+            "name 'vision' and 'audio' in its place",
         ),
         (
             {"llm": {"pp": 5}},

@@ -55,6 +55,14 @@ def test_the_division_into_microbatches_changes_neither_loss_nor_norm_nor_weight
     assert one.grad_norm == pytest.approx(many.grad_norm, rel=1e-5)
 
 
+def test_bfloat16_rounds_what_is_computed_and_not_what_is_kept(mixed_rows, make_batch, make_model):
+    batch, exact, rounded = collate([make_batch(mixed_rows)]), make_model(), make_model()
+    one, other = one_step(exact, [batch]), one_step(rounded, [batch], dtype=torch.bfloat16)
+    assert one.loss != other.loss
+    assert one.loss == pytest.approx(other.loss, rel=0.02)
+    assert {weight.dtype for weight in weights_of(rounded).values()} == {torch.float32}
+
+
 def test_gradients_are_divided_before_they_are_clipped(mixed_rows, make_batch, make_model):
     """With plain descent at rate 1, the step's length is the clipped norm of the mean gradient."""
     model = make_model()

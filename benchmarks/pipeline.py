@@ -1,0 +1,162 @@
+"""`python -m benchmarks.pipeline`: EMULATED pipelines beside the simulator, strategies beside each other: a table, a JSON file.
+
+Sixteen processes on this machine, 8 stages x 2 replicas, run the executor, the schedule and the messages (gloo) of the pipeline
+runtime; only their computing is sleep. Costs are the repository's heavy-tailed table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean, median
+
+from benchmarks.planning_inputs import SEED, SYNTHCHART
+from benchmarks.report import Goal, Report, Row, Section, at_least, at_most
+from benchmarks.timing import progress
+from cli.emulated_ranks import EmulatedRanks, MeasuredStep
+from cli.outcome import Outcome
+from reorder_service.planning import warm_up
+from reorder_service.planning.batch import make_batch
+from reorder_service.planning.execution import Execution
+from reorder_service.planning.strategies import plan_of
+from trainer.pipeline.emulate import EMULATED
+
+RESULTS = Path(__file__).parent / "results"
+REPLICAS, MICROBATCHES, SAMPLES = 2, 32, 256
+STEPS = 2
+"""Global batches: the table has as many rows."""
+TIME_SCALE = 0.2
+"""Of the table's seconds: the mean forward of a microbatch on a stage is then 50 ms, and a step 5 to 10 s."""
+ERROR_GOAL_PERCENT, OVERHEAD_GOAL_US = 5.0, 250.0
+DISTTRAIN_GOAL, RANDOM_GOAL = 1.20, 1.30
+STRATEGIES = ("random", "disttrain", "entrain", "joint")
+SCHEDULES = {
+    "interleaved in 2 chunks": Execution(schedule="interleaved", chunks=2),
+    "eager": Execution(schedule="eager", in_flight=12),
+    "gpipe": Execution(schedule="gpipe"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulated:
+    """One step of a strategy and a schedule."""
+
+    outcome: Outcome
+    measured: MeasuredStep
+
+    @property
+    def predicted_s(self) -> float:
+        return self.outcome.predicted.iteration_s
+
+    @property
+    def error_percent(self) -> float:
+        """Of the prediction, without sign."""
+        return 100 * abs(self.measured.iteration_s / self.predicted_s - 1)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one step of everything")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where pipeline.json goes")
+    options = parser.parse_args()
+    steps = 1 if options.quick else STEPS
+    warm_up()
+    progress("starting the processes")
+    with EmulatedRanks(REPLICAS * sum(SYNTHCHART.stages.values())) as ranks:
+        by_strategy = {name: _emulate(ranks, name, Execution(), steps) for name in STRATEGIES}
+        by_schedule = {name: _emulate(ranks, "joint", execution, steps) for name, execution in SCHEDULES.items()}
+    sections = [
+        _errors("strategies, 1F1B", by_strategy),
+        _errors("schedules, joint", by_schedule),
+        _gains(by_strategy),
+        _overheads([emulated for all_steps in (by_strategy | by_schedule).values() for emulated in all_steps]),
+    ]
+    report = Report(
+        benchmark="pipeline", date=datetime.now(UTC).isoformat(timespec="seconds"), quick=options.quick, sections=sections
+    )
+    report.write(options.results / "pipeline.json")
+    report.show()
+
+
+def _planned(strategy: str, execution: Execution, step: int) -> Outcome:
+    table = SYNTHCHART.table()
+    rows = slice(step * SAMPLES, (step + 1) * SAMPLES)
+    costs = {unit: TIME_SCALE * column[rows] for unit, column in table.costs.items()}
+    topology = SYNTHCHART.topology(REPLICAS, MICROBATCHES)
+    batch = make_batch(table.sample_ids[rows], costs, topology, SEED, execution=execution)
+    return Outcome.of(plan_of(strategy, batch), batch)
+
+
+def _emulate(ranks: EmulatedRanks, strategy: str, execution: Execution, steps: int) -> list[Emulated]:
+    emulated = []
+    ranks.warm_up(_planned(strategy, execution, 0))
+    for step in range(steps):
+        progress(f"{EMULATED} {strategy}, {execution.schedule}, step {step + 1} of {steps}")
+        outcome = _planned(strategy, execution, step)
+        emulated.append(Emulated(outcome=outcome, measured=ranks.run(outcome)))
+    return emulated
+
+
+def _errors(what: str, measured: dict[str, list[Emulated]]) -> Section:
+    """Without a goal where samples are deferred: the parts of a microbatch then pass one by one, which the simulator lets wait
+    for each other, and the pipeline is faster than simulated."""
+    rows = []
+    for name, steps in measured.items():
+        num_deferred = sum(step.outcome.num_deferred() for step in steps)
+        times = ", ".join(f"{step.predicted_s:.3f} -> {step.measured.iteration_s:.3f} s" for step in steps)
+        rows.append(
+            Row(
+                name=f"{name}, {num_deferred} samples deferred" if num_deferred else name,
+                value=max(step.error_percent for step in steps),
+                unit="%",
+                goal=None if num_deferred else at_most(ERROR_GOAL_PERCENT),
+                detail=f"predicted -> measured: {times}",
+            )
+        )
+    return Section(title=f"{EMULATED} {what}: iteration time, measured against simulated, the step that is worst", rows=rows)
+
+
+def _gains(measured: dict[str, list[Emulated]]) -> Section:
+    goals: dict[str, Goal] = {"disttrain": at_least(DISTTRAIN_GOAL), "random": at_least(RANDOM_GOAL)}
+    seconds = {name: sum(step.measured.iteration_s for step in steps) for name, steps in measured.items()}
+    predicted = {name: sum(step.predicted_s for step in steps) for name, steps in measured.items()}
+    rows = [
+        Row(
+            name=f"joint over {name}",
+            value=seconds[name] / seconds["joint"],
+            unit="x",
+            goal=goal,
+            detail=f"simulated {predicted[name] / predicted['joint']:.3f}",
+        )
+        for name, goal in goals.items()
+    ]
+    return Section(
+        title=f"{EMULATED} measured speed-up: synthchart, {SAMPLES} samples, D={REPLICAS}, K={MICROBATCHES}, 8 stages", rows=rows
+    )
+
+
+def _overheads(steps: Sequence[Emulated]) -> Section:
+    overheads_s = [overhead_s for step in steps for overhead_s in step.measured.overheads_s]
+    rows = [
+        Row(
+            name="an action, beside computing and waiting for a peer",
+            value=1e6 * median(overheads_s),
+            unit="µs",
+            goal=at_most(OVERHEAD_GOAL_US),
+            detail=f"mean {1e6 * mean(overheads_s):.0f} of {len(overheads_s):,}",
+        ),
+        Row(
+            name="sleeps longer than asked for",
+            value=100 * mean(step.measured.oversleep for step in steps),
+            unit="%",
+        ),
+    ]
+    return Section(title=f"{EMULATED} overhead on gloo, 16 processes on this machine; the median", rows=rows)
+
+
+if __name__ == "__main__":
+    main()

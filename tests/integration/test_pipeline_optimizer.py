@@ -1,0 +1,79 @@
+"""The optimizer of a pipeline: sharded over replicas, in bfloat16, and from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.plan import Topology
+from headrace.spec import parse
+from reorder_service.planning.strategies import plan
+from tests.verify.batches import costs_of, make_row
+from tests.verify.processes import Answer, Order, Processes
+from trainer.pipeline.topology import PipelineTopology
+
+pytestmark = pytest.mark.integration
+
+SAMPLES, MICROBATCHES = 9, 2
+REPLICATED = {"units": {"vision": {}, "llm": {"dp": 3}}}
+CUT = {"units": {"vision": {"tp": 2}, "llm": {"pp": 2}}}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    with Processes(4) as running:
+        yield running
+
+
+def steps(processes: Processes, numbers: range, document: dict[str, Any] = REPLICATED, **options: str) -> list[Answer]:
+    topology = parse(PipelineTopology, document, "topology")
+    planned = Topology(replicas=topology.units["llm"].dp, microbatches=MICROBATCHES, stages=topology.stages)
+    plans = []
+    for number in numbers:
+        rows = [make_row(100 * number + sample, audio=False) for sample in range(SAMPLES)]
+        ids = np.array([row["sample_id"] for row in rows])
+        plans.append(plan("disttrain", ids, costs_of(rows, topology.stages), planned, seed=number).to_json())
+    return processes.run(Order(document, plans, False, 1e-3, **options))
+
+
+def same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
+    return some.keys() == others.keys() and all(np.array_equal(some[name], others[name]) for name in some)
+
+
+def test_owners_agree_to_the_bit_and_every_parameter_has_two(processes: Processes) -> None:
+    _, *replicas = steps(processes, range(3))
+    assert all(same(replica.weights, replicas[0].weights) for replica in replicas)
+    for name in replicas[0].gradients:
+        one, other = (replica.moments[name] for replica in replicas if name in replica.moments)
+        assert np.array_equal(one, other)
+
+
+def test_a_run_from_a_checkpoint_is_the_run_that_went_on(processes: Processes, tmp_path: Path) -> None:
+    whole = steps(processes, range(4))
+    steps(processes, range(2), save_to=str(tmp_path))
+    resumed = steps(processes, range(2, 4), load_from=str(tmp_path), save_to=str(tmp_path))
+    for before, after in zip(whole, resumed, strict=True):
+        assert before.results[-2:] == after.results[-2:]
+        assert same(before.weights, after.weights)
+        assert same(before.moments, after.moments)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000002", "step-00000004"}
+
+
+def test_a_checkpoint_is_loaded_into_another_topology_and_back(processes: Processes, tmp_path: Path) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    whole = steps(processes, range(3))
+    steps(processes, range(1), save_to=str(there))
+    cut = steps(processes, range(1, 2), CUT, load_from=str(there), save_to=str(back))
+    resumed = steps(processes, range(2, 3), load_from=str(back))
+    assert cut[0].results[-1].loss == pytest.approx(whole[0].results[-2].loss, rel=1e-5)
+    assert resumed[0].results[-1].loss == pytest.approx(whole[0].results[-1].loss, rel=1e-4)
+
+
+def test_bfloat16_learns_as_float32_does(processes: Processes) -> None:
+    exact, rounded = (steps(processes, range(2), dtype=dtype)[0].results for dtype in ("float32", "bfloat16"))
+    assert [result.loss for result in rounded] == pytest.approx([result.loss for result in exact], rel=0.03)
+    assert rounded[0].loss != exact[0].loss

@@ -1,0 +1,119 @@
+"""`headrace train --topology`: a job's batches through a pipeline of processes, beside one process that trains on them alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.processes import Process, ProcessGroup
+from tests.wire import free_ports
+
+pytestmark = pytest.mark.integration
+
+END_S = 60.0
+Units = dict[str, dict[str, int]]
+UNITS: Units = {"vision": {}, "audio": {}, "llm": {"pp": 2}}
+PLANNED = {"replicas": 1, "microbatches": 2, "stages": {"vision": 1, "audio": 1, "llm": 2}}
+
+
+def start(
+    group: ProcessGroup, cluster: Any, job: str, folder: Path, units: Units | None, world: int, count: int, *options: str
+) -> list[Process]:
+    """The first `count` of the processes that torchrun would start. `units`: None: one that trains alone."""
+    arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1", "--format", "json", *options]
+    if units is not None:
+        (folder / "topology.yaml").write_text(yaml.safe_dump({"units": units}))
+        arguments += ["--topology", str(folder / "topology.yaml")]
+    (port,) = free_ports(1)
+    world_of = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return [
+        group.add(Process(f"trainer {rank}", arguments, folder / f"{job}-{rank}.log", world_of | {"RANK": str(rank)}))
+        for rank in range(count)
+    ]
+
+
+def wait(processes: list[Process], timeout_s: float = END_S) -> list[int | None]:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and any(process.exit_code() is None for process in processes):
+        time.sleep(0.05)  # polls real processes
+    return [process.exit_code() for process in processes]
+
+
+def losses(log: Path) -> list[float]:
+    return [float(value) for value in re.findall(r" step .* loss=([\d.]+) ", log.read_text())]
+
+
+def test_a_pipeline_trains_as_one_process_does(calm, spec, tmp_path: Path) -> None:
+    logs = {}
+    with ProcessGroup() as group:
+        for name, units, world in (("whole", None, 1), ("pipeline", UNITS, 4)):
+            job = calm.submit(spec(name, steps=3, topology=PLANNED))
+            processes = start(group, calm, job, tmp_path, units, world, world)
+            assert wait(processes) == [0] * world, processes[0].last_words()
+            logs[name] = [losses(process.log) for process in processes]
+    [whole] = logs["whole"]
+    assert len(whole) == 3
+    for of_rank in logs["pipeline"]:
+        assert of_rank == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_job_goes_on_from_its_newest_checkpoint(calm, spec, tmp_path: Path) -> None:
+    """The last one was never finished: its step is trained again, and with the same result."""
+    units: Units = {"encoder": {}, "llm": {}}
+    planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
+    job = calm.submit(spec("resumed", steps=3, topology=planned))
+    folder = tmp_path / "checkpoints"
+    options = ["--checkpoint", str(folder), "--checkpoint-every", "2", "--precision", "bf16"]
+    runs = []
+    for resume in ([], ["--resume", str(folder)]):
+        with ProcessGroup() as group:
+            processes = start(group, calm, job, tmp_path, units, 2, 2, *options, *resume)
+            assert wait(processes) == [0] * 2, processes[0].last_words()
+            runs.append(losses(processes[0].log))
+        assert {path.name for path in folder.iterdir()} == {"step-00000002", "step-00000003"}
+        (folder / "step-00000003" / "0-of-2.arrow").unlink()
+    assert len(runs[0]) == 3
+    assert runs[1] == runs[0][2:]
+
+
+@pytest.mark.parametrize(
+    ("units", "world", "sentence"),
+    [
+        ({"encoder": {}, "llm": {}}, 3, "needs 2 processes, but there are 3"),
+        (
+            {"vision": {}, "llm": {}},
+            2,
+            "the job plans for the units encoder, llm, but the topology of the trainers has llm, vision",
+        ),
+        ({"encoder": {"pp": 2}, "llm": {}}, 3, "name 'vision' and 'audio' in its place"),
+        ({"encoder": {}, "llm": {"pp": 9}}, 10, "lower its pp"),
+        ({"encoder": {}, "llm": {"dp": 3}}, 4, "has 2: give the llm as many, or `headrace job topology"),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_sentence(calm, spec, tmp_path: Path, units: Units, world: int, sentence: str) -> None:
+    """Rank 0 says it, whether or not the others are there."""
+    job = calm.submit(spec("misfit", steps=1))
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path, units, world, 1)
+        assert wait(processes) == [2]
+        assert sentence in processes[0].last_words()
+
+
+def test_when_one_process_dies_the_others_end(calm, spec, tmp_path: Path) -> None:
+    job = calm.submit(spec("widowed", topology=PLANNED))
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path, UNITS, 4, 4)
+        deadline = time.monotonic() + END_S
+        while not losses(processes[0].log):
+            assert time.monotonic() < deadline, processes[0].last_words()
+            time.sleep(0.05)  # polls a real process
+        os.kill(processes[1].pid, signal.SIGKILL)
+        assert None not in wait(processes, timeout_s=20.0)
+        assert all(process.exit_code() for process in processes)

@@ -1,0 +1,190 @@
+"""Steps for a process of a pipeline: the whole plan, and of the data what this process's unit needs."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from headrace.errors import UserError
+from headrace.plan import LLM, StepPlan
+from headrace.quarantine import Rejected
+from headrace.sample import UNIT_COLUMNS
+from headrace.transport.base import TRANSPORTS
+from headrace.transport.tls import load_ca
+from headrace.v1 import sessions_pb2
+from trainer.buffers import BufferPool
+from trainer.client import Part
+from trainer.collate import PackedMicrobatch, collate
+from trainer.fetch import PartFetcher
+from trainer.hedging import HEDGE_S
+from trainer.loader import PREFETCH_BYTES, PREFETCH_PARTS, THREADS, StepLoader
+from trainer.pipeline.routes import Portion, Routes
+from trainer.pipeline.topology import PipelineTopology, Place
+from trainer.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The rows that a sample came with, and which it is."""
+
+    batch: pa.RecordBatch
+    row: int
+
+
+@dataclass(slots=True, eq=False)
+class Feed:
+    """The data of one step. Portions are packed when the stage asks for them, from parts that were fetched ahead."""
+
+    plan: StepPlan
+    _parts: PartFetcher
+    _samples: Mapping[str, Sequence[int]]
+    """Of each part of this process."""
+    _widths: Mapping[str, int]
+    _device: torch.device
+    rejected: list[Rejected] = field(default_factory=list)
+    data_wait_s: float = 0.0
+    _where: dict[int, Where] = field(default_factory=dict)
+    _to_come: dict[int, str] = field(init=False)
+    """Sample -> part that was not taken yet."""
+
+    def __post_init__(self) -> None:
+        self._to_come = {sample: ticket for ticket, samples in self._samples.items() for sample in samples}
+
+    def __call__(self, portion: Portion) -> PackedMicrobatch:
+        """The unit's columns of the portion's samples, in its order, without those that could not be decoded."""
+        self._take(portion.samples)
+        runs = list(_runs(self._where[sample] for sample in portion.samples if sample in self._where))
+        return collate(runs, **self._widths, buffers=BufferPool(max_idle_bytes=0)).to(self._device)
+
+    def _take(self, samples: Iterable[int]) -> None:
+        """Wait for the parts that these samples are in."""
+        for ticket in dict.fromkeys(self._to_come[sample] for sample in samples if sample in self._to_come):
+            began_s = time.perf_counter()
+            part = self._parts.take(ticket)
+            self.data_wait_s += time.perf_counter() - began_s
+            for sample in self._samples[ticket]:
+                del self._to_come[sample]
+            self._note(part)
+
+    def _note(self, part: Part) -> None:
+        self.rejected.extend(part.rejected)
+        for batch in part.batches:
+            for row, sample in enumerate(batch.column("sample_id").to_pylist()):
+                self._where[sample] = Where(batch, row)
+
+
+class PipelineLoader(StepLoader):
+    """Steps with their whole plans, for one process of a pipeline. Each is to be committed by all processes."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        job: str,
+        topology: PipelineTopology,
+        rank: int,
+        device: torch.device,
+        transports: Sequence[str] = TRANSPORTS,
+        tls_ca: Path | None = None,
+    ) -> None:
+        """`device`: where the data go. `transports`, `tls_ca`: as of `trainer.connect`."""
+        self._topology, self._place = topology, topology.place(rank)
+        self._device = device
+        self._needed: dict[int, tuple[StepPlan, dict[str, list[int]]]] = {}  # by step
+        super().__init__(
+            endpoint,
+            job=job,
+            rank=rank,
+            num_ranks=topology.world_size,
+            prefetch_parts=PREFETCH_PARTS,
+            prefetch_bytes=PREFETCH_BYTES,
+            threads=THREADS,
+            transports=transports,
+            tls_ca=load_ca(tls_ca) if tls_ca is not None else None,
+            columns=columns_of(topology, self._place),
+            hedge_s=HEDGE_S,
+            replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
+        )
+
+    def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
+        """Those that this process needs, in the order in which it does."""
+        if plan.step not in self._needed:
+            whole = StepPlan.from_json(json.loads(plan.plan_json))
+            self._needed[plan.step] = whole, tickets_of(plan, whole, self._topology, self._place)
+        return list(self._needed[plan.step][1])
+
+    def steps(self) -> Iterator[tuple[Step, Feed]]:
+        """Until the job's end; each with its data, and to be committed by `commit_fed`."""
+        widths = {"patch_values": 3 * self.spec.image.patch**2, "mel_bins": self.spec.audio.mel_bins}
+        for step in self:
+            plan, samples = self._needed.pop(step.index)
+            yield step, Feed(plan, self._parts, samples, widths, self._device)
+
+    def commit_fed(self, step: Step, feed: Feed, *, loss: float) -> None:
+        """The step is applied by this process."""
+        step.rejected, step.consumed = feed.rejected, True
+        step.data_wait_s += feed.data_wait_s
+        self.commit(step, loss=loss)
+
+
+def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
+    """What a process fetches: its unit's columns, behind the first stage of an encoder without the media themselves."""
+    columns = UNIT_COLUMNS[place.unit]
+    behind_first = place.stage > 0 and topology.chunks == 1
+    return tuple(name for name in columns if not (behind_first and name in ("patches", "mel")))
+
+
+def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list[int]:
+    """The replicas of the plan whose samples may reach a process: those of its lane (`trainer.pipeline.routes`)."""
+    lanes = math.gcd(topology.units[place.unit].dp, replicas)
+    lane = place.replica * lanes // topology.units[place.unit].dp
+    return list(range(lane * replicas // lanes, (lane + 1) * replicas // lanes))
+
+
+def tickets_of(message: sessions_pb2.RankPlan, plan: StepPlan, topology: PipelineTopology, place: Place) -> dict[str, list[int]]:
+    """The parts that hold samples of this process, in the order in which it needs them, with the samples that they have.
+
+    Raises UserError where the plan has other replicas, or sends samples to lanes whose data this process does not get.
+    """
+    if plan.topology.replicas != topology.units[LLM].dp:
+        raise UserError(
+            f"step {message.step} is planned for {plan.topology.replicas} replicas, and the llm has dp {topology.units[LLM].dp}: "
+            "change dp, or the replicas of the job with `headrace job topology`"
+        )
+    part_samples = {
+        ticket: list(part.sample_ids)
+        for microbatch in message.microbatches
+        for ticket, part in zip(microbatch.tickets, microbatch.parts, strict=True)
+    }
+    part_of = {sample: ticket for ticket, samples in part_samples.items() for sample in samples}
+    routes = Routes(plan, {unit: size.dp for unit, size in topology.units.items()})
+    needed = [sample for portion in routes.portions(place.unit, place.replica) for sample in portion.samples]
+    astray = [sample for sample in needed if sample not in part_of]
+    if astray:
+        raise UserError(
+            f"strategy {plan.strategy!r} encodes sample {astray[0]} on another lane than the one that computes its loss: "
+            "give the encoder one replica, or take another strategy"
+        )
+    return {ticket: part_samples[ticket] for ticket in dict.fromkeys(part_of[sample] for sample in needed)}
+
+
+def _runs(places: Iterable[Where]) -> Iterator[pa.RecordBatch]:
+    """Rows one behind the other in one batch as one slice."""
+    current: list[Any] = []  # batch, first row, number of rows
+    for place in places:
+        if current and current[0] is place.batch and current[1] + current[2] == place.row:
+            current[2] += 1
+            continue
+        if current:
+            yield current[0].slice(current[1], current[2])
+        current = [place.batch, place.row, 1]
+    if current:
+        yield current[0].slice(current[1], current[2])

@@ -1,0 +1,139 @@
+"""Headrace's own training in a disaggregated pipeline: one process of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+
+from headrace.errors import UserError
+from headrace.model_shape import MODEL_SHAPES
+from headrace.telemetry import pairs
+from headrace.transport.base import TRANSPORTS
+from trainer.models.multimodal import MultimodalModel, build_model
+from trainer.pipeline.checkpoint import CheckpointWriter, load
+from trainer.pipeline.checkpoint_files import Checkpoint
+from trainer.pipeline.feed import PipelineLoader
+from trainer.pipeline.groups import ProcessGroups
+from trainer.pipeline.partition import bounds
+from trainer.pipeline.stages import Stage, build_stages
+from trainer.pipeline.step import PipelineStep
+from trainer.pipeline.topology import PipelineTopology
+from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, learning_rate
+from trainer.train import local_device, num_ranks, process_group, rank
+
+log = logging.getLogger(__name__)
+
+
+def train_pipeline(
+    endpoint: str,
+    *,
+    job: str,
+    topology: PipelineTopology,
+    model_name: str = "",
+    threads: int | None = None,
+    transports: Sequence[str] = TRANSPORTS,
+    tls_ca: Path | None = None,
+    precision: str = "fp32",
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 100,
+    resume: Path | None = None,
+) -> None:
+    """Train until the job's last step is committed, as one of the processes that torchrun started.
+
+    Without `resume`, the weights start afresh also where the job has committed steps already; the log then warns of it. Raises
+    UserError where topology, model, job, checkpoint and number of processes do not fit each other.
+
+    `model_name`, `threads`, `transports`, `tls_ca`, `precision`: as of `trainer.train.train`. `checkpoint`: folder, seen by all
+    processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with checkpoints
+    of the job, of whatever topology; the job goes back to the newest complete one.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    _check_world(topology)
+    device = local_device()
+    loader = PipelineLoader(
+        endpoint, job=job, topology=topology, rank=rank(), device=device, transports=transports, tls_ca=tls_ca
+    )
+    begin = None if resume is None else Checkpoint.newest(resume)
+    if begin is not None:
+        loader.load_state_dict(begin.loader)
+    with loader:
+        name = model_name or loader.spec.model
+        _check_units(loader, topology)
+        topology.check(num_ranks(), MODEL_SHAPES[name])
+        with process_group(device):
+            groups = ProcessGroups.make(topology)
+            stages = _stages(loader, topology, name, device, groups)
+            step = PipelineStep(topology, stages, groups, dtype=PRECISIONS[precision])
+            if begin is not None:
+                load(begin, step)
+                del begin  # it is mapped into memory, and its files may soon be removed
+            elif loader.next_step:
+                log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=loader.next_step))
+            saving = nullcontext() if checkpoint is None else CheckpointWriter(checkpoint, step, goes_on=resume == checkpoint)
+            with saving as writer:
+                _train(job, loader, step, writer, every=checkpoint_every, peak=PEAK_LEARNING_RATES[name])
+
+
+def _train(
+    job: str, loader: PipelineLoader, step: PipelineStep, writer: CheckpointWriter | None, *, every: int, peak: float
+) -> None:
+    place = step.place
+    where = {"unit": place.unit, "replica": place.replica, "stage": place.stage, "slice": place.slice}
+    log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
+    committed = 0
+    for planned, feed in loader.steps():
+        result = step.run(feed.plan, feed, learning_rate(planned.index, peak=peak))
+        loader.commit_fed(planned, feed, loss=result.loss)
+        log.info(
+            "step %s",
+            pairs(
+                job=job,
+                step=planned.index,
+                loss=result.loss,
+                targets=result.num_targets,
+                grad_norm=result.grad_norm,
+                data_wait_s=planned.data_wait_s,
+            ),
+        )
+        committed = planned.index + 1
+        if writer is not None and committed % every == 0:
+            writer.save(committed, loader.state_dict())
+    if writer is not None and committed:
+        writer.save(committed, loader.state_dict())
+
+
+def _check_world(topology: PipelineTopology) -> None:
+    if num_ranks() != topology.world_size:
+        raise UserError(
+            f"the topology needs {topology.world_size} processes, but there are {num_ranks()}: "
+            f"start it with torchrun --nproc-per-node {topology.world_size}, or change a unit's dp, tp or pp"
+        )
+
+
+def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:
+    planned = set(loader.spec.topology.stages)
+    if planned != set(topology.units):
+        raise UserError(
+            f"the job plans for the units {', '.join(sorted(planned))}, but the topology of the trainers has "
+            f"{', '.join(sorted(topology.units))}: name the same ones in the job's topology.stages"
+        )
+
+
+def _stages(
+    loader: PipelineLoader, topology: PipelineTopology, name: str, device: torch.device, groups: ProcessGroups
+) -> list[Stage]:
+    """Of this process."""
+    spec, vocabulary = loader.spec, loader.vocabulary
+
+    def whole_model() -> MultimodalModel:
+        ids = vocabulary.image_token, vocabulary.audio_token
+        return build_model(name, spec, vocabulary.size, *ids, seed=spec.seed, device="meta")
+
+    place = topology.place(rank())
+    cuts = bounds(topology, MODEL_SHAPES[name], vocab_size=vocabulary.size, image=spec.image, audio=spec.audio)[place.unit]
+    return build_stages(whole_model, topology, place, cuts, seed=spec.seed, device=device, slices=groups.slices)
