@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(BIN)/python -c "from reorder_service.planning import warm_up; warm_up()"
 	@touch $@
 
-demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, one trainer
+demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
 	@$(BIN)/headrace demo
 
 test: setup lint  ## the whole suite
@@ -52,6 +52,9 @@ bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other
 bench-recovery: setup  ## measure how soon work goes on after a kill, and how soon a job is resumed (a minute)
 	@$(BIN)/python -m benchmarks.recovery
 
+bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and strategies beside each other (three minutes)
+	@$(BIN)/python -m benchmarks.pipeline
+
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)
 	@$(BIN)/python -m benchmarks.scale
 
@@ -64,4 +67,4 @@ verify: setup  ## compare the pipeline runtime with one process in every combina
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-scale chaos verify stubs
+.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-scale chaos verify stubs

@@ -51,7 +51,7 @@ class Emulated:
     """As they were."""
 
 
-class EmulatedPart:
+class EmulatedChunk:
     """Chunk of a stage: takes the place of a `trainer.pipeline.stages.Stage` in an executor."""
 
     width = token_width = WIDTH
@@ -89,7 +89,7 @@ class _Sleep(torch.autograd.Function):
     """(rows, WIDTH) zeros from any inputs, whose gradients are zeros too; both ways take their time."""
 
     @staticmethod
-    def forward(ctx: Any, part: EmulatedPart, forward_s: float, backward_s: float, rows: int, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, part: EmulatedChunk, forward_s: float, backward_s: float, rows: int, *inputs: Tensor) -> Tensor:
         part.sleep(forward_s)
         ctx.part, ctx.backward_s, ctx.shapes = part, backward_s, [tensor.shape for tensor in inputs]
         return torch.zeros(rows, WIDTH)
@@ -108,7 +108,7 @@ def emulate(step: EmulatedStep) -> Emulated:
     forward_s = {sample: seconds / num_parts for sample, seconds in step.forward_s[place.unit].items()}
     ends = place.unit == list(topology.units)[-1] and place.stage == topology.stages[place.unit] - 1
     parts = [
-        EmulatedPart(forward_s, step.backward[place.unit], is_last=ends and chunk == topology.chunks - 1)
+        EmulatedChunk(forward_s, step.backward[place.unit], is_last=ends and chunk == topology.chunks - 1)
         for chunk in range(topology.chunks)
     ]
     executor = Executor(topology, place, parts, torch.float32)

@@ -6,17 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from headrace.schedule import Action, Kind, Schedule, build
+from headrace.schedule import Action, Kind
 from trainer.collate import PackedMicrobatch
 from trainer.models.loss import StepLoss
 from trainer.pipeline.events import Event, Recording, clock_origin_s
 from trainer.pipeline.flow import GradientFlow, learns
+from trainer.pipeline.order import actions_of, check_order
 from trainer.pipeline.routes import Handover, Portion, Routes
 from trainer.pipeline.topology import PipelineTopology, Place
 from trainer.pipeline.wire import Arrival, Wire
@@ -28,7 +28,7 @@ _Key = tuple[Portion | Handover, int]
 """A portion with the position that it comes from or, on its way back, goes to; or a handover with -1."""
 
 
-class Part(Protocol):
+class Chunk(Protocol):
     """What the executor needs of one chunk of a stage: a `trainer.pipeline.stages.Stage`, or what stands in its place."""
 
     @property
@@ -64,7 +64,7 @@ class _Held:
 class Executor:
     """The stages of one process: as many as the schedule has chunks."""
 
-    def __init__(self, topology: PipelineTopology, place: Place, stages: Sequence[Part], dtype: torch.dtype) -> None:
+    def __init__(self, topology: PipelineTopology, place: Place, stages: Sequence[Chunk], dtype: torch.dtype) -> None:
         """`dtype`: of what is sent."""
         self.topology = topology
         self.place = place
@@ -77,7 +77,11 @@ class Executor:
         """Of the last step."""
 
     def run(self, routes: Routes, feed: Feed) -> Totals:
-        """Forward and backward of everything that the plan gives this process; gradients are added to its parameters'."""
+        """Forward and backward of everything that the plan gives this process; gradients are added to its parameters'.
+
+        Raises HeadraceError, before anything is computed, where the plan would have somebody wait for ever.
+        """
+        check_order(self.topology, routes, self.place)
         run = _Run(self, routes, feed)
         actions = self.actions(routes)
         events: list[Event] = []
@@ -94,14 +98,7 @@ class Executor:
 
     def actions(self, routes: Routes) -> Sequence[Action]:
         """Of this process's stage, in order."""
-        topology, place = self.topology, self.place
-        occupied = routes.occupied(place.replica)
-        schedule = _schedule(
-            topology.schedule, tuple(topology.stages.items()), len(occupied), topology.chunks, topology.in_flight
-        )
-        units = list(topology.stages)
-        before = sum(topology.stages[unit] for unit in units[: units.index(place.unit)])
-        return [replace(action, microbatch=occupied[action.microbatch]) for action in schedule[before + place.stage]]
+        return actions_of(self.topology, routes, self.place.unit, self.place.replica)[self.place.stage]
 
 
 class _Run:
@@ -158,7 +155,7 @@ class _Run:
             if self._visits[portion] == 2 * len(self._stages):
                 del self._data[portion]
 
-    def _run_forward(self, portion: Portion, stage: Part, position: int) -> None:
+    def _run_forward(self, portion: Portion, stage: Chunk, position: int) -> None:
         data = self._data_of(portion)
         if not stage.num_rows(data):
             return
@@ -187,7 +184,7 @@ class _Run:
                 rows = held.output.detach()[_rows(handover.samples, counts)]
                 self._send(Kind.FORWARD, (handover, -1), rows, self._receivers(handover.target, last=False))
 
-    def _run_backward(self, portion: Portion, stage: Part, position: int) -> None:
+    def _run_backward(self, portion: Portion, stage: Chunk, position: int) -> None:
         held = self._held.pop((portion, position), None)
         if held is None:
             return
@@ -208,7 +205,7 @@ class _Run:
                 receivers = self._receivers(handover.source, last=True)
                 self._send(Kind.BACKWARD, (handover, -1), _gradient_of(tensor), receivers)
 
-    def _gradient(self, portion: Portion, stage: Part, position: int, output: Tensor) -> Tensor:
+    def _gradient(self, portion: Portion, stage: Chunk, position: int, output: Tensor) -> Tensor:
         if position < self._last:
             return self._posted.pop((Kind.BACKWARD, (portion, position)))()
         gradient = torch.zeros_like(output)
@@ -218,14 +215,14 @@ class _Run:
 
     # -- what is handed over ----------------------------------------------------------------------------------------
 
-    def _arriving(self, portion: Portion, stage: Part, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
+    def _arriving(self, portion: Portion, stage: Chunk, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
         """Handovers into a portion that carry tokens, with the rows of the portion's tokens of that unit that each sample has."""
         for handover in self._routes.into(portion):
             rows = _ranges(data, stage.tokens_of(handover.source.unit, data))
             if _count(handover, rows):
                 yield handover, rows
 
-    def _leaving(self, portion: Portion, stage: Part, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
+    def _leaving(self, portion: Portion, stage: Chunk, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
         """Handovers out of a portion that carry tokens, with the rows of the stage's output that each sample has."""
         handovers = self._routes.out_of(portion)
         rows = _ranges(data, stage.tokens(data)) if handovers else {}
@@ -285,14 +282,6 @@ class _Run:
         if portion not in self._data:
             self._data[portion] = self._feed(portion)
         return self._data[portion]
-
-
-@lru_cache(maxsize=64)
-def _schedule(
-    name: str, stages: tuple[tuple[str, int], ...], num_microbatches: int, chunks: int, in_flight: int | None
-) -> Schedule:
-    """Kept, because interleaved ones take a moment to find."""
-    return build(name, dict(stages), range(num_microbatches), chunks=chunks, in_flight=in_flight)
 
 
 def _by(portions: Sequence[Portion], key: Callable[[Portion], int]) -> dict[int, list[Portion]]:

@@ -133,11 +133,11 @@ def test_several_batches_are_copied_once_straight_into_one_buffer_that_is_used_a
     assert torch.equal(packed.mel.flatten(), torch.from_numpy(np.tile(row["mel"], 4)))
     del packed, tensor
 
-    tracemalloc.start()
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        tracemalloc.start()
         collate(batches, buffers=pool)
-    _, peak_bytes = tracemalloc.get_traced_memory()  # numpy tells it of every array
-    tracemalloc.stop()
+        _, peak_bytes = tracemalloc.get_traced_memory()  # numpy tells it of every array
+        tracemalloc.stop()
     assert pool.taken[1] == first, "warm"
     assert peak_bytes < 1 << 20
     assert sum(max(0, event.self_cpu_memory_usage) for event in profile.key_averages()) < 1 << 20
