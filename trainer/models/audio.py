@@ -22,6 +22,7 @@ class AudioEncoder(nn.Module):
 
     def __init__(self, shape: TransformerShape, audio: AudioSpec) -> None:
         super().__init__()
+        self.width = shape.width
         self.head_dim = shape.width // shape.heads
         self.conv1 = PackedConv(audio.mel_bins, shape.width)
         self.conv2 = PackedConv(shape.width, shape.width, stride=STRIDE)

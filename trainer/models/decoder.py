@@ -20,6 +20,7 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: TransformerShape, *, vocab_size: int, tied: bool) -> None:
         super().__init__()
+        self.width = shape.width
         self.head_dim = shape.width // shape.heads
         self.embed = nn.Embedding(vocab_size, shape.width)
         self.layers = decoder_blocks(shape)

@@ -24,6 +24,7 @@ class VisionEncoder(nn.Module):
     def __init__(self, shape: TransformerShape, image: ImageSpec) -> None:
         super().__init__()
         self.merge = image.merge
+        self.width = shape.width
         self.head_dim = shape.width // shape.heads
         self.embed = nn.Linear(3 * image.patch * image.patch, shape.width)
         self.layers = encoder_blocks(shape)
@@ -37,6 +38,10 @@ class VisionEncoder(nn.Module):
             x = layer(x, *surroundings)
         output: Tensor = self.norm(x)
         return output
+
+    def num_rows(self, image_cu_seqlens: Tensor) -> int:
+        """Of the hidden states between layers."""
+        return int(image_cu_seqlens[-1])
 
     def enter(self, patches: Tensor) -> Tensor:
         """What the first layer takes: (P, width)."""

@@ -41,7 +41,7 @@ class Stage(nn.Module, ABC):
         self.is_tied = unit == LLM and model.decoder.head is None
         """Whether embedding and head are one matrix, which the first and the last stage both have."""
         self.checkpointing = checkpointing
-        self.width = int(layers[0].get_submodule("attention.query").in_features)  # type: ignore[arg-type]
+        self.width = int(trunk.width)  # type: ignore[arg-type]
         """Of hidden states between stages."""
         self.token_width = model.decoder.embed.embedding_dim
         """Of tokens between an encoder and the LLM."""
@@ -119,7 +119,7 @@ class VisionStage(EncoderStage):
         return ["embed"] * self.is_first + ["norm"] * self.is_last
 
     def num_rows(self, data: PackedMicrobatch) -> int:
-        return int(data.image_cu_seqlens[-1])
+        return self.model.vision.num_rows(data.image_cu_seqlens)
 
     def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
         return self.model.vision.enter(data.patches)
@@ -258,12 +258,14 @@ def build_stages(
     seed: int,
     device: torch.device,
     slices: dist.ProcessGroup | None,
+    initialise: Callable[[MultimodalModel, int], None] = initialise,
 ) -> list[Stage]:
     """The stages of one process, chunk after chunk, with weights; what is frozen does not learn.
 
     make_model: the whole model on the meta device, anew for every stage, which takes it apart. bounds: of the unit's parts, as
     `trainer.pipeline.partition.bounds` has them. slices: the processes that share every layer, as
-    `trainer.pipeline.groups.ProcessGroups` has them; None where tp is 1.
+    `trainer.pipeline.groups.ProcessGroups` has them; None where tp is 1. initialise: gives what a stage has of the model its
+    weights for the seed.
     """
     unit = topology.units[place.unit]
     stages = []

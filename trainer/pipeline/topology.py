@@ -22,6 +22,7 @@ from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
 from headrace.spec import parse, read_yaml
+from trainer.models.huggingface.units import HuggingFaceUnits
 
 ENCODER = "encoder"
 """The unit that has all encoders, where they are not units of their own."""
@@ -81,6 +82,8 @@ class PipelineTopology(BaseModel):
     """Most microbatches that a stage holds, for 'eager'. None: no limit."""
     units: dict[str, UnitTopology]
     """By name; encoders keep the order in which they are given."""
+    model: HuggingFaceUnits = HuggingFaceUnits()
+    """Units that are models of Hugging Face's transformers. What it does not name is the compact model's of the job's size."""
 
     @field_validator("units")
     @classmethod

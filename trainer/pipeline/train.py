@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from headrace.errors import UserError
-from headrace.model_shape import MODEL_SHAPES
+from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
-from trainer.models.multimodal import MultimodalModel, build_model
+from trainer.models.huggingface.units import HuggingFaceUnits
+from trainer.models.multimodal import MultimodalModel, build_model, initialise
 from trainer.pipeline.checkpoint import CheckpointWriter, load
 from trainer.pipeline.checkpoint_files import Checkpoint
 from trainer.pipeline.feed import PipelineLoader
@@ -64,10 +67,11 @@ def train_pipeline(
     with loader:
         name = model_name or loader.spec.model
         _check_units(loader, topology)
-        topology.check(num_ranks(), MODEL_SHAPES[name])
+        model = _model(loader, name, topology.model)
+        topology.check(num_ranks(), model.shape)
         with process_group(device):
             groups = ProcessGroups.make(topology)
-            stages = _stages(loader, topology, name, device, groups)
+            stages = _stages(loader, topology, model, device, groups)
             step = PipelineStep(topology, stages, groups, dtype=PRECISIONS[precision])
             if begin is not None:
                 load(begin, step)
@@ -124,16 +128,51 @@ def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    shape: ModelShape
+    make: Callable[[], MultimodalModel]
+    """On the meta device."""
+    initialise: Callable[[MultimodalModel, int], None]
+
+
+def _model(loader: PipelineLoader, name: str, units: HuggingFaceUnits) -> _Model:
+    spec, vocabulary = loader.spec, loader.vocabulary
+    ids = vocabulary.image_token, vocabulary.audio_token
+    if units == HuggingFaceUnits():
+        make = partial(build_model, name, spec, vocabulary.size, *ids, seed=spec.seed, device="meta")
+        return _Model(shape=MODEL_SHAPES[name], make=make, initialise=initialise)
+    try:
+        from trainer.models.huggingface import model as adapted
+    except ImportError as err:
+        raise UserError(f"the topology's model needs transformers, which is not here ({err}): pip install transformers") from err
+    make = partial(
+        adapted.adapted_model,
+        units,
+        MODEL_SHAPES[name],
+        vocab_size=vocabulary.size,
+        image=spec.image,
+        audio=spec.audio,
+        image_token_id=vocabulary.image_token,
+        audio_token_id=vocabulary.audio_token,
+    )
+    return _Model(shape=adapted.adapted_shape(units, MODEL_SHAPES[name]), make=make, initialise=adapted.initialise)
+
+
 def _stages(
-    loader: PipelineLoader, topology: PipelineTopology, name: str, device: torch.device, groups: ProcessGroups
+    loader: PipelineLoader, topology: PipelineTopology, model: _Model, device: torch.device, groups: ProcessGroups
 ) -> list[Stage]:
     """Of this process."""
     spec, vocabulary = loader.spec, loader.vocabulary
-
-    def whole_model() -> MultimodalModel:
-        ids = vocabulary.image_token, vocabulary.audio_token
-        return build_model(name, spec, vocabulary.size, *ids, seed=spec.seed, device="meta")
-
     place = topology.place(rank())
-    cuts = bounds(topology, MODEL_SHAPES[name], vocab_size=vocabulary.size, image=spec.image, audio=spec.audio)[place.unit]
-    return build_stages(whole_model, topology, place, cuts, seed=spec.seed, device=device, slices=groups.slices)
+    cuts = bounds(topology, model.shape, vocab_size=vocabulary.size, image=spec.image, audio=spec.audio)[place.unit]
+    return build_stages(
+        model.make,
+        topology,
+        place,
+        cuts,
+        seed=spec.seed,
+        device=device,
+        slices=groups.slices,
+        initialise=model.initialise,
+    )

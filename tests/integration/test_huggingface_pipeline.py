@@ -1,0 +1,62 @@
+"""`headrace train --topology` with an llm of Hugging Face's transformers, and without transformers."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli.processes import Process, ProcessGroup
+from tests.integration.test_pipeline_training import losses, wait
+from tests.wire import free_ports
+
+pytestmark = pytest.mark.integration
+
+UNITS = {"encoder": {}, "llm": {}}
+PLANNED = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
+QWEN = {
+    "model_type": "qwen3",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+    "vocab_size": 60_000,
+}
+
+
+def start(group: ProcessGroup, cluster: Any, job: str, folder: Path) -> list[Process]:
+    """An encoder, which is compact, and an llm from a config.json."""
+    (folder / "config.json").write_text(json.dumps(QWEN))
+    (folder / "topology.yaml").write_text(yaml.safe_dump({"units": UNITS, "model": {"llm": str(folder)}}))
+    arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1", "--format", "json"]
+    arguments += ["--topology", str(folder / "topology.yaml")]
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    return [
+        group.add(Process(f"trainer {rank}", arguments, folder / f"{rank}.log", world | {"RANK": str(rank)})) for rank in range(2)
+    ]
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install 'transformers>=5'")
+def test_a_job_trains_an_llm_of_transformers(calm, spec, tmp_path: Path) -> None:
+    job = calm.submit(spec("adapted", steps=2, topology=PLANNED))
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path)
+        assert wait(processes) == [0, 0], processes[0].last_words()
+        encoder, llm = (losses(process.log) for process in processes)
+    assert encoder == llm
+    assert len(llm) == 2
+
+
+@pytest.mark.skipif(find_spec("transformers") is not None, reason="says what is missing, and here transformers is not")
+def test_without_transformers_it_is_asked_for(calm, spec, tmp_path: Path) -> None:
+    job = calm.submit(spec("bare", steps=1, topology=PLANNED))
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path)
+        assert wait(processes) == [2, 2]
+        assert "the topology's model needs transformers" in processes[0].last_words()

@@ -1,0 +1,67 @@
+"""The tensors of a local checkpoint in safetensors, read one by one: a stage reads only those that it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from headrace.errors import UserError
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds weights besides the configuration."""
+    return (folder / _INDEX).is_file() or (folder / _SINGLE).is_file()
+
+
+@torch.no_grad()
+def load(folder: Path, tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> None:
+    """Copies what the checkpoint has under these names, or under one of the prefixes and these names, into the tensors given.
+
+    Raises UserError where a tensor is not there or has another shape.
+    """
+    files = _files(folder)
+    prefix = next((prefix for prefix in prefixes if f"{prefix}{next(iter(tensors), '')}" in files), "")
+    with ExitStack() as stack:
+        opened: dict[Path, Any] = {}
+        for name, tensor in tensors.items():
+            stored = f"{prefix}{name}"
+            if stored not in files:
+                raise UserError(
+                    f"the checkpoint {folder} has no tensor {stored}, which its config.json asks for: take a whole one"
+                )
+            path = files[stored]
+            if path not in opened:
+                opened[path] = stack.enter_context(_open(path))
+            shape = tuple(opened[path].get_slice(stored).get_shape())
+            if shape != tuple(tensor.shape):
+                raise UserError(
+                    f"tensor {stored} of the checkpoint {folder} has the shape {shape}, where its config.json asks for "
+                    f"{tuple(tensor.shape)}: take a config.json that belongs to it"
+                )
+            tensor.copy_(opened[path].get_tensor(stored))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """The file of every tensor by its name."""
+    index = folder / _INDEX
+    if index.is_file():
+        return {name: folder / file for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()}
+    with _open(folder / _SINGLE) as file:
+        return dict.fromkeys(file.keys(), folder / _SINGLE)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (OSError, SafetensorError) as err:
+        raise UserError(f"cannot read {path}: {err}; fetch it again") from err
