@@ -220,7 +220,7 @@ def test_a_store_that_is_full_holds_commits_up_until_it_has_room(cluster, spec, 
     [
         ({"replicas": 0}, "topology: replicas: .*greater than or equal to 1"),
         ({"stages": {"llm": 0, "encoder": 1}}, "topology: stages.llm"),
-        ({"stages": {"nose": 1}}, "must name the units"),
+        ({"stages": {"nose": 1}}, "must name 'llm' and either 'encoder'"),
         ({"speeds": [1.0]}, "speeds must be one for each of 2 replicas"),
     ],
 )
