@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +51,8 @@ class Totals:
 
     loss_sum: float = 0.0
     num_targets: int = 0
+    not_finite: list[int] = field(default_factory=list)
+    """Samples of portions whose loss is no number."""
 
 
 @dataclass(slots=True, eq=False)
@@ -175,7 +178,10 @@ class _Run:
         if self._flow.enters(position):
             self._held[portion, position] = held
         if isinstance(held.output, StepLoss):
-            self.totals.loss_sum += float(held.output.loss_sum.detach())
+            loss_sum = float(held.output.loss_sum.detach())
+            if not math.isfinite(loss_sum):
+                self.totals.not_finite.extend(portion.samples)
+            self.totals.loss_sum += loss_sum
             self.totals.num_targets += held.output.num_targets
         elif position < self._last:
             self._send(Kind.FORWARD, (portion, position), held.output, [self._peer(position + 1)])

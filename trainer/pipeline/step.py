@@ -53,15 +53,20 @@ class PipelineStep:
         self.groups = groups
         self._tied = _tied_weight(stages) if groups.tied is not None else None
         self._max_grad_norm = max_grad_norm
+        self._not_finite: list[int] = []
         self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, weight_decay=weight_decay)
 
     def run(self, plan: StepPlan, feed: Feed, learning_rate: float) -> StepResult:
-        """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite."""
+        """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite: the LLM's
+        last stage names the samples.
+        """
         result = self.accumulate(plan, feed)
         if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)) and result.num_targets:
             self.discard()
+            names = f" in a microbatch of the samples {', '.join(map(str, self._not_finite))}" if self._not_finite else ""
             raise HeadraceError(
-                f"the step is not finite (loss {result.loss}, gradient norm {result.grad_norm}); the weights are as before it"
+                f"the step is not finite (loss {result.loss}, gradient norm {result.grad_norm}){names}; "
+                "it is not committed, and the weights are as before it"
             )
         if result.num_targets:
             self.optimizer.step(learning_rate)
@@ -73,6 +78,7 @@ class PipelineStep:
         replicas = {unit: size.dp for unit, size in self.topology.units.items()}
         with self._autocast:  # around all microbatches: weights are cast once
             totals = self._executor.run(Routes(plan, replicas), feed)
+        self._not_finite = totals.not_finite
         loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
         if not num_targets:
             return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)

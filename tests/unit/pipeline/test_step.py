@@ -1,0 +1,70 @@
+"""A step that is not finite changes nothing, and its samples are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from headrace.errors import HeadraceError
+from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.spec import parse
+from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, whole_model
+from trainer.collate import PackedMicrobatch
+from trainer.pipeline.groups import ProcessGroups
+from trainer.pipeline.partition import bounds
+from trainer.pipeline.routes import Portion
+from trainer.pipeline.stages import build_stages
+from trainer.pipeline.step import PipelineStep
+from trainer.pipeline.topology import PipelineTopology
+
+SAMPLES = (3, 5, 8, 9)
+
+
+@pytest.fixture
+def step() -> Iterator[PipelineStep]:
+    """An LLM alone, in this process."""
+    topology = parse(PipelineTopology, {"units": {"llm": {}}}, "topology")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
+    groups = ProcessGroups.make(topology)
+    stages = build_stages(
+        whole_model, topology, topology.place(0), cuts, seed=1, device=torch.device("cpu"), slices=groups.slices
+    )
+    yield PipelineStep(topology, stages, groups)
+    dist.destroy_process_group()
+
+
+def plan() -> StepPlan:
+    microbatches = [Microbatch(units={"llm": SAMPLES[:2]}), Microbatch(units={"llm": SAMPLES[2:]})]
+    topology = Topology(replicas=1, microbatches=2, stages={"llm": 1})
+    return StepPlan(strategy="by hand", seed=0, topology=topology, replicas=[microbatches])
+
+
+def text_of(portion: Portion) -> PackedMicrobatch:
+    rows = [make_row(sample, audio=False) for sample in portion.samples]
+    for row in rows:
+        row["input_ids"] = row["input_ids"].clip(3)  # no placeholders: nothing stands in front of the LLM here
+    return packed(rows, "llm")
+
+
+def test_a_step_learns(step: PipelineStep) -> None:
+    losses = [step.run(plan(), text_of, 1e-3).loss for _ in range(4)]
+    assert losses[-1] < losses[0]
+
+
+def test_a_loss_that_is_no_number_changes_nothing_and_names_the_samples(step: PipelineStep) -> None:
+    before = [parameter.detach().clone() for parameter in step.parameters]
+    spoilt = step.stages[0].layers[0].mlp.up.register_forward_hook(
+        lambda _module, inputs, output: output * float("nan") if len(inputs[0]) == length else output
+    )
+    length = len(text_of(Portion("llm", 0, 1, 1, SAMPLES[2:])).input_ids)
+    assert length != len(text_of(Portion("llm", 0, 0, 0, SAMPLES[:2])).input_ids)
+    with pytest.raises(HeadraceError, match=r"not finite \(loss nan, .* in a microbatch of the samples 8, 9; it is not committed"):
+        step.run(plan(), text_of, 1e-2)
+    spoilt.remove()
+    assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
+    assert all(parameter.grad is None for parameter in step.parameters)
+    assert step.run(plan(), text_of, 1e-2).num_targets > 0
