@@ -57,8 +57,8 @@ class PipelineStep:
         self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, weight_decay=weight_decay)
 
     def run(self, plan: StepPlan, feed: Feed, learning_rate: float) -> StepResult:
-        """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite: the LLM's
-        last stage names the samples.
+        """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite; the last
+        stage of the LLM names the samples.
         """
         result = self.accumulate(plan, feed)
         if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)) and result.num_targets:
