@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,9 @@ from reorder_service.planning.batch import Batch
 from reorder_service.planning.simulator import Timeline
 from trainer.pipeline.events import Event, Recording, duration_s
 from trainer.pipeline.topology import PipelineTopology, UnitTopology
+
+START_S = 120.0  # for processes that share a core to start and to meet
+SLOWER = 10.0  # than predicted, and it counts as hanging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +109,7 @@ class EmulatedRanks:
     def run(self, outcome: Outcome) -> MeasuredStep:
         """A planned step: every sample takes the forward time that it has in the outcome's batch, in seconds.
 
-        Raises HeadraceError where a process ends.
+        Raises HeadraceError where a process ends, or takes far longer than predicted.
         """
         topology = pipeline_of(outcome.batch)
         line = json.dumps(_document(outcome, topology)) + "\n"
@@ -115,7 +120,8 @@ class EmulatedRanks:
                 rank.stdin.flush()
             except BrokenPipeError as err:
                 raise HeadraceError(self._last_words(number)) from err
-        answers = [self._answer(number) for number in range(len(self._ranks))]
+        deadline_s = time.monotonic() + START_S + SLOWER * outcome.predicted.iteration_s
+        answers = [self._answer(number, deadline_s) for number in range(len(self._ranks))]
         return MeasuredStep(
             recordings=[_recording(topology, number, answer) for number, answer in enumerate(answers)],
             asked_s=sum(answer["asked_s"] for answer in answers),
@@ -127,9 +133,13 @@ class EmulatedRanks:
         no_costs = np.zeros_like(outcome.batch.costs)
         self.run(dataclasses.replace(outcome, batch=dataclasses.replace(outcome.batch, costs=no_costs)))
 
-    def _answer(self, number: int) -> Any:
+    def _answer(self, number: int, deadline_s: float) -> Any:
         stdout = self._ranks[number].stdout
         assert stdout is not None
+        if not select.select([stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            raise HeadraceError(
+                f"process {number} of the emulated pipeline does not answer: it hangs, or the machine is far too busy"
+            )
         line = stdout.readline()
         if not line:
             raise HeadraceError(self._last_words(number))

@@ -93,11 +93,8 @@ class Sessions:
 
     def tell_place(self, part: Part) -> None:
         """A preprocessor has taken the part (again)."""
-        if self._named:
-            sessions = list(self.by_rank.values())
-        else:
-            sessions = [s for s in (self.by_rank.get(part.replica % self.num_ranks),) if s is not None]
-        for session in sessions:
+        one = None if self._named else self.by_rank.get(part.replica % self.num_ranks)
+        for session in self.by_rank.values() if self._named else filter(None, [one]):
             session.tell_place(part)
 
     def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = ()) -> Session:
@@ -107,6 +104,8 @@ class Sessions:
         """
         if not 0 <= rank < num_ranks:
             raise UserError(f"rank {rank} is not in 0 .. {num_ranks - 1}")
+        if any(replica < 0 for replica in named):
+            raise UserError(f"rank {rank} takes replica {min(named)}: they count from 0")
         if named and max(named) >= replicas:
             raise UserError(
                 f"rank {rank} takes replica {max(named)}, but job {self._job!r} has {replicas}: give the llm as many, "
@@ -117,7 +116,7 @@ class Sessions:
                 f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas}, "
                 f"or `headrace job topology {self._job} --replicas {num_ranks}`"
             )
-        others = [s for s in self.by_rank.values() if s.num_ranks != num_ranks]
+        others = [s for s in self.by_rank.values() if s.num_ranks != num_ranks or bool(s.replicas) != bool(named)]
         streaming = [s.rank for s in others if s.streaming]
         if streaming:
             raise ConflictError(

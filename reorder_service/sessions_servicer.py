@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator
 
@@ -108,7 +107,7 @@ def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
         for r in replicas
         if k < len(step.sizes[r])
     ]
-    plan_json = json.dumps(step.plan.to_json()) if session.replicas and step.plan is not None else ""
+    plan_json = step.plan_json if session.replicas else ""
     return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes), plan_json=plan_json)
 
 

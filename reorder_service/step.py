@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -66,6 +67,7 @@ class Step:
     num_bytes: int | None = None
     """Of all parts once they are decoded, about; None until the samples are probed."""
     plan: StepPlan | None = None
+    _plan_json: str = ""
     sizes: list[tuple[int, ...]] = field(default_factory=list)
     """Of each replica, how many samples each of its microbatches has."""
     parts: dict[str, Part] = field(default_factory=dict)
@@ -98,6 +100,13 @@ class Step:
                     self.parts[part.ticket] = part
                     self.tickets.setdefault((r, k), []).append(part.ticket)
         self.plan = plan
+
+    @property
+    def plan_json(self) -> str:
+        """The plan, for ranks that need all of it; written once for all of them."""
+        if self.plan is not None and not self._plan_json:
+            self._plan_json = json.dumps(self.plan.to_json())
+        return self._plan_json
 
     def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:
         """The plan of the step's good samples, after filling `costs` and `num_bytes`. Pure otherwise: runs in a worker thread.

@@ -15,7 +15,8 @@ from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
 from trainer.loader import connect
 from trainer.models.multimodal import build_model
-from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, TrainStep, learning_rate, make_optimizer
+from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, StepResult, TrainStep, learning_rate, make_optimizer
+from trainer.steps import Step
 
 log = logging.getLogger(__name__)
 
@@ -64,17 +65,22 @@ def train(
                 train_step.accumulate(microbatch.data)
             result = train_step.finish(learning_rate(step.index, peak=peak))
             loader.commit(step, loss=result.loss)
-            log.info(
-                "step %s",
-                pairs(
-                    job=job,
-                    step=step.index,
-                    loss=result.loss,
-                    targets=result.num_targets,
-                    grad_norm=result.grad_norm,
-                    data_wait_s=step.data_wait_s,
-                ),
-            )
+            log_step(job, step, result)
+
+
+def log_step(job: str, step: Step, result: StepResult) -> None:
+    """A line on a committed step."""
+    log.info(
+        "step %s",
+        pairs(
+            job=job,
+            step=step.index,
+            loss=result.loss,
+            targets=result.num_targets,
+            grad_norm=result.grad_norm,
+            data_wait_s=step.data_wait_s,
+        ),
+    )
 
 
 def rank() -> int:

@@ -47,14 +47,14 @@ def backward_factors(
     return {
         unit: backward_factor(
             frozen=unit in frozen,
-            behind_trainable=any(other not in frozen or other not in frozen_projectors for other in _in_front(unit, units)),
+            behind_trainable=any(other not in frozen or other not in frozen_projectors for other in in_front(unit, units)),
             checkpointing=unit in checkpointing,
         )
         for unit in units
     }
 
 
-def _in_front(unit: str, units: Collection[str]) -> list[str]:
+def in_front(unit: str, units: Collection[str]) -> list[str]:
     """The units whose outputs reach this one."""
     if unit == GENERATOR:
         return [other for other in units if other != GENERATOR]

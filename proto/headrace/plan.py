@@ -36,6 +36,11 @@ class Topology:
         return tuple(unit for unit in self.stages if unit not in (LLM, GENERATOR))
 
     @property
+    def feeds(self) -> dict[str, str]:
+        """Unit -> the unit behind it, which takes its samples; the last one feeds none."""
+        return dict.fromkeys(self.encoders, LLM) | ({LLM: GENERATOR} if GENERATOR in self.stages else {})
+
+    @property
     def num_stages(self) -> int:
         return sum(self.stages.values())
 

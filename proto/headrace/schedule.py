@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.plan import GENERATOR, LLM, Topology
+from headrace.plan import Topology
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "eager")
 """Names of the pipeline schedules: see `build`."""
@@ -70,7 +70,7 @@ def stage_graph(stages: Mapping[str, int]) -> tuple[Stage, ...]:
         first[unit] = total
         total += size
     last = {unit: first[unit] + size - 1 for unit, size in stages.items()}
-    feeds = dict.fromkeys(topology.encoders, LLM) | ({LLM: GENERATOR} if GENERATOR in stages else {})
+    feeds = topology.feeds
     num_after = {unit: sum(stages[other] for other in _path(unit, feeds)) for unit in stages}
     return tuple(
         Stage(

@@ -23,7 +23,7 @@ from trainer.pipeline.checkpoint import CheckpointWriter, load
 from trainer.pipeline.checkpoint_files import Checkpoint
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.partition import bounds
-from trainer.pipeline.routes import Portion
+from trainer.pipeline.routes import Portion, Routes
 from trainer.pipeline.stages import Stage, build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
@@ -135,11 +135,12 @@ def _run(rank: int, order: Order) -> Answer | None:
 
     results, gradients = [], {}
     for number, plan in enumerate(order.plans):
+        routes = Routes(StepPlan.from_json(plan), topology.replicas)
         if number == 0:
-            results.append(step.accumulate(StepPlan.from_json(plan), feed))
+            results.append(step.accumulate(routes, feed))
             gradients = {name: p.grad.numpy().copy() for name, p in parameters.items() if p.grad is not None}
             step.discard()
-        results.append(step.run(StepPlan.from_json(plan), feed, order.learning_rate))
+        results.append(step.run(routes, feed, order.learning_rate))
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})

@@ -112,7 +112,7 @@ def emulate(step: EmulatedStep) -> Emulated:
         for chunk in range(topology.chunks)
     ]
     executor = Executor(topology, place, parts, torch.float32)
-    routes = Routes(step.plan, {unit: size.dp for unit, size in topology.units.items()})
+    routes = Routes(step.plan, topology.replicas)
     empty = collate(())
     data = {
         portion: replace(empty, sample_ids=torch.tensor(portion.samples))

@@ -276,7 +276,7 @@ class _Run:
     @property
     def _last(self) -> int:
         """The unit's last position."""
-        return self._flow.num_positions - 1
+        return self._flow.num_parts - 1
 
     def _position(self, action: Action) -> int:
         return action.chunk * self._topology.units[self._place.unit].pp + self._place.stage

@@ -40,10 +40,10 @@ class Where:
 
 
 @dataclass(slots=True, eq=False)
-class Feed:
+class StepFeed:
     """The data of one step. Portions are packed when the stage asks for them, from parts that were fetched ahead."""
 
-    plan: StepPlan
+    routes: Routes
     _parts: PartFetcher
     _samples: Mapping[str, Sequence[int]]
     """Of each part of this process."""
@@ -98,7 +98,7 @@ class PipelineLoader(StepLoader):
         """`device`: where the data go. `transports`, `tls_ca`: as of `trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
         self._device = device
-        self._needed: dict[int, tuple[StepPlan, dict[str, list[int]]]] = {}  # by step
+        self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step
         super().__init__(
             endpoint,
             job=job,
@@ -118,17 +118,19 @@ class PipelineLoader(StepLoader):
         """Those that this process needs, in the order in which it does."""
         if plan.step not in self._needed:
             whole = StepPlan.from_json(json.loads(plan.plan_json))
-            self._needed[plan.step] = whole, tickets_of(plan, whole, self._topology, self._place)
+            _check_replicas(plan.step, whole, self._topology)
+            routes = Routes(whole, self._topology.replicas)
+            self._needed[plan.step] = routes, tickets_of(plan, routes, self._place)
         return list(self._needed[plan.step][1])
 
-    def steps(self) -> Iterator[tuple[Step, Feed]]:
+    def steps(self) -> Iterator[tuple[Step, StepFeed]]:
         """Until the job's end; each with its data, and to be committed by `commit_fed`."""
         widths = {"patch_values": 3 * self.spec.image.patch**2, "mel_bins": self.spec.audio.mel_bins}
         for step in self:
-            plan, samples = self._needed.pop(step.index)
-            yield step, Feed(plan, self._parts, samples, widths, self._device)
+            routes, samples = self._needed.pop(step.index)
+            yield step, StepFeed(routes, self._parts, samples, widths, self._device)
 
-    def commit_fed(self, step: Step, feed: Feed, *, loss: float) -> None:
+    def commit_fed(self, step: Step, feed: StepFeed, *, loss: float) -> None:
         """The step is applied by this process."""
         step.rejected, step.consumed = feed.rejected, True
         step.data_wait_s += feed.data_wait_s
@@ -149,31 +151,33 @@ def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list
     return list(range(lane * replicas // lanes, (lane + 1) * replicas // lanes))
 
 
-def tickets_of(message: sessions_pb2.RankPlan, plan: StepPlan, topology: PipelineTopology, place: Place) -> dict[str, list[int]]:
+def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> dict[str, list[int]]:
     """The parts that hold samples of this process, in the order in which it needs them, with the samples that they have.
 
-    Raises UserError where the plan has other replicas, or sends samples to lanes whose data this process does not get.
+    Raises UserError where the plan sends samples to lanes whose data this process does not get.
     """
-    if plan.topology.replicas != topology.units[LLM].dp:
-        raise UserError(
-            f"step {message.step} is planned for {plan.topology.replicas} replicas, and the llm has dp {topology.units[LLM].dp}: "
-            "change dp, or the replicas of the job with `headrace job topology`"
-        )
     part_samples = {
         ticket: list(part.sample_ids)
         for microbatch in message.microbatches
         for ticket, part in zip(microbatch.tickets, microbatch.parts, strict=True)
     }
     part_of = {sample: ticket for ticket, samples in part_samples.items() for sample in samples}
-    routes = Routes(plan, {unit: size.dp for unit, size in topology.units.items()})
     needed = [sample for portion in routes.portions(place.unit, place.replica) for sample in portion.samples]
     astray = [sample for sample in needed if sample not in part_of]
     if astray:
         raise UserError(
-            f"strategy {plan.strategy!r} encodes sample {astray[0]} on another lane than the one that computes its loss: "
+            f"the plan of step {message.step} encodes sample {astray[0]} on another lane than the one that computes its loss: "
             "give the encoder one replica, or take another strategy"
         )
     return {ticket: part_samples[ticket] for ticket in dict.fromkeys(part_of[sample] for sample in needed)}
+
+
+def _check_replicas(step: int, plan: StepPlan, topology: PipelineTopology) -> None:
+    if plan.topology.replicas != topology.units[LLM].dp:
+        raise UserError(
+            f"step {step} is planned for {plan.topology.replicas} replicas, and the llm has dp {topology.units[LLM].dp}: "
+            "change dp, or the replicas of the job with `headrace job topology`"
+        )
 
 
 def _runs(places: Iterable[Where]) -> Iterator[pa.RecordBatch]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.plan import GENERATOR, LLM
+from headrace.backward import in_front
 from trainer.pipeline.topology import PipelineTopology
 
 
 @dataclass(frozen=True, slots=True)
 class GradientFlow:
-    """Of the positions of one unit: its stages, chunk after chunk, in the order in which a microbatch passes them."""
+    """Of the parts of one unit (`PipelineTopology.num_parts`), by their positions: the order in which a microbatch passes them."""
 
     frozen: bool
     """Whether none of the unit's layers learns."""
@@ -18,7 +18,7 @@ class GradientFlow:
     """Whether a projector that learns stands at the unit's end."""
     behind_learners: bool
     """Whether anything learns in the units in front."""
-    num_positions: int
+    num_parts: int
 
     @classmethod
     def of(cls, topology: PipelineTopology, unit: str) -> GradientFlow:
@@ -26,8 +26,8 @@ class GradientFlow:
         return cls(
             frozen=here.frozen,
             projects=_projects(topology, unit),
-            behind_learners=any(_learns(topology, other) for other in _in_front(topology, unit)),
-            num_positions=here.pp * topology.chunks,
+            behind_learners=any(_learns(topology, other) for other in in_front(unit, topology.units)),
+            num_parts=topology.num_parts(unit),
         )
 
     def leaves(self, position: int) -> bool:
@@ -36,7 +36,7 @@ class GradientFlow:
 
     def enters(self, position: int) -> bool:
         """Whether the position has a backward at all."""
-        return self.leaves(position) or not self.frozen or (self.projects and position == self.num_positions - 1)
+        return self.leaves(position) or not self.frozen or (self.projects and position == self.num_parts - 1)
 
 
 def learns(topology: PipelineTopology, unit: str) -> bool:
@@ -49,11 +49,5 @@ def _learns(topology: PipelineTopology, unit: str) -> bool:
 
 
 def _projects(topology: PipelineTopology, unit: str) -> bool:
-    is_last = unit == (GENERATOR if GENERATOR in topology.units else LLM)
+    is_last = unit == list(topology.units)[-1]
     return not is_last and not topology.units[unit].frozen_projector
-
-
-def _in_front(topology: PipelineTopology, unit: str) -> list[str]:
-    if unit == GENERATOR:
-        return [other for other in topology.units if other != GENERATOR]
-    return [other for other in topology.units if other not in (LLM, GENERATOR)] if unit == LLM else []

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.plan import GENERATOR, LLM, StepPlan
+from headrace.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -59,8 +59,7 @@ class Routes:
         self._portions = {unit: _portions(unit, places[unit], back) for unit in units}
         self._into: dict[Portion, list[Handover]] = {}
         self._out_of: dict[Portion, list[Handover]] = {}
-        feeds = dict.fromkeys(plan.topology.encoders, LLM) | ({LLM: GENERATOR} if GENERATOR in units else {})
-        for unit, behind in feeds.items():
+        for unit, behind in plan.topology.feeds.items():
             self._connect(self._portions[unit], self._portions[behind])
         self.crosses = any(handover.source.replica != handover.target.replica for handover in self.handovers)
         """Whether a sample changes its replica on the way."""

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.errors import HeadraceError
-from headrace.plan import StepPlan
 from trainer.gradients import sum_gradients
 from trainer.pipeline.executor import Executor, Feed
 from trainer.pipeline.groups import ProcessGroups
@@ -25,7 +24,7 @@ from trainer.step import StepResult
 class PipelineStep:
     """The process's share of every step. The loss and its gradient are those of `trainer.step.TrainStep` on the whole model.
 
-    torch.distributed is initialised. Each of its processes makes one and calls `run` with the same plans.
+    torch.distributed is initialised. Each of its processes makes one and calls `run` with the routes of the same plans.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class PipelineStep:
         self._not_finite: list[int] = []
         self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, weight_decay=weight_decay)
 
-    def run(self, plan: StepPlan, feed: Feed, learning_rate: float) -> StepResult:
+    def run(self, routes: Routes, feed: Feed, learning_rate: float) -> StepResult:
         """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite; the last
         stage of the LLM names the samples.
         """
-        result = self.accumulate(plan, feed)
+        result = self.accumulate(routes, feed)
         if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)) and result.num_targets:
             self.discard()
             names = f" in a microbatch of the samples {', '.join(map(str, self._not_finite))}" if self._not_finite else ""
@@ -73,11 +72,10 @@ class PipelineStep:
         self.discard()
         return result
 
-    def accumulate(self, plan: StepPlan, feed: Feed) -> StepResult:
+    def accumulate(self, routes: Routes, feed: Feed) -> StepResult:
         """Forward and backward; the parameters' gradients are then those of the global batch, clipped."""
-        replicas = {unit: size.dp for unit, size in self.topology.units.items()}
         with self._autocast:  # around all microbatches: weights are cast once
-            totals = self._executor.run(Routes(plan, replicas), feed)
+            totals = self._executor.run(routes, feed)
         self._not_finite = totals.not_finite
         loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
         if not num_targets:

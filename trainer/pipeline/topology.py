@@ -124,6 +124,11 @@ class PipelineTopology(BaseModel):
         return sum(size.num_ranks for size in self.units.values())
 
     @property
+    def replicas(self) -> dict[str, int]:
+        """Of each unit."""
+        return {unit: size.dp for unit, size in self.units.items()}
+
+    @property
     def stages(self) -> dict[str, int]:
         """Stage count of each unit, as `headrace.schedule` takes it."""
         return {unit: size.pp for unit, size in self.units.items()}
@@ -197,6 +202,10 @@ class PipelineTopology(BaseModel):
             self._check_unit(unit, stacks[unit])
         if ENCODER in self.units:
             self._check_joint_encoder()
+        self.check_world(world_size)
+
+    def check_world(self, world_size: int) -> None:
+        """Raise UserError unless `world_size` processes are what the topology takes."""
         if world_size != self.world_size:
             raise UserError(
                 f"the topology needs {self.world_size} processes ({self._sizes()}), but there are {world_size}: "

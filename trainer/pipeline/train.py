@@ -26,7 +26,7 @@ from trainer.pipeline.stages import Stage, build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
 from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, learning_rate
-from trainer.train import local_device, num_ranks, process_group, rank
+from trainer.train import local_device, log_step, num_ranks, process_group, rank
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def train_pipeline(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    _check_world(topology)
+    topology.check_world(num_ranks())
     device = local_device()
     loader = PipelineLoader(
         endpoint, job=job, topology=topology, rank=rank(), device=device, transports=transports, tls_ca=tls_ca
@@ -91,32 +91,14 @@ def _train(
     log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
     committed = 0
     for planned, feed in loader.steps():
-        result = step.run(feed.plan, feed, learning_rate(planned.index, peak=peak))
+        result = step.run(feed.routes, feed, learning_rate(planned.index, peak=peak))
         loader.commit_fed(planned, feed, loss=result.loss)
-        log.info(
-            "step %s",
-            pairs(
-                job=job,
-                step=planned.index,
-                loss=result.loss,
-                targets=result.num_targets,
-                grad_norm=result.grad_norm,
-                data_wait_s=planned.data_wait_s,
-            ),
-        )
+        log_step(job, planned, result)
         committed = planned.index + 1
         if writer is not None and committed % every == 0:
             writer.save(committed, loader.state_dict())
     if writer is not None and committed:
         writer.save(committed, loader.state_dict())
-
-
-def _check_world(topology: PipelineTopology) -> None:
-    if num_ranks() != topology.world_size:
-        raise UserError(
-            f"the topology needs {topology.world_size} processes, but there are {num_ranks()}: "
-            f"start it with torchrun --nproc-per-node {topology.world_size}, or change a unit's dp, tp or pp"
-        )
 
 
 def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:

@@ -7,7 +7,6 @@ over the wire.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -25,19 +24,17 @@ class Wire:
         self._device = device
         self._dtype = dtype
         self._rank = dist.get_rank()
-        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._sent: list[tuple[dist.Work, Tensor]] = []
         self.waited_s = 0.0
         """In all, for messages that were not there yet."""
         self._own: dict[int, Tensor] = {}  # by tag, from this process to itself
 
     def send(self, tensor: Tensor, to: int, tag: int) -> None:
-        """Begin to send; the tensor is not to be written to until `flush`."""
+        """Begin to send; the tensor is kept, and not to be written to, until `flush`: gloo says of no send that it is done."""
         tensor = tensor.detach().to(self._dtype).contiguous()
         if to == self._rank:
             self._own[tag] = tensor
         else:
-            while self._sent and self._sent[0][0].is_completed():
-                self._sent.popleft()
             work = dist.isend(tensor, to, tag=tag)
             assert work is not None, "this process is of the group"
             self._sent.append((work, tensor))

@@ -70,6 +70,14 @@ def test_a_process_of_a_pipeline_gets_the_parts_of_the_replicas_that_it_names() 
     assert told == [["t0", "t1"], ["t0"], ["t1"]]
 
 
+def test_ranks_that_name_their_replicas_take_the_place_of_those_that_do_not() -> None:
+    sessions = Sessions("job")
+    former = [sessions.open(rank, 2, 2) for rank in range(2)]
+    latter = sessions.open(0, 2, 2, named=(0, 1))
+    assert all(isinstance(session.over, SupersededError) for session in former)
+    assert list(sessions.by_rank.values()) == [latter]
+
+
 def test_a_replica_that_the_job_has_not_is_refused_with_the_remedy() -> None:
     with pytest.raises(UserError, match=r"takes replica 2, but job 'job' has 2.*--replicas 3"):
         Sessions("job").open(0, 3, 2, named=(1, 2))

@@ -47,7 +47,3 @@ def test_what_has_no_gradient_stays_as_it_is() -> None:
     optimizer.step(0.1)
     assert torch.equal(model.weight, before)
     assert not optimizer.state(model.weight)
-
-
-def test_a_process_may_have_nothing_that_learns() -> None:
-    ShardedAdamW([], None).step(0.1)

@@ -23,7 +23,7 @@ def topology_of(vision: dict[str, int], llm: dict[str, int], schedule: dict[str,
 
 
 def routes_of(plan: StepPlan, topology: PipelineTopology) -> Routes:
-    return Routes(plan, {unit: size.dp for unit, size in topology.units.items()})
+    return Routes(plan, topology.replicas)
 
 
 @pytest.mark.parametrize("strategy", ["random", "disttrain", "entrain", "joint", "orchmllm"])

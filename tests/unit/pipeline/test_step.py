@@ -15,7 +15,7 @@ from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, w
 from trainer.collate import PackedMicrobatch
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.partition import bounds
-from trainer.pipeline.routes import Portion
+from trainer.pipeline.routes import Portion, Routes
 from trainer.pipeline.stages import build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
@@ -37,10 +37,11 @@ def step() -> Iterator[PipelineStep]:
     dist.destroy_process_group()
 
 
-def plan() -> StepPlan:
+def routes() -> Routes:
     microbatches = [Microbatch(units={"llm": SAMPLES[:2]}), Microbatch(units={"llm": SAMPLES[2:]})]
     topology = Topology(replicas=1, microbatches=2, stages={"llm": 1})
-    return StepPlan(strategy="by hand", seed=0, topology=topology, replicas=[microbatches])
+    plan = StepPlan(strategy="by hand", seed=0, topology=topology, replicas=[microbatches])
+    return Routes(plan, {"llm": 1})
 
 
 def text_of(portion: Portion) -> PackedMicrobatch:
@@ -51,7 +52,7 @@ def text_of(portion: Portion) -> PackedMicrobatch:
 
 
 def test_a_step_learns(step: PipelineStep) -> None:
-    losses = [step.run(plan(), text_of, 1e-3).loss for _ in range(4)]
+    losses = [step.run(routes(), text_of, 1e-3).loss for _ in range(4)]
     assert losses[-1] < losses[0]
 
 
@@ -67,8 +68,8 @@ def test_a_loss_that_is_no_number_changes_nothing_and_names_the_samples(step: Pi
     length = len(text_of(Portion("llm", 0, 1, 1, SAMPLES[2:])).input_ids)
     assert length != len(text_of(Portion("llm", 0, 0, 0, SAMPLES[:2])).input_ids)
     with pytest.raises(HeadraceError, match=r"\(loss nan, .* in a microbatch of the samples 8, 9; it is not committed"):
-        step.run(plan(), text_of, 1e-2)
+        step.run(routes(), text_of, 1e-2)
     spoilt.remove()
     assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
     assert all(parameter.grad is None for parameter in step.parameters)
-    assert step.run(plan(), text_of, 1e-2).num_targets > 0
+    assert step.run(routes(), text_of, 1e-2).num_targets > 0
