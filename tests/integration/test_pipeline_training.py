@@ -86,7 +86,7 @@ def test_a_job_goes_on_from_its_newest_checkpoint(calm, spec, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("units", "world", "sentence"),
     [
-        ({"encoder": {}, "llm": {}}, 3, "needs 2 processes, but there are 3"),
+        ({"encoder": {}, "llm": {}}, 3, "needs 2 processes (encoder 1 x 1 x 1, llm 1 x 1 x 1), but there are 3"),
         (
             {"vision": {}, "llm": {}},
             2,

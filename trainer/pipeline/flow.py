@@ -10,7 +10,7 @@ from trainer.pipeline.topology import PipelineTopology
 
 @dataclass(frozen=True, slots=True)
 class GradientFlow:
-    """Of the parts of one unit (`PipelineTopology.num_parts`), by their positions: the order in which a microbatch passes them."""
+    """Of the parts of one unit (`PipelineTopology.num_parts`), by their positions: in the order in which they are passed."""
 
     frozen: bool
     """Whether none of the unit's layers learns."""
