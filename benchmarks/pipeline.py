@@ -1,18 +1,21 @@
-"""`python -m benchmarks.pipeline`: EMULATED pipelines beside the simulator, strategies beside each other: a table, a JSON file.
+"""`python -m benchmarks.pipeline`: EMULATED pipelines beside the simulator, and what the runtime costs: a table, a JSON file.
 
 Sixteen processes on this machine, 8 stages x 2 replicas, run the executor, the schedule and the messages (gloo) of the pipeline
-runtime; only their computing is sleep. Costs are the repository's heavy-tailed table.
+runtime; only their computing is sleep. Costs are the repository's heavy-tailed table. Beside them real training: one stage
+against a plain loop, and what data cost the trainers.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
 
+from benchmarks import pipeline_alone, pipeline_images, pipeline_wait
 from benchmarks.planning_inputs import SEED, SYNTHCHART
 from benchmarks.report import Goal, Report, Row, Section, at_least, at_most
 from benchmarks.timing import progress
@@ -69,12 +72,16 @@ def main() -> None:
     with EmulatedRanks(REPLICAS * sum(SYNTHCHART.stages.values())) as ranks:
         by_strategy = {name: _emulate(ranks, name, Execution(), steps) for name in STRATEGIES}
         by_schedule = {name: _emulate(ranks, "joint", execution, steps) for name, execution in SCHEDULES.items()}
-    sections = [
-        _errors("strategies, 1F1B", by_strategy),
-        _errors("schedules, joint", by_schedule),
-        _gains(by_strategy),
-        _overheads([emulated for all_steps in (by_strategy | by_schedule).values() for emulated in all_steps]),
-    ]
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        sections = [
+            _errors("strategies, 1F1B", by_strategy),
+            _errors("schedules, joint", by_schedule),
+            _gains(by_strategy),
+            _overheads([emulated for all_steps in (by_strategy | by_schedule).values() for emulated in all_steps]),
+            pipeline_alone.section(quick=options.quick),
+            pipeline_wait.section(quick=options.quick),
+            pipeline_images.section(Path(folder) / "images", quick=options.quick),
+        ]
     report = Report(
         benchmark="pipeline", date=datetime.now(UTC).isoformat(timespec="seconds"), quick=options.quick, sections=sections
     )

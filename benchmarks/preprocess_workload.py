@@ -81,7 +81,7 @@ def write_photos(folder: Path, num_samples: int, num_shards: int) -> list[Path]:
     """WebDataset shards of 0.6-megapixel photographs and captions of about 280 characters."""
     pictures, texts = large_photos(), captions()
     samples = ({"jpg": pictures[k % len(pictures)], "txt": texts[k % len(texts)]} for k in range(num_samples))
-    return _write_shards(folder, samples, num_samples, num_shards)
+    return write_shards(folder, samples, num_samples, num_shards)
 
 
 def write_spread(folder: Path, num_samples: int, num_shards: int, *, smallest: int, spread: int) -> list[Path]:
@@ -90,7 +90,7 @@ def write_spread(folder: Path, num_samples: int, num_shards: int, *, smallest: i
     pictures = [_scaled(data, int(pixels)) for data, pixels in zip(photos()[: len(sizes)], sizes, strict=True)]
     texts, order = captions(), np.random.default_rng(0).integers(len(sizes), size=num_samples)
     samples = ({"jpg": pictures[place], "txt": texts[k % len(texts)]} for k, place in enumerate(order))
-    return _write_shards(folder, samples, num_samples, num_shards)
+    return write_shards(folder, samples, num_samples, num_shards)
 
 
 def captions() -> list[bytes]:
@@ -109,7 +109,8 @@ def _scaled(jpeg: bytes, pixels: int) -> bytes:
     return buffer.getvalue()
 
 
-def _write_shards(folder: Path, samples: Iterator[Mapping[str, bytes]], num_samples: int, num_shards: int) -> list[Path]:
+def write_shards(folder: Path, samples: Iterator[Mapping[str, bytes]], num_samples: int, num_shards: int) -> list[Path]:
+    """WebDataset shards in a new folder, of samples as members by extension."""
     folder.mkdir(parents=True)
     paths = [folder / f"photos-{number:05d}.tar" for number in range(num_shards)]
     for number, path in enumerate(paths):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
-from headrace.plan import LLM
+from headrace.plan import GENERATOR, LLM
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,11 @@ ROWS_AT_ONCE = 16_384  # samples of a row group
 def add_model_arguments(parser: argparse._ActionsContainer) -> None:
     """What costs are estimated from."""
     parser.add_argument("--model", metavar="NAME", help=f"its size: {', '.join(MODEL_SHAPES)} (default: {DEFAULT_MODEL})")
-    parser.add_argument("--units", metavar="UNIT,...", help=f"encoder,llm or any of vision,audio,llm (default: {DEFAULT_UNITS})")
+    parser.add_argument(
+        "--units",
+        metavar="UNIT,...",
+        help=f"encoder,llm or any of vision,audio,llm; and generator where the model has one (default: {DEFAULT_UNITS})",
+    )
     parser.add_argument(
         "--coefficients", type=Path, metavar="FILE", help="JSON with measured times of layers, in place of counted operations"
     )
@@ -75,6 +79,8 @@ class Estimator:
     def layers(self) -> dict[str, int]:
         """Of each unit: it can have no more stages than that. An `encoder` has those of vision and audio."""
         stacks = {"vision": self._shape.vision.layers, "audio": self._shape.audio.layers, LLM: self._shape.llm.layers}
+        if self._shape.generator is not None:
+            stacks[GENERATOR] = self._shape.generator.layers
         if self._measured is not None:
             stacks = {unit: len(layers) for unit, layers in self._measured.items()}
         stacks["encoder"] = stacks.get("vision", 0) + stacks.get("audio", 0)

@@ -126,6 +126,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
         ]
         with JobsClient(endpoint) as client:
             job = client.submit(spec)
+            display.say(f"to watch it from another terminal: headrace top --endpoint {endpoint}")
             arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, cores // trainers))]
             arguments += ["--topology", str(_write_topology(spec, out)), "--format", "json", "--transport", transport]
             environment = {"WORLD_SIZE": str(trainers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}

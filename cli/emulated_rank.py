@@ -36,7 +36,7 @@ def _step(document: dict[str, Any]) -> EmulatedStep:
         forward_s={
             unit: dict(zip(document["sample_ids"], column, strict=True)) for unit, column in document["forward_s"].items()
         },
-        backward=document["backward"],
+        factors=document["factors"],
     )
 
 

@@ -182,7 +182,7 @@ def _document(outcome: Outcome, topology: PipelineTopology) -> dict[str, Any]:
         "plan": outcome.plan.to_json(),
         "sample_ids": batch.sample_ids.tolist(),
         "forward_s": dict(zip(batch.units, batch.costs.tolist(), strict=True)),
-        "backward": {unit: batch.execution.backward_factor(unit) for unit in batch.units},
+        "factors": {unit: batch.execution.factors(unit) for unit in batch.units},
     }
 
 

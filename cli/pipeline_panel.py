@@ -26,13 +26,13 @@ _ROW_FILL = 0.86  # height of a box; the rest separates the rows
 _REPLICA_GAP = 0.55
 _NARROW_IN = 0.08  # boxes of less would drown in their white edges
 _DEFERRED = "#f2b134"
-# (forward, backward) of the units in pipeline order: the strong colour and its tint
+# (forward, backward, weight) of the units in pipeline order: the strong colour, its tint and one between
 _COLOURS = (
-    ("#12807a", "#93d1cb"),
-    ("#d1603d", "#f5bfa8"),
-    ("#6a4c93", "#c8b6e2"),
-    ("#3a6ea5", "#b3cde8"),
-    ("#8a6d1d", "#e0cf9a"),
+    ("#12807a", "#93d1cb", "#56a8a3"),
+    ("#d1603d", "#f5bfa8", "#e39073"),
+    ("#6a4c93", "#c8b6e2", "#9981bb"),
+    ("#3a6ea5", "#b3cde8", "#779ec7"),
+    ("#8a6d1d", "#e0cf9a", "#b59e5c"),
 )
 _NUMBER_SIZES = (8, 6)  # points: the largest that fits into a box
 _CHUNK_FADE = 0.16  # how much whiter each further part of the model on a stage is
@@ -106,9 +106,10 @@ def write_headline(axes: Axes, panel: Panel, headline: str, figures: str) -> Non
 def legend_handles(panel: Panel) -> list[Patch | Line2D]:
     """What the colours and marks mean."""
     handles: list[Patch | Line2D] = [
-        Patch(facecolor=_COLOURS[u % len(_COLOURS)][kind], label=f"{unit} {'forward' if kind == Kind.FORWARD else 'backward'}")
+        Patch(facecolor=_COLOURS[u % len(_COLOURS)][kind], label=f"{unit} {kind.name.lower()}")
         for u, unit in enumerate(panel.outcome.batch.units)
-        for kind in (Kind.FORWARD, Kind.BACKWARD)
+        for kind in Kind
+        if kind in panel.timeline.kind or kind != Kind.WEIGHT
     ]
     handles.append(Patch(facecolor=IDLE, label="idle"))
     handles.append(Line2D([], [], color=INK, linewidth=1.6, label="critical path"))
@@ -129,9 +130,9 @@ def _add_boxes(
 def _face_colours(panel: Panel, drawn: NDArray[np.bool_]) -> NDArray[np.float64]:
     """(boxes, 3)"""
     actions = panel.timeline
-    palette = np.array([[to_rgb(colour) for colour in pair] for pair in _COLOURS])
+    palette = np.array([[to_rgb(colour) for colour in of_unit] for of_unit in _COLOURS])
     unit = np.array(panel.outcome.unit_of_stage)[actions.stage[drawn]] % len(_COLOURS)
-    colour = palette[unit, np.minimum(actions.kind[drawn], 1)]
+    colour = palette[unit, actions.kind[drawn]]
     fade = 1 - (1 - _CHUNK_FADE) ** actions.chunk[drawn]
     faded: NDArray[np.float64] = colour + (1 - colour) * fade[:, None]
     return faded
@@ -185,7 +186,7 @@ def _write_numbers(
         label = str(number)
         size = next((size for size in _NUMBER_SIZES if inches > size * (0.0106 * len(label) + 0.0037)), None)
         if size is not None:
-            ink = "white" if of_kind == Kind.FORWARD else INK
+            ink = INK if of_kind == Kind.BACKWARD else "white"
             axes.text(left + length / 2, at, label, ha="center", va="center_baseline", fontsize=size, color=ink)
 
 

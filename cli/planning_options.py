@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.backward import backward_factors
+from headrace.backward import backward_factors, weight_factor
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, StepPlan, Topology
 from headrace.schedule import SCHEDULES
@@ -184,6 +184,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         in_flight=args.in_flight,
         split_backward=not args.whole_backward,
         backward=backward_factors(topology.stages, frozen=frozen, checkpointing=checkpointing),
+        weights={unit: weight_factor(frozen=unit in frozen) for unit in topology.stages},
         latency_s=args.latency,
         bytes_per_s=args.bandwidth,
         memory_limit=args.memory_limit,

@@ -1,8 +1,8 @@
 """A step's timeline in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
 
 One process per replica, one thread per stage, one slice per action, named like `F 12 (encoder)`: the forward of
-microbatch 12. What takes no time is left out, and `critical` says what the end of the step waited for. Indices are those of
-the plan. A trace counts microseconds: one unit of the cost table is a second.
+microbatch 12; B is its backward, W what that put off. What takes no time is left out, and `critical` says what the end of the
+step waited for. Indices are those of the plan. A trace counts microseconds: one unit of the cost table is a second.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def _slices(outcome: Outcome, replicas: list[int]) -> Iterator[dict[str, Any]]:
         *(column[drawn].tolist() for column in columns), strict=True
     ):
         unit = unit_of_stage[stage]
-        letter, category = ("F", "forward") if kind == Kind.FORWARD else ("B", "backward")
+        what = Kind(kind)
         yield {
             "ph": "X",
-            "name": f"{letter} {microbatch}{f'.{chunk}' if several_chunks else ''} ({units[unit]})",
-            "cat": category,
+            "name": f"{what.name[0]} {microbatch}{f'.{chunk}' if several_chunks else ''} ({units[unit]})",
+            "cat": what.name.lower(),
             "pid": replica,
             "tid": stage,
             "ts": start_s * _US_PER_S,

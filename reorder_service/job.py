@@ -132,8 +132,10 @@ class JobRun:
     async def set_topology(self, topology: TopologySpec, generation: int | None = None) -> None:
         """Plan the same global batches for another topology, from the first uncommitted step on. All ranks open anew.
 
-        `generation`: the one that the caller knows. Raises ConflictError where it is over, or the job.
+        `generation`: the one that the caller knows. Raises ConflictError where it is over, or the job, and SpecError where
+        the job's model has not the units.
         """
+        self.spec.with_topology(topology)
         async with self._committing:
             if generation not in (None, self.generation):
                 raise ConflictError(f"job {self.name!r} is in generation {self.generation}, not {generation}: look again")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UserError
 from headrace.sample import LABEL_IGNORED
 from trainer.buffers import BufferPool
 from trainer.columns import Columns
@@ -62,36 +62,46 @@ class PackedMicrobatch:
 
     def to(self, device: torch.device | str) -> Self:
         """The microbatch with its payload on `device`. The copy does not block where the payload is pinned."""
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _PAYLOAD}
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in PAYLOAD}
         return replace(self, **moved)
 
     def pin_memory(self) -> Self:
         """The microbatch with its payload in page-locked memory, from which `to` copies asynchronously. Needs a GPU."""
-        return replace(self, **{name: getattr(self, name).pin_memory() for name in _PAYLOAD})
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in PAYLOAD})
 
 
-_PAYLOAD = ("input_ids", "labels", "position_ids", "patches", "mel")
+PAYLOAD = ("input_ids", "labels", "position_ids", "patches", "mel")
+"""Fields of a PackedMicrobatch that go to the device; the others are for the host."""
 
 
 def collate(
-    batches: Sequence[pa.RecordBatch], *, patch_values: int = 0, mel_bins: int = 0, buffers: BufferPool | None = None
+    batches: Sequence[pa.RecordBatch],
+    *,
+    patch_values: int = 0,
+    mel_bins: int = 0,
+    vocab_size: int | None = None,
+    buffers: BufferPool | None = None,
 ) -> PackedMicrobatch:
     """Packs batches of `headrace.sample.SCHEMA` in the order given; none, or batches without rows, give n = 0.
 
     Batches may have some of the columns only, all of them the same: a unit's (`headrace.sample.UNIT_COLUMNS`). What is not
     there is empty: without input_ids T = 0, without labels there are no targets.
 
-    patch_values, mel_bins: widths of `patches` and `mel` where no sample has any, (0, width). buffers: where they are copied
-    to; None: into new memory.
+    patch_values, mel_bins: widths of `patches` and `mel` where no sample has any, (0, width). vocab_size: every token is below
+    it; None: whatever comes. buffers: where patches and mel are copied to; None: into new memory.
 
     One batch is taken without a copy of `patches` and `mel`. Several are copied once, and so is one into pinned buffers; then
     nothing of the batches is read any more (`trainer.columns.is_view`).
 
-    Raises HeadraceError where a batch has another schema or its columns do not fit each other.
+    Raises HeadraceError where a batch has another schema or its columns do not fit each other, UserError where a token lies
+    outside of the vocabulary.
     """
     columns = Columns(batches, buffers or BufferPool(max_idle_bytes=0))
     lengths = _token_lengths(columns)
     cu_seqlens = cumulative(lengths)
+    input_ids = columns.values("input_ids")
+    if vocab_size is not None:
+        _check_tokens(input_ids, vocab_size, columns.values("sample_id"), cu_seqlens)
     labels = _predicted(columns.values("labels"), lengths, cu_seqlens)
     grids = columns.values("image_grids").view(-1, 3)
     mel_frames = columns.values("mel_frames")
@@ -103,7 +113,7 @@ def collate(
     num_frames = int(mel_cu_seqlens[-1]) if "mel" in columns.names else 0
     return PackedMicrobatch(
         sample_ids=columns.values("sample_id"),
-        input_ids=columns.values("input_ids").long(),
+        input_ids=input_ids.long(),
         labels=labels,
         position_ids=torch.arange(len(starts)) - starts,
         cu_seqlens=cu_seqlens,
@@ -132,6 +142,17 @@ def _token_lengths(columns: Columns) -> Tensor:
     if len(lengths) == 2 and not torch.equal(*lengths):
         raise HeadraceError("a payload batch has samples with different numbers of input_ids and labels")
     return lengths[0] if lengths else _entries(columns, "input_ids")
+
+
+def _check_tokens(input_ids: Tensor, vocab_size: int, sample_ids: Tensor, cu_seqlens: Tensor) -> None:
+    """Here, since on the device it is known only when an embedding has failed, and a GPU is lost with that."""
+    if len(input_ids) and int(input_ids.max()) >= vocab_size:
+        place = int((input_ids >= vocab_size).nonzero()[0])
+        sample = int(sample_ids[int(torch.searchsorted(cu_seqlens, place, right=True)) - 1])
+        raise UserError(
+            f"sample {sample} has the token {int(input_ids[place])}, but the model's vocabulary ends with {vocab_size - 1}: give "
+            "every preprocessor the tokenizer that the job had when it was submitted (text.tokenizer)"
+        )
 
 
 def _entries(columns: Columns, name: str) -> Tensor:

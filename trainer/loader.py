@@ -74,7 +74,7 @@ class StepLoader:
             columns=columns,
             tls_ca=tls_ca,
             hedge_s=hedge_s,
-            on_delivered=lambda: self._packing.look(),
+            on_delivered=self._part_came,
         )
         self._packing = PackAhead(self._pack, self._parts.have_come)
         self._buffers = BufferPool(prefetch_bytes, pinned=torch.cuda.is_available())
@@ -210,6 +210,10 @@ class StepLoader:
             self._announce(plan, number)
             yield Microbatch(replica=message.replica, index=message.index, data=data)
 
+    def _part_came(self) -> None:
+        """A part lies ready."""
+        self._packing.look()
+
     def _announce(self, plan: sessions_pb2.RankPlan, number: int) -> None:
         """The microbatch that comes next, of this step or of the next one, if that is planned."""
         following = self._plans.get(plan.step + 1) if number == len(plan.microbatches) else plan
@@ -224,12 +228,19 @@ class StepLoader:
             part = self._parts.take(ticket)
             batches += [batch for batch in part.batches if batch.num_rows]
             rejected.extend(part.rejected)
-        data = collate(
-            batches, patch_values=3 * self.spec.image.patch**2, mel_bins=self.spec.audio.mel_bins, buffers=self._buffers
-        )
+        data = collate(batches, **self._sizes, buffers=self._buffers)
         if not is_view(batches, self._buffers):
             self._parts.release(tickets)
         return data, rejected
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Of the job's samples, as `collate` takes them."""
+        return {
+            "patch_values": 3 * self.spec.image.patch**2,
+            "mel_bins": self.spec.audio.mel_bins,
+            "vocab_size": self.vocabulary.size,
+        }
 
     def _waited(self, step: Step, since_s: float) -> None:
         waited_s = time.perf_counter() - since_s

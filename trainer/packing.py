@@ -1,31 +1,32 @@
-"""One microbatch ahead: while the consumer works on one, the next is packed, as soon as its parts have come."""
+"""One ahead: while the consumer works on one microbatch, or portion of one, the next is packed, once its parts have come."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+_What = TypeVar("_What")
 _Packed = TypeVar("_Packed")
 
 
-class PackAhead(Generic[_Packed]):
+class PackAhead(Generic[_What, _Packed]):
     """Packs what was announced in a thread of its own, and what was not when it is taken. Thread-safe."""
 
-    def __init__(self, pack: Callable[[Sequence[str]], _Packed], is_ready: Callable[[Sequence[str]], bool]) -> None:
-        """`pack` makes a microbatch of the parts with these tickets, and waits for them; `is_ready`: it would not have to."""
+    def __init__(self, pack: Callable[[_What], _Packed], is_ready: Callable[[_What], bool]) -> None:
+        """`pack` makes one of its parts, and waits for them; `is_ready`: it would not have to."""
         self._pack = pack
         self._is_ready = is_ready
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="pack")
         self._lock = threading.Lock()  # of both below
-        self._announced: Sequence[str] | None = None
-        self._ahead: tuple[Sequence[str], Future[_Packed]] | None = None
+        self._announced: _What | None = None
+        self._ahead: tuple[_What, Future[_Packed]] | None = None
 
-    def announce(self, tickets: Sequence[str]) -> None:
+    def announce(self, what: _What) -> None:
         """What is taken next."""
         with self._lock:
-            self._announced, self._ahead = tickets, None
+            self._announced, self._ahead = what, None
         self.look()
 
     def look(self) -> None:
@@ -35,11 +36,11 @@ class PackAhead(Generic[_Packed]):
                 self._ahead = self._announced, self._pool.submit(self._pack, self._announced)
                 self._announced = None
 
-    def take(self, tickets: Sequence[str]) -> _Packed:
-        """The microbatch of these tickets. Raises what `pack` raises."""
+    def take(self, what: _What) -> _Packed:
+        """`what`, packed. Raises what `pack` raises."""
         with self._lock:
             ahead, self._announced, self._ahead = self._ahead, None, None
-        return ahead[1].result() if ahead is not None and ahead[0] == tickets else self._pack(tickets)
+        return ahead[1].result() if ahead is not None and ahead[0] == what else self._pack(what)
 
     def close(self) -> None:
         """Begin nothing any more."""

@@ -13,9 +13,19 @@ from headrace.errors import HeadraceError
 from trainer.collate import PackedMicrobatch
 from trainer.gradients import sum_gradients
 
-# Of AdamW with a warm-up of a few steps. 7b as Llama 2 7B, 1b as a little above it; tiny and small are ours: the largest
-# that fall smoothly from a random start on a few dozen short samples.
-PEAK_LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "1b": 4e-4, "7b": 3e-4}
+# Of AdamW with a warm-up of a few steps. 7b to 9b as Llama 2 7B and Llama 3 8B, 70b as Llama 3 70B, 1b and 3b a little above
+# them; tiny and small are ours: the largest that fall smoothly from a random start on a few dozen short samples.
+PEAK_LEARNING_RATES = {
+    "tiny": 3e-3,
+    "tiny-generator": 3e-3,
+    "small": 1e-3,
+    "1b": 4e-4,
+    "3b": 4e-4,
+    "7b": 3e-4,
+    "8b": 3e-4,
+    "9b": 3e-4,
+    "70b": 1.5e-4,
+}
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Of matrix products and of what is sent; weights, gradients and optimizer are float32 with both."""
@@ -26,7 +36,7 @@ class StepResult:
     """What a finished step did."""
 
     loss: float
-    """Mean cross entropy over all targets of the global batch, in nats; NaN where there are none."""
+    """Mean over all targets of the global batch, of text in nats; NaN where there are none."""
     num_targets: int
     """Of the global batch: the denominator of the loss."""
     grad_norm: float

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
+from headrace.errors import HeadraceError
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
 from trainer.loader import connect
@@ -100,14 +103,35 @@ def local_device() -> torch.device:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """The group of all of torchrun's ranks, once they are there; none without it."""
+    """The group of all of torchrun's ranks, once they are there; none without it.
+
+    Where one rank fails, the others see no more than its connections end: they raise HeadraceError with what it said.
+    """
     if num_ranks() == 1:
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    store, _, _ = next(rendezvous("env://"))
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank(), world_size=num_ranks())
     try:
-        yield
+        with _the_first_words(store):
+            yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _the_first_words(store: Store) -> Iterator[None]:
+    """What fails first is what all ranks say, but for those that have a sentence of their own."""
+    try:
+        yield
+    except Exception as err:
+        words = f"rank {rank()}: {err if isinstance(err, HeadraceError) else repr(err)}"
+        try:
+            first = store.compare_set("failure", "", words).decode()
+        except dist.DistError:  # the store was rank 0's, and went with it
+            first = "rank 0 has ended: its log says why"
+        if isinstance(err, HeadraceError) or first == words:
+            raise
+        raise HeadraceError(first) from err

@@ -20,7 +20,12 @@ def backward_factor(*, frozen: bool, behind_trainable: bool, checkpointing: bool
     """Backward over forward of one layer. behind_trainable: whether anything in front of it is trainable."""
     if frozen and not behind_trainable:
         return 0.0
-    return INPUT_GRADIENTS + (0.0 if frozen else WEIGHT_GRADIENTS) + (RERUN if checkpointing else 0.0)
+    return INPUT_GRADIENTS + weight_factor(frozen=frozen) + (RERUN if checkpointing else 0.0)
+
+
+def weight_factor(*, frozen: bool) -> float:
+    """The part of a layer's backward that computes gradients of weights, over its forward. What is run again is in the other."""
+    return 0.0 if frozen else WEIGHT_GRADIENTS
 
 
 def backward_factors(

@@ -52,11 +52,12 @@ def projector_weights(width_in: int, group: int, width_out: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A vision encoder on patches, an audio encoder on mel frames, and a Llama-style decoder."""
+    """A vision encoder on patches, an audio encoder on mel frames, a Llama-style decoder, and maybe a generator of images."""
 
     vision: TransformerShape
     audio: TransformerShape
     llm: TransformerShape
+    generator: TransformerShape | None = None
 
 
 def _encoder(layers: int, width: int, heads: int, mlp: int) -> TransformerShape:
@@ -93,9 +94,12 @@ LLM_SHAPES: dict[str, TransformerShape] = {
     "qwen2-7b": _decoder(28, 3584, 28, 4, 18_944, 152_064),
     "qwen2-72b": _decoder(80, 8192, 64, 8, 29_568, 152_064),
 }
+GENERATOR_SHAPES: dict[str, TransformerShape] = {
+    "dit-xl": _encoder(28, 1152, 16, 4608),  # DiT-XL (Peebles and Xie 2023), without its modulation
+}
 
-# What the trainer can build: no window attention. tiny and small are ours, for laptops and tests. 1b: Llama-3.2-1B with
-# SigLIP-base-sized encoders.
+# What the trainer can build: no window attention. tiny, small and tiny-generator are ours, for laptops and tests. 1b:
+# Llama-3.2-1B with SigLIP-base-sized encoders. 9b: DistTrain's MLLM-9B, with a transformer in place of SD 2.1's U-Net.
 MODEL_SHAPES: dict[str, ModelShape] = {
     "tiny": ModelShape(vision=_encoder(2, 64, 2, 256), audio=_encoder(2, 64, 2, 256), llm=_decoder(4, 128, 4, 2, 352)),
     "small": ModelShape(vision=_encoder(4, 256, 4, 1024), audio=_encoder(4, 256, 4, 1024), llm=_decoder(8, 512, 8, 4, 1408)),
@@ -104,4 +108,16 @@ MODEL_SHAPES: dict[str, ModelShape] = {
     "7b": ModelShape(vision=VISION_SHAPES["qwen2-vl-vision"], audio=AUDIO_SHAPES["whisper-large"], llm=LLM_SHAPES["qwen2-7b"]),
     "8b": ModelShape(vision=VISION_SHAPES["vit-h"], audio=AUDIO_SHAPES["whisper-large"], llm=LLM_SHAPES["llama3-8b"]),
     "70b": ModelShape(vision=VISION_SHAPES["vit-h"], audio=AUDIO_SHAPES["whisper-large"], llm=LLM_SHAPES["llama3-70b"]),
+    "tiny-generator": ModelShape(
+        vision=_encoder(2, 64, 2, 256),
+        audio=_encoder(2, 64, 2, 256),
+        llm=_decoder(4, 128, 4, 2, 352),
+        generator=_encoder(2, 64, 2, 256),
+    ),
+    "9b": ModelShape(
+        vision=VISION_SHAPES["vit-h"],
+        audio=AUDIO_SHAPES["whisper-large"],
+        llm=LLM_SHAPES["llama3-8b"],
+        generator=GENERATOR_SHAPES["dit-xl"],
+    ),
 }

@@ -24,23 +24,15 @@ SCHEMA = pa.schema(
     ]
 )
 
-_TOKENS = (
-    "sample_id",
-    "input_ids",
-    "labels",
-    "image_grids",
-    "mel_frames",
-    "flags",
-)  # with the sizes of the media, for their places
-
 UNIT_COLUMNS = {
     "encoder": ("sample_id", "patches", "image_grids", "mel", "mel_frames", "flags"),
     "vision": ("sample_id", "patches", "image_grids", "flags"),
     "audio": ("sample_id", "mel", "mel_frames", "flags"),
-    "llm": _TOKENS,
-    "generator": _TOKENS,
+    "llm": ("sample_id", "input_ids", "labels", "image_grids", "mel_frames", "flags"),  # sizes of media, for their places
+    "generator": ("sample_id", "patches", "image_grids", "flags"),
 }
-"""What a rank of each parallelism unit receives of SCHEMA, in its order: an LLM rank no pixels, an encoder rank no labels."""
+"""What a rank of each parallelism unit receives of SCHEMA, in its order: an LLM rank no pixels, an encoder or
+generator rank no labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 from headrace.plan import Topology
 
-SCHEDULES = ("1f1b", "interleaved", "gpipe", "eager")
+ZERO_BUBBLE = "zero-bubble"
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "eager", ZERO_BUBBLE)
 """Names of the pipeline schedules: see `build`."""
 
 
@@ -27,6 +28,9 @@ class Kind(enum.IntEnum):
 
     FORWARD = 0
     BACKWARD = 1
+    """All gradients, or under `zero-bubble` those of what came in."""
+    WEIGHT = 2
+    """The weights' gradients that the backward left for later: only under `zero-bubble`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +99,13 @@ def inputs(graph: Sequence[Stage], chunks: int, stage: int, action: Action) -> t
     """The (stage, action) pairs whose results an action needs; none for the first forward of an encoder.
 
     A forward needs the stage before it, on a unit's first stage the chunk before (on the unit's last stage), and on its
-    first chunk the last forwards of the units in front. A backward needs the mirror image, at the very end its own forward.
-    All are of the same microbatch: with deferral, which samples of which microbatch, the plan says.
+    first chunk the last forwards of the units in front. A backward needs the mirror image, at the very end its own forward;
+    a weight action its own backward. All are of the same microbatch: with deferral, which samples of which microbatch, the plan
+    says.
     """
     here = graph[stage]
+    if action.kind == Kind.WEIGHT:
+        return ((stage, Action(kind=Kind.BACKWARD, microbatch=action.microbatch, chunk=action.chunk)),)
     if action.kind == Kind.FORWARD:
         if here.index > 0:
             places = [(stage - 1, action.chunk)]
@@ -127,7 +134,8 @@ def build(
     so that no stage ever holds more than `in_flight` microbatches: the stages farthest from the end of the path fill the
     limit, the others hold fewer in proportion, because stages that open with equally many forwards wait for each other's
     backwards all the time. A limit below the b + 1 that 1F1B holds is kept too, at the price of time. None: every stage but
-    the last of the path runs all its forwards first. `interleaved`: see `_interleaved`.
+    the last of the path runs all its forwards first. `zero-bubble`: 1F1B that puts off the gradients of weights, see
+    `_with_weights`. `interleaved`: see `_interleaved`.
 
     stages: stage count of each unit in pipeline order. microbatches: the indices of those that hold samples, in plan order:
     an empty one is left out, so it costs neither time nor a message; with none, every stage has nothing to do. chunks: parts
@@ -148,7 +156,10 @@ def build(
     if chunks > 1:
         return _interleaved(graph, microbatches, chunks)
     longest = max(stage.num_behind for stage in graph)
-    return tuple(_alternate(_num_ahead(name, stage, longest, in_flight), microbatches) for stage in graph)
+    schedule = tuple(_alternate(_num_ahead(name, stage, longest, in_flight), microbatches) for stage in graph)
+    if name != ZERO_BUBBLE:
+        return schedule
+    return tuple(_with_weights(actions, longest - stage.num_behind) for stage, actions in zip(graph, schedule, strict=True))
 
 
 def _num_ahead(name: str, stage: Stage, longest: int, in_flight: int | None) -> float:
@@ -169,6 +180,26 @@ def _alternate(num_ahead: float, microbatches: Sequence[int]) -> tuple[Action, .
     steady = len(forwards) - warm_up
     pairs = [action for pair in zip(forwards[warm_up:], backwards[:steady], strict=True) for action in pair]
     return (*forwards[:warm_up], *pairs, *backwards[steady:])
+
+
+def _with_weights(actions: Sequence[Action], num_later: int) -> tuple[Action, ...]:
+    """ZB-H1 (Qi et al. 2024, Zero Bubble Pipeline Parallelism): 1F1B whose backwards leave the gradients of weights to actions
+    of their own, each behind `num_later` later backwards.
+
+    A gradient then reaches the stage in front earlier, and weights fill the time in which a stage would wait for it. As a stage
+    that opens with fewer forwards puts off more, none holds more microbatches than the first of the longest path does in 1F1B.
+    On p equal stages the idle time is (p - 1)(F + B - W), where B is the gradient of the inputs and W that of the weights:
+    a third of 1F1B's where all three are equal. Where a frozen stage has no weights and outweighs the others, 1F1B can be faster.
+    """
+    found: list[Action] = []
+    put_off: deque[Action] = deque()
+    for action in actions:
+        found.append(action)
+        if action.kind == Kind.BACKWARD:
+            put_off.append(Action(kind=Kind.WEIGHT, microbatch=action.microbatch))
+            if len(put_off) > num_later:
+                found.append(put_off.popleft())
+    return (*found, *put_off)
 
 
 def _interleaved(graph: Sequence[Stage], microbatches: Sequence[int], chunks: int) -> Schedule:
@@ -226,7 +257,7 @@ def _heads_in_turn(turns: _Turns, forward_first: bool) -> Iterator[deque[tuple[i
 
 
 def _turns(microbatches: Sequence[int], chunks: int, group_size: int) -> _Turns:
-    turns: _Turns = {kind: [deque() for _ in range(chunks)] for kind in Kind}
+    turns: _Turns = {kind: [deque() for _ in range(chunks)] for kind in (Kind.FORWARD, Kind.BACKWARD)}
     num_groups = max(1, len(microbatches) // group_size)
     for kind, queues in turns.items():
         turn = 0

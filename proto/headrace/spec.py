@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from headrace.errors import SpecError
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
-from headrace.plan import LLM, Topology
+from headrace.plan import GENERATOR, LLM, Topology
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
 
@@ -124,18 +124,21 @@ class TopologySpec(_Part):
     replicas: Annotated[int, Field(ge=1)] = 1
     microbatches: Annotated[int, Field(ge=1)] = 4
     stages: dict[str, Annotated[int, Field(ge=1)]] = {"encoder": 1, LLM: 3}
-    """Of `encoder` (vision and audio together) or of `vision`, `audio` or both, and of `llm`."""
+    """Of `encoder` (vision and audio together) or of `vision`, `audio` or both, of `llm`, and of `generator` where the job's
+    model has one."""
     speeds: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """Of the replicas, relative to each other, where they differ: then their shares of the work do, whatever the strategy."""
 
     @field_validator("stages")
     @classmethod
     def _known_units(cls, stages: dict[str, int]) -> dict[str, int]:
-        if LLM not in stages or set(stages) - {LLM} not in ({"encoder"}, {"vision"}, {"audio"}, {"vision", "audio"}):
+        encoders = set(stages) - {LLM, GENERATOR}
+        if LLM not in stages or encoders not in ({"encoder"}, {"vision"}, {"audio"}, {"vision", "audio"}):
             raise ValueError(
-                f"must name {LLM!r} and either 'encoder' or one or both of 'vision' and 'audio', got {sorted(stages)}"
+                f"must name {LLM!r} and either 'encoder' or one or both of 'vision' and 'audio', and besides at most "
+                f"{GENERATOR!r}, got {sorted(stages)}"
             )
-        return {unit: stages[unit] for unit in ("encoder", "vision", "audio", LLM) if unit in stages}
+        return {unit: stages[unit] for unit in ("encoder", "vision", "audio", LLM, GENERATOR) if unit in stages}
 
     @model_validator(mode="after")
     def _a_speed_each(self) -> Self:
@@ -229,6 +232,19 @@ class JobSpec(_Part):
                 "a sample must fit into a packed sequence; lower text.max_tokens"
             )
         return self
+
+    @model_validator(mode="after")
+    def _model_has_the_units(self) -> Self:
+        if GENERATOR in self.topology.stages and MODEL_SHAPES[self.model].generator is None:
+            have = " or ".join(name for name, shape in MODEL_SHAPES.items() if shape.generator is not None)
+            raise ValueError(
+                f"topology.stages names {GENERATOR!r}, but model {self.model!r} has none: take it out, or take model {have}"
+            )
+        return self
+
+    def with_topology(self, topology: TopologySpec) -> JobSpec:
+        """The same job with another topology. Raises SpecError where model and topology do not fit each other."""
+        return load_spec_json(self.model_copy(update={"topology": topology}).to_json())
 
     def to_json(self) -> str:
         return self.model_dump_json()

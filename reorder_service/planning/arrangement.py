@@ -31,24 +31,23 @@ def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
     slots = np.broadcast_to(slot, batch.costs.shape)
     loads, occupied = batch.loads(slots), batch.occupied(slots)
     stages = np.array(list(batch.topology.stages.values()))
-    factors = np.array([batch.execution.backward_factor(unit) for unit in batch.units])
     forward = np.repeat(loads / (stages * batch.execution.chunks), stages, axis=2)
-    backward = forward * np.repeat(factors, stages)
+    seconds = forward[..., None] * np.repeat([batch.execution.factors(unit) for unit in batch.units], stages, axis=0)
     sizes = loads.sum(axis=2)
 
     orders, slowest = [], []
     for r in range(replicas):
         filled = np.flatnonzero(occupied[r])
         table = schedule_table(batch.topology.stages, batch.execution, filled.size)
-        order = filled if keep else opening(forward[r], backward[r], sizes[r], filled, table)
+        order = filled if keep else opening(seconds[r], sizes[r], filled, table)
         orders.append(order)
-        slowest.append((-makespan(forward[r], backward[r], order, table), r))
+        slowest.append((-makespan(seconds[r], order, table), r))
     heapq.heapify(slowest)
     left, vain = ACTIONS, 0
     while left > 0 and vain < _PATIENCE:
         before, r = slowest[0]
         table = schedule_table(batch.topology.stages, batch.execution, orders[r].size)
-        after = -improve(forward[r], backward[r], orders[r], table, _TRIES, random_state(batch.seed + left))
+        after = -improve(seconds[r], orders[r], table, _TRIES, random_state(batch.seed + left))
         vain = 0 if after > before else vain + 1
         heapq.heapreplace(slowest, (after, r))
         left -= _TRIES * max(1, table.shape[0])

@@ -153,7 +153,7 @@ def make_batch(
     if twice.size:
         raise ValueError(f"sample ids must differ, but {twice[0]} stands in rows {np.flatnonzero(ids == twice[0]).tolist()}")
     execution = execution or Execution()
-    unknown = execution.backward.keys() - topology.stages.keys()
+    unknown = (execution.backward.keys() | execution.weights.keys()) - topology.stages.keys()
     if unknown:
         raise ValueError(f"backward factors name no unit of {list(topology.stages)}: {sorted(unknown)}")
     matrix = _matrix("costs", "cost", costs, topology, ids.size)

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from headrace.plan import LLM
+from headrace.plan import GENERATOR, LLM
 from reorder_service.planning.batch import Floats
 
 VISION = "vision"
 AUDIO = "audio"
-PARTS = (VISION, AUDIO, LLM)
+PARTS = (VISION, AUDIO, LLM, GENERATOR)
 """What costs are given for: the vision encoder on patches before merging, the audio encoder on its own frames (half of the
-mel frames), and the LLM on tokens. A projector counts as a layer of its encoder, the output layer as one of the LLM."""
+mel frames), the LLM on tokens, and the generator on image tokens. A projector counts as a layer of its encoder, that to the
+generator and both of its ends as layers of the generator, the output layer as one of the LLM."""
 
 _POWERS = ("quadratic", "linear", "constant")
 _FIELDS = tuple(f"{power}_s" for power in _POWERS)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.model_shape import ModelShape, TransformerShape, projector_weights
-from headrace.plan import LLM
+from headrace.plan import GENERATOR, LLM
 from reorder_service.planning.batch import Floats
-from reorder_service.planning.coefficients import AUDIO, PARTS, VISION, Coefficients, LayerCost, total
+from reorder_service.planning.coefficients import AUDIO, VISION, Coefficients, LayerCost, total
 
 if TYPE_CHECKING:  # a fifth of a second of imports
     from headrace.sample import Probe
@@ -30,8 +30,8 @@ _PER_MULTIPLY_ADD = 2
 _BYTES = 2  # of a number in bf16
 _AUDIO_STRIDE = 2  # of the convolution before the audio encoder's attention
 
-_PARTS_OF = {ENCODER: (VISION, AUDIO), VISION: (VISION,), AUDIO: (AUDIO,), LLM: (LLM,)}
-_MEDIA = {VISION: "images", AUDIO: "recordings"}
+_PARTS_OF = {ENCODER: (VISION, AUDIO), VISION: (VISION,), AUDIO: (AUDIO,), LLM: (LLM,), GENERATOR: (GENERATOR,)}
+_MEDIA = {VISION: "images", AUDIO: "recordings", GENERATOR: "images"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,7 +71,8 @@ def estimate(
     checkpointing: Collection[str] = (),
     backward: Mapping[str, float] | None = None,
 ) -> SampleCosts:
-    """Columns of n samples in each of `units`: of `vision`, `audio` and `llm`, or with `encoder` for the first two together.
+    """Columns of n samples in each of `units`: of `vision`, `audio` and `llm`, or with `encoder` for the first two together; and
+    of `generator`, where the shape has one.
 
     The projectors, which join neighbours as `image` and `audio` say, count as encoders. vocab: size of the job's vocabulary,
     0 for the published one; the output layer counts on every token, unless neither is known. A sample without images and
@@ -81,14 +82,18 @@ def estimate(
 
     Raises ValueError for units that are not those, and where a sample has what no unit or no measurement stands for.
     """
-    _check(units)
+    _check(units, shape)
     stacks = {VISION: shape.vision, AUDIO: shape.audio, LLM: shape.llm}
+    if shape.generator is not None:
+        stacks[GENERATOR] = shape.generator
     layers = published(shape, image=image, audio=audio, vocab=vocab) if measured is None else measured
     lengths = {
         VISION: _Lengths.of([probe.image_patches for probe in probes]),
         AUDIO: _Lengths.of([probe.mel_frames for probe in probes], stride=_AUDIO_STRIDE),
         LLM: _Lengths.of([(probe.num_tokens,) for probe in probes]),
     }
+    if GENERATOR in units:
+        lengths[GENERATOR] = _Lengths.of([probe.image_patches for probe in probes], stride=image.merge**2)
     _check_parts(units, layers, lengths, probes)
     seconds = {part: x.on(total(layers.get(part, ()))) for part, x in lengths.items()}
     transfer = {part: x.sums * float(_BYTES * stacks[part].width) for part, x in lengths.items()}
@@ -101,14 +106,22 @@ def estimate(
 
 
 def published(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0) -> Coefficients:
-    """The layers of a shape at the nominal rate, each encoder's projector and the LLM's output layer behind them."""
+    """The layers of a shape at the nominal rate, each encoder's projector and the LLM's output layer behind them, and with a
+    generator's layers the projector to it and the layers at both ends of it.
+    """
     frames = max(1, audio.frames_per_token // _AUDIO_STRIDE)
     head = shape.llm.width * (vocab or shape.llm.vocab)
-    return {
+    layers = {
         VISION: (*layer_costs(shape.vision), _dense(projector_weights(shape.vision.width, image.merge**2, shape.llm.width))),
         AUDIO: (*layer_costs(shape.audio), _dense(projector_weights(shape.audio.width, frames, shape.llm.width))),
         LLM: (*layer_costs(shape.llm, causal=True), *((_dense(head),) if head else ())),
     }
+    if shape.generator is not None:
+        width = shape.generator.width
+        ends = width * (2 * 3 * (image.merge * image.patch) ** 2 + width)  # tokens in, tokens out, and the time
+        projector = projector_weights(shape.llm.width, 1, width)
+        layers[GENERATOR] = (*layer_costs(shape.generator), _dense(projector), _dense(ends))
+    return layers
 
 
 def layer_costs(shape: TransformerShape, *, causal: bool = False) -> tuple[LayerCost, ...]:
@@ -172,10 +185,11 @@ def _by_unit(units: Sequence[str], parts: Mapping[str, Floats]) -> dict[str, Flo
     return {unit: np.sum([parts[part] for part in _PARTS_OF[unit]], axis=0) for unit in units}
 
 
-def _check(units: Sequence[str]) -> None:
-    unknown = [unit for unit in units if unit not in _PARTS_OF]
+def _check(units: Sequence[str], shape: ModelShape) -> None:
+    known = [unit for unit in _PARTS_OF if unit != GENERATOR or shape.generator is not None]
+    unknown = [unit for unit in units if unit not in known]
     if unknown:
-        raise ValueError(f"a model shape gives no cost for unit {unknown[0]!r}, only for {', '.join(_PARTS_OF)}")
+        raise ValueError(f"the model's shape gives no cost for unit {unknown[0]!r}, only for {', '.join(known)}")
     parts = [part for unit in units for part in _PARTS_OF[unit]]
     if len(set(parts)) != len(parts) or LLM not in parts:
         raise ValueError(f"units must have {LLM!r}, each unit once, and {ENCODER!r} without its parts, got {list(units)}")
@@ -183,7 +197,7 @@ def _check(units: Sequence[str]) -> None:
 
 def _check_parts(units: Sequence[str], layers: Coefficients, lengths: Mapping[str, _Lengths], probes: Sequence[Probe]) -> None:
     taken = {part for unit in units for part in _PARTS_OF[unit]}
-    for part in PARTS:
+    for part in lengths:
         rows = np.flatnonzero(lengths[part].sums)
         if rows.size and (part not in taken or part not in layers):
             lacking = f"no unit of {list(units)}" if part not in taken else "no measured coefficient"

@@ -11,7 +11,8 @@
    model has neither, its time in the LLM.
 
 Intervals are a notion of 1F1B. Under interleaved 1F1B a microbatch has several, see `microbatch_order`. Eager-forward 1F1B and
-GPipe run forwards earlier and have no such intervals to fill: they get the order of 1F1B.
+GPipe run forwards earlier and have no such intervals to fill, and a zero-bubble's are filled with weights as well: they get the
+order of 1F1B.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.schedule import SCHEDULES
+from headrace.backward import WEIGHT_GRADIENTS
+from headrace.schedule import SCHEDULES, ZERO_BUBBLE
 
 BACKWARD_FACTOR = 2.0  # gradients of inputs and of weights: two matrix products for each one of the forward
 _MOST_FACTOR, _MOST_LATENCY_S = 1e3, 1e9  # a step's time stays a number
@@ -26,6 +27,9 @@ class Execution:
     """Whether a unit runs the backward of a deferred sample when its gradient comes, apart from the rest of its microbatch."""
     backward: Mapping[str, float] = field(default_factory=dict)
     """Time of a unit's backward over its forward; BACKWARD_FACTOR where a unit is not named. 0: frozen, nothing to do."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """The part of that for gradients of weights, which 'zero-bubble' computes later; WEIGHT_GRADIENTS, but not more than the
+    backward has, where a unit is not named."""
     latency_s: float = 0.0
     """Of one transfer between two stages."""
     bytes_per_s: float = math.inf
@@ -45,6 +49,9 @@ class Execution:
         wrong = {unit: factor for unit, factor in self.backward.items() if not (0 <= factor <= _MOST_FACTOR)}
         if wrong:
             raise ValueError(f"backward factors must be from 0 to {_MOST_FACTOR:g}, got {wrong}")
+        wrong = {unit: part for unit, part in self.weights.items() if not (0 <= part <= self.backward_factor(unit))}
+        if wrong:
+            raise ValueError(f"the weights' part of a backward must be from 0 to the backward's own factor, got {wrong}")
         if not (0 <= self.latency_s <= _MOST_LATENCY_S and self.bytes_per_s >= 1 and self.memory_limit > 0):
             raise ValueError(
                 f"latency_s must be from 0 to {_MOST_LATENCY_S:g}, bytes_per_s at least 1 and memory_limit positive, "
@@ -52,4 +59,11 @@ class Execution:
             )
 
     def backward_factor(self, unit: str) -> float:
+        """Of all gradients, in one action or two."""
         return self.backward.get(unit, BACKWARD_FACTOR)
+
+    def factors(self, unit: str) -> tuple[float, float, float]:
+        """Time of a unit's actions over its forward, by `headrace.schedule.Kind`."""
+        backward = self.backward_factor(unit)
+        weights = self.weights.get(unit, min(WEIGHT_GRADIENTS, backward)) if self.schedule == ZERO_BUBBLE else 0.0
+        return 1.0, backward - weights, weights

@@ -11,14 +11,14 @@ _STAGE, _KIND, _POSITION, _WAITS = 0, 1, 2, 7  # columns of a schedule's table: 
 
 
 @kernel
-def makespan(forward: Floats, backward: Floats, order: Ints, table: Ints) -> float:
+def makespan(seconds: Floats, order: Ints, table: Ints) -> float:
     """When a replica is done whose microbatches wait for nothing but themselves: no deferral, no transfer times.
 
-    forward, backward: (K, S) seconds of one action. order: the microbatches as they run; table: of their schedule (see
+    seconds: (K, S, kinds) of one action. order: the microbatches as they run; table: of their schedule (see
     `replay`), which may be of fewer microbatches: then the last ones of `order` do not run.
     """
     ends = np.empty(table.shape[0])
-    free = np.zeros(forward.shape[1])
+    free = np.zeros(seconds.shape[1])
     for row in range(table.shape[0]):
         stage, microbatch = table[row, _STAGE], order[table[row, _POSITION]]
         end = free[stage]
@@ -26,24 +26,24 @@ def makespan(forward: Floats, backward: Floats, order: Ints, table: Ints) -> flo
             if table[row, w] < 0:
                 break
             end = max(end, ends[table[row, w]])
-        end += forward[microbatch, stage] if table[row, _KIND] == 0 else backward[microbatch, stage]
+        end += seconds[microbatch, stage, table[row, _KIND]]
         ends[row] = end
         free[stage] = end
     return float(free.max())
 
 
 @kernel
-def slowest_makespan(forward: Floats, backward: Floats, replicas: Ints, table: Ints) -> float:
-    """The longest makespan of the given replicas (R,), whose microbatches run as they stand. forward, backward: (D, K, S)."""
-    order = np.arange(forward.shape[1])
+def slowest_makespan(seconds: Floats, replicas: Ints, table: Ints) -> float:
+    """The longest makespan of the given replicas (R,), whose microbatches run as they stand. seconds: (D, K, S, kinds)."""
+    order = np.arange(seconds.shape[1])
     slowest = 0.0
     for r in replicas:
-        slowest = max(slowest, makespan(forward[r], backward[r], order, table))
+        slowest = max(slowest, makespan(seconds[r], order, table))
     return slowest
 
 
 @kernel
-def opening(forward: Floats, backward: Floats, sizes: Floats, filled: Ints, table: Ints) -> Ints:
+def opening(seconds: Floats, sizes: Floats, filled: Ints, table: Ints) -> Ints:
     """(m,) the best of three simple orders of the m filled microbatches: rising, falling, and the smallest before falling."""
     rising = filled[np.argsort(sizes[filled], kind="mergesort")]
     falling = rising[::-1].copy()
@@ -52,19 +52,19 @@ def opening(forward: Floats, backward: Floats, sizes: Floats, filled: Ints, tabl
         small_first[i] = falling[i - 1]
     if falling.size:
         small_first[0] = rising[0]
-    best, least = rising, makespan(forward, backward, rising, table)
+    best, least = rising, makespan(seconds, rising, table)
     for order in (falling, small_first):
-        seconds = makespan(forward, backward, order, table)
-        if seconds < least:
-            best, least = order, seconds
+        end = makespan(seconds, order, table)
+        if end < least:
+            best, least = order, end
     return best
 
 
 @kernel
-def improve(forward: Floats, backward: Floats, order: Ints, table: Ints, tries: int, state: np.uint64) -> float:
+def improve(seconds: Floats, order: Ints, table: Ints, tries: int, state: np.uint64) -> float:
     """Try so many changes of `order` in place, swaps of two places and moves from one place to another; its makespan then."""
     count = np.uint64(order.size)
-    least = makespan(forward, backward, order, table)
+    least = makespan(seconds, order, table)
     if order.size < 2:
         return least
     kept = order.copy()
@@ -84,9 +84,9 @@ def improve(forward: Floats, backward: Floats, order: Ints, table: Ints, tries: 
         else:
             order[target + 1 : source + 1] = kept[target:source]
         order[target] = moved
-        seconds = makespan(forward, backward, order, table)
-        if seconds <= least:
-            least = seconds
+        end = makespan(seconds, order, table)
+        if end <= least:
+            least = end
             kept[:] = order
         else:
             order[:] = kept
@@ -94,15 +94,15 @@ def improve(forward: Floats, backward: Floats, order: Ints, table: Ints, tries: 
 
 
 @kernel
-def best_grades(forward: Floats, backward: Floats, table: Ints, count: int, first: Floats, growth: Floats) -> Floats:
+def best_grades(work: Floats, table: Ints, count: int, first: Floats, growth: Floats) -> Floats:
     """(count,) relative sizes of microbatches, rising geometrically at the front and falling at the rear: the fastest pair.
 
-    forward, backward: (S,) seconds of the whole replica's work on each stage. table: of the schedule of `count` microbatches.
+    work: (S, kinds) seconds of all that a replica has to do. table: of the schedule of `count` microbatches.
     """
     best, least = np.ones(count), np.inf
     grades = np.empty(count)
     order = np.arange(count)
-    loads, back = np.empty((count, forward.size)), np.empty((count, forward.size))
+    seconds = np.empty((count, *work.shape))
     for front in first:
         for rising in growth:
             for rear in first:
@@ -112,11 +112,9 @@ def best_grades(forward: Floats, backward: Floats, table: Ints, count: int, firs
                         grades[k] = min(1.0, front * rising**k, rear * falling ** (count - 1 - k))
                         total += grades[k]
                     for k in range(count):
-                        for s in range(forward.size):
-                            loads[k, s] = forward[s] * grades[k] / total
-                            back[k, s] = backward[s] * grades[k] / total
-                    seconds = makespan(loads, back, order, table)
-                    if seconds < least:
-                        least = seconds
+                        seconds[k] = work * grades[k] / total
+                    end = makespan(seconds, order, table)
+                    if end < least:
+                        least = end
                         best[:] = grades
     return best

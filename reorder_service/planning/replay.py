@@ -2,7 +2,7 @@
 
 A table is an int64 array with one row per action of a replica, in an order in which every action comes after all that it
 waits for if equal microbatches wait for each other. Its columns are STAGE, KIND, POSITION (of the microbatch among those
-that run), CHUNK, UNIT, EXIT (1: the unit's last action of this kind for the microbatch), BEFORE (the row of the stage's
+that run), CHUNK, UNIT, EXIT (1: what it computes leaves the unit), BEFORE (the row of the stage's
 previous action) and, from WAITS on, the rows whose results it needs; -1 stands for none.
 """
 
@@ -19,7 +19,6 @@ from reorder_service.planning.execution import Execution
 from reorder_service.planning.kernel import kernel
 
 STAGE, KIND, POSITION, CHUNK, UNIT, EXIT, BEFORE, WAITS = range(8)
-_FORWARD = 0
 _NOT_YET = -1.0
 
 
@@ -42,7 +41,8 @@ def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_fligh
     for (s, action), row in row_of.items():
         here = graph[s]
         forward = action.kind == Kind.FORWARD
-        leaves = here.index == (here.size - 1 if forward else 0) and action.chunk == (chunks - 1 if forward else 0)
+        ends_unit = here.index == (here.size - 1 if forward else 0) and action.chunk == (chunks - 1 if forward else 0)
+        leaves = ends_unit and action.kind != Kind.WEIGHT
         table[row, :BEFORE] = s, action.kind, action.microbatch, action.chunk, units.index(here.unit), leaves
         waits = [row_of[needed] for needed in inputs(graph, chunks, s, action)]
         table[row, WAITS : WAITS + len(waits)] = waits
@@ -72,8 +72,7 @@ def replay(
     first_row: Ints,
     first_action: Ints,
     slot_at: Ints,
-    forward: Floats,
-    backward: Floats,
+    seconds: Floats,
     hop_s: Floats,
     link_offsets: Ints,
     link_slots: Ints,
@@ -83,8 +82,8 @@ def replay(
     """Start, end and cause of every action of D replicas.
 
     tables: several tables, one after another. first_row: (D,) where the table of a replica begins. first_action: (D + 1,)
-    where its actions begin in the result. slot_at: (D, K) slot of the microbatch at a position. forward, backward: (D * K,
-    S) seconds of one action. hop_s: (2, D * K, U) seconds from a stage of the unit to the next one. Of kind k, the action
+    where its actions begin in the result. slot_at: (D, K) slot of the microbatch at a position. seconds: (D * K, S,
+    kinds) of one action. hop_s: (2, D * K, U) seconds from a stage of the unit to the next one. Of kind k, the action
     that enters a unit over link l (between unit l and the unit behind it) with slot i needs what other slots of the unit
     on the other side send: those from link_offsets[k, l, i] to link_offsets[k, l, i + 1] in link_slots[k, l] and link_s[k,
     l]. Without links, it needs its equal. together: whether replicas wait for each other (then all have the same table);
@@ -104,7 +103,7 @@ def replay(
         ran = 1
         while left > 0 and ran > 0:
             ran = _run_once(
-                tables, first_row[first:last], first_action[first : last + 1], slot_at[first:last], forward, backward, hop_s,
+                tables, first_row[first:last], first_action[first : last + 1], slot_at[first:last], seconds, hop_s,
                 link_offsets, link_slots, link_s, starts, ends, causes, exits,
             )  # fmt: skip
             left -= ran
@@ -117,8 +116,7 @@ def _run_once(
     first_row: Ints,
     first_action: Ints,
     slot_at: Ints,
-    forward: Floats,
-    backward: Floats,
+    seconds: Floats,
     hop_s: Floats,
     link_offsets: Ints,
     link_slots: Ints,
@@ -167,7 +165,7 @@ def _run_once(
             if start == _NOT_YET:
                 continue
             starts[action], causes[action] = start, cause
-            ends[action] = start + (forward[slot, stage] if kind == _FORWARD else backward[slot, stage])
+            ends[action] = start + seconds[slot, stage, kind]
             if tables[row, EXIT] == 1:
                 exits[kind, unit, slot] = action
             ran += 1
@@ -185,26 +183,3 @@ def _sent(ends: Floats, exits: Ints, slots: Ints, seconds: Floats) -> tuple[floa
         if ends[action] + seconds[i] > there:
             there, sender = ends[action] + seconds[i], action
     return there, sender
-
-
-@kernel
-def memory_over_time(
-    tables: Ints, first_row: Ints, first_action: Ints, slot_at: Ints, memory: Floats, num_stages: int
-) -> tuple[Floats, Floats]:
-    """(what its stage holds after each action, and for a backward also what it holds then; (D, S) most that it ever holds).
-
-    memory: (2, D * K, U) what a forward takes and a backward gives back. The other arguments are those of `replay`. A stage
-    does one thing at a time, so what it holds depends on the order of its actions only, not on their times.
-    """
-    after = np.zeros(first_action[-1])
-    peaks = np.zeros((first_row.size, num_stages))
-    for r in range(first_row.size):
-        held = np.zeros(num_stages)
-        for action in range(first_action[r], first_action[r + 1]):
-            row = first_row[r] + action - first_action[r]
-            stage, kind = tables[row, STAGE], tables[row, KIND]
-            change = memory[kind, slot_at[r, tables[row, POSITION]], tables[row, UNIT]]
-            held[stage] = held[stage] + change if kind == _FORWARD else max(0.0, held[stage] - change)
-            after[action] = held[stage]
-            peaks[r, stage] = max(peaks[r, stage], held[stage])
-    return after, peaks

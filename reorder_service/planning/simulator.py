@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.held import held, held_until
 from headrace.plan import Predicted
+from headrace.schedule import Kind
 from reorder_service.planning import replay as actions_of
 from reorder_service.planning.batch import Floats, Ints
 from reorder_service.planning.makespan import slowest_makespan
-from reorder_service.planning.replay import memory_over_time, replay, schedule_table
+from reorder_service.planning.replay import replay, schedule_table
 from reorder_service.planning.work import Links, Work
 
 __all__ = ["Timeline", "Work", "peak_memory", "simulate", "timeline"]
@@ -50,7 +52,7 @@ def simulate(work: Work) -> Predicted:
     see `work.lower_bound`. Raises ValueError if the plan's schedule waits for itself.
     """
     iteration = _iteration_s(work)
-    busy = float(work.forward_s.sum() + work.backward_s.sum()) * work.execution.chunks
+    busy = float(work.seconds.sum()) * work.execution.chunks
     capacity = work.topology.replicas * work.topology.num_stages * iteration
     bubble = max(0.0, 1.0 - busy / capacity) if capacity > 0 else 0.0
     bound = min(work.lower_bound_s, iteration)  # their sums are rounded in different orders
@@ -84,7 +86,8 @@ def peak_memory(work: Work) -> Floats:
     """(D, S) most activations that a stage holds at any time, in the unit of the batch's `memory`.
 
     Each chunk takes its share when its forward starts and gives it back when its backward ends, a deferred sample's when its
-    own backward ends. A unit without a backward keeps nothing.
+    own backward ends, and where weights are put off (`headrace.held`) when those are done. A unit without a backward keeps
+    nothing. A stage does one thing at a time, so what it holds depends on the order of its actions only, not on their times.
     """
     _, peaks = _memory(work, _Layout.of(work))
     return peaks
@@ -122,8 +125,7 @@ def _iteration_s(work: Work) -> float:
     counts = work.occupied.sum(axis=1)
     return max(
         slowest_makespan(
-            work.forward_s,
-            work.backward_s,
+            work.seconds,
             np.flatnonzero(counts == count),
             schedule_table(work.topology.stages, work.execution, count),
         )
@@ -145,8 +147,7 @@ def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
         layout.first_row,
         layout.first_action,
         layout.slot_at,
-        work.forward_s.reshape(num_slots, -1),
-        work.backward_s.reshape(num_slots, -1),
+        work.seconds.reshape(num_slots, *work.seconds.shape[2:]),
         links.hop_s,
         links.offsets,
         links.slots,
@@ -172,6 +173,22 @@ def _critical(ends: Floats, causes: Ints) -> NDArray[np.bool_]:
 
 
 def _memory(work: Work, layout: _Layout) -> tuple[Floats, Floats]:
-    return memory_over_time(
-        layout.tables, layout.first_row, layout.first_action, layout.slot_at, work.memory, work.topology.num_stages
-    )
+    """(what its stage holds after each action; (D, S) most that it ever holds)."""
+    execution, units = work.execution, list(work.topology.stages)
+    until = [held_until(execution.schedule, has_weights=execution.factors(unit)[Kind.WEIGHT] > 0) for unit in units]
+    after = np.zeros(layout.first_action[-1])
+    peaks = np.zeros((layout.first_row.size, work.topology.num_stages))
+    num_actions = np.diff(layout.first_action)
+    for count in np.unique(num_actions):
+        replicas = np.flatnonzero(num_actions == count)
+        table = layout.tables[layout.first_row[replicas[0]] :][:count]
+        for stage in range(work.topology.num_stages):
+            places = np.flatnonzero(table[:, actions_of.STAGE] == stage)
+            if places.size:
+                rows = table[places]
+                unit, slots = rows[0, actions_of.UNIT], layout.slot_at[replicas][:, rows[:, actions_of.POSITION]]
+                takes, gives = work.memory[:, slots, unit]
+                holds = held(rows[:, actions_of.KIND], takes, gives, until[unit])
+                after[layout.first_action[replicas][:, None] + places] = holds
+                peaks[replicas, stage] = holds.max(axis=1)
+    return after, peaks

@@ -31,6 +31,6 @@ def _grades(batch: Batch) -> Floats:
     count = batch.topology.microbatches
     stages = np.array(list(batch.topology.stages.values()))
     forward = np.repeat(batch.costs.sum(axis=1) / (stages * batch.execution.chunks), stages)
-    backward = forward * np.repeat([batch.execution.backward_factor(unit) for unit in batch.units], stages)
+    factors = np.repeat([batch.execution.factors(unit) for unit in batch.units], stages, axis=0)
     table = schedule_table(batch.topology.stages, batch.execution, count)
-    return best_grades(forward, backward, table, count, _FIRST, _GROWTH)
+    return best_grades(forward[:, None] * factors, table, count, _FIRST, _GROWTH)

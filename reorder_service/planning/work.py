@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.plan import Topology
+from headrace.schedule import Kind
 from reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from reorder_service.planning.execution import Execution
 from reorder_service.planning.kernel import kernel
@@ -36,12 +37,10 @@ class Work:
 
     topology: Topology
     execution: Execution
-    forward_s: Floats
-    """(D, K, S) seconds of one forward on the stage, of one chunk if there are several."""
-    backward_s: Floats
-    """(D, K, S) the same for one backward."""
+    seconds: Floats
+    """(D, K, S, kinds) of one action on the stage, of one chunk if there are several; by `headrace.schedule.Kind`."""
     memory: Floats
-    """(2, D * K, U) activations that a stage of the unit takes at a forward and gives back at a backward."""
+    """(2, D * K, U) activations that a stage of the unit takes when a microbatch goes forth, and gives back afterwards."""
     occupied: NDArray[np.bool_]
     """(D, K) microbatches that run: those that hold a sample in any unit, on this replica or one that runs together with it."""
     links: Links | None
@@ -63,7 +62,8 @@ class Work:
         """
         topology, execution = batch.topology, batch.execution
         stages = np.array(list(topology.stages.values()))
-        factors = np.array([execution.backward_factor(unit) for unit in batch.units])
+        factors = np.array([execution.factors(unit) for unit in batch.units])
+        has_backward = np.array([execution.backward_factor(unit) > 0 for unit in batch.units])
         per_action = 1.0 / (stages * execution.chunks)
         unit_of_stage = np.repeat(np.arange(stages.size), stages)
         replica = slots // topology.microbatches
@@ -82,15 +82,15 @@ class Work:
         occupied = batch.occupied(slots)
         if together:
             occupied = np.tile(occupied.any(axis=0), (topology.replicas, 1))
-        shape = (topology.replicas, topology.microbatches, unit_of_stage.size)
+        shape = (topology.replicas, topology.microbatches, unit_of_stage.size, len(Kind))
+        seconds = np.stack([forth_s, back_s, back_s], axis=-1) * (factors * per_action[:, None])
         return cls(
             topology=topology,
             execution=execution,
-            forward_s=np.take(forth_s * per_action, unit_of_stage, axis=1).reshape(shape),
-            backward_s=np.take(back_s * (factors * per_action), unit_of_stage, axis=1).reshape(shape),
-            memory=np.stack((forth_memory, back_memory)) * (per_action * (factors > 0)),
+            seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape),
+            memory=np.stack((forth_memory, back_memory)) * (per_action * has_backward),
             occupied=occupied,
-            links=_links(batch, slots, back, factors) if deferred or _transfers_take_time(batch) else None,
+            links=_links(batch, slots, back, has_backward) if deferred or _transfers_take_time(batch) else None,
             together=together,
             lower_bound_s=lower_bound(batch),
         )
@@ -100,16 +100,17 @@ def lower_bound(batch: Batch) -> float:
     """Seconds that no plan of this batch on this topology can beat.
 
     The larger of: the work of a unit, spread over its stages of all replicas; and the longest way of one sample there and
-    back, through the slowest of its encoders.
+    back, through the slowest of its encoders, without the weights that are put off.
     """
-    factors = np.array([[1.0 + batch.execution.backward_factor(unit)] for unit in batch.units])
-    seconds = batch.costs * factors
+    factors = np.array([batch.execution.factors(unit) for unit in batch.units])
+    seconds = batch.costs * factors.sum(axis=1, keepdims=True)
     stages = np.array(list(batch.topology.stages.values()))
     busiest = (seconds.sum(axis=1) / (stages * batch.topology.replicas)).max()
     num_encoders = len(batch.topology.encoders)
-    way = seconds[num_encoders:].sum(axis=0)
+    on_the_way = batch.costs * factors[:, : Kind.WEIGHT].sum(axis=1, keepdims=True)
+    way = on_the_way[num_encoders:].sum(axis=0)
     if num_encoders:
-        way = way + seconds[:num_encoders].max(axis=0)
+        way = way + on_the_way[:num_encoders].max(axis=0)
     return float(max(busiest, way.max()))
 
 
@@ -131,14 +132,14 @@ def _transfers_take_time(batch: Batch) -> bool:
     return execution.latency_s > 0 or (execution.bytes_per_s < np.inf and bool(batch.transfer_bytes.any()))
 
 
-def _links(batch: Batch, slots: Slots, back: Slots, factors: Floats) -> Links:
+def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.bool_]) -> Links:
     """The links of all units. Nothing is sent back to a unit without a backward."""
     num_links, num_encoders, latency_s = len(batch.units) - 1, len(batch.topology.encoders), batch.execution.latency_s
     seconds = batch.transfer_bytes / batch.execution.bytes_per_s
     hop_s = np.stack([_by_slot(batch, seconds, of_kind) for of_kind in (slots, back)])
     if latency_s > 0:
         hop_s += latency_s * np.stack([_by_slot(batch, np.ones_like(seconds), of_kind) > 0 for of_kind in (slots, back)])
-    hop_s[1, :, factors == 0] = 0.0
+    hop_s[1, :, ~has_backward] = 0.0
     links = Links(
         hop_s=hop_s,
         offsets=np.zeros((2, num_links, batch.num_slots + 1), np.int64),
@@ -150,7 +151,7 @@ def _links(batch: Batch, slots: Slots, back: Slots, factors: Floats) -> Links:
         behind = max(link + 1, num_encoders)
         ways = ((slots[link], slots[behind]), (back[behind], back[link]))
         for kind, (source, target) in enumerate(ways):
-            free = kind == 1 and factors[link] == 0
+            free = kind == 1 and not has_backward[link]
             link_inputs(
                 source,
                 target,

@@ -25,11 +25,13 @@ def costs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("name", ["1f1b", "zero-bubble"])
 def test_every_stage_takes_its_schedule_and_times_are_marked_as_emulated(
-    costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace, picture = tmp_path / "trace.json", tmp_path / "steps.png"
     arguments = ["train", "--emulate", str(costs), *PIPELINE, "--batch", "8", "--steps", str(STEPS), "--strategy", "entrain"]
+    arguments += ["--schedule", name]
     assert main([*arguments, "--time-scale", "0.0005", "--trace", str(trace), "--out", str(picture)]) == 0
 
     lines = capsys.readouterr().out.splitlines()
@@ -42,11 +44,11 @@ def test_every_stage_takes_its_schedule_and_times_are_marked_as_emulated(
     for event in sorted((e for e in document["traceEvents"] if e["ph"] == "X"), key=lambda event: event["ts"]):
         place = names[event["pid"], 0, "process_name"], names[event["pid"], event["tid"], "thread_name"]
         taken[place].append(event["name"])
-    schedule = build("1f1b", STAGES, range(MICROBATCHES))
-    expected = [[f"{'FB'[action.kind]} {action.microbatch}" for action in stage] * STEPS for stage in schedule]
+    schedule = build(name, STAGES, range(MICROBATCHES))
+    expected = [[f"{'FBW'[action.kind]} {action.microbatch}" for action in stage] * STEPS for stage in schedule]
     encoder, llm = "EMULATED encoder, replica 0", "EMULATED llm, replica 0"
     assert dict(taken) == dict(zip([(encoder, "stage 0"), (llm, "stage 0"), (llm, "stage 1")], expected, strict=True))
-    assert (Kind.FORWARD, Kind.BACKWARD) == (0, 1), "as 'FB' has them"
+    assert (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT) == (0, 1, 2), "as 'FBW' has them"
     assert matplotlib.image.imread(picture).shape[1] > 1000
 
 

@@ -17,7 +17,7 @@ import redis
 import trainer
 from cli.processes import Process
 from headrace import rpc
-from headrace.errors import ConflictError, SpecError, SupersededError, UnavailableError
+from headrace.errors import ConflictError, SupersededError, UnavailableError, UserError
 from headrace.ledger import ledger_sha256
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
@@ -221,12 +221,13 @@ def test_a_store_that_is_full_holds_commits_up_until_it_has_room(cluster, spec, 
         ({"replicas": 0}, "topology: replicas: .*greater than or equal to 1"),
         ({"stages": {"llm": 0, "encoder": 1}}, "topology: stages.llm"),
         ({"stages": {"nose": 1}}, "must name 'llm' and either 'encoder'"),
+        ({"stages": {"encoder": 1, "llm": 1, "generator": 1}}, "model 'tiny' has none"),
         ({"speeds": [1.0]}, "speeds must be one for each of 2 replicas"),
     ],
 )
 def test_a_topology_that_is_none_changes_nothing(calm, spec, fields, words) -> None:
     job = calm.submit(spec("same-topology", steps=1))
-    with pytest.raises(SpecError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         trainer.replan(calm.endpoint, job=job, **fields)
     assert "\n" not in str(caught.value)
     with calm.client() as client:

@@ -29,7 +29,14 @@ def processes() -> Iterator[Processes]:
         yield running
 
 
-def steps(processes: Processes, numbers: range, document: dict[str, Any] = REPLICATED, **options: str) -> list[Answer]:
+def steps(
+    processes: Processes,
+    numbers: range,
+    document: dict[str, Any] = REPLICATED,
+    *,
+    learning_rate: float = 1e-3,
+    **options: str,
+) -> list[Answer]:
     topology = parse(PipelineTopology, document, "topology")
     planned = Topology(replicas=topology.units["llm"].dp, microbatches=MICROBATCHES, stages=topology.stages)
     plans = []
@@ -37,7 +44,7 @@ def steps(processes: Processes, numbers: range, document: dict[str, Any] = REPLI
         rows = [make_row(100 * number + sample, audio=False) for sample in range(SAMPLES)]
         ids = np.array([row["sample_id"] for row in rows])
         plans.append(plan("disttrain", ids, costs_of(rows, topology.stages), planned, seed=number).to_json())
-    return processes.run(Order(document, plans, False, 1e-3, **options))
+    return processes.run(Order(document, plans, False, learning_rate, **options))
 
 
 def same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
@@ -77,3 +84,10 @@ def test_bfloat16_learns_as_float32_does(processes: Processes) -> None:
     exact, rounded = (steps(processes, range(2), dtype=dtype)[0].results for dtype in ("float32", "bfloat16"))
     assert [result.loss for result in rounded] == pytest.approx([result.loss for result in exact], rel=0.03)
     assert rounded[0].loss != exact[0].loss
+
+
+def test_a_step_that_is_not_finite_is_the_error_of_every_process(processes: Processes) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        steps(processes, range(2), CUT, learning_rate=1e30)
+    said = [line for line in str(caught.value).splitlines() if "HeadraceError: the step is not finite (loss" in line]
+    assert len(said) == 4

@@ -3,58 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from cli.processes import Process, ProcessGroup
-from tests.wire import free_ports
+from cli.processes import ProcessGroup
+from tests.integration.trainers import END_S, Units, losses, start, wait
 
 pytestmark = pytest.mark.integration
 
-END_S = 60.0
-Units = dict[str, dict[str, int]]
 UNITS: Units = {"vision": {}, "audio": {}, "llm": {"pp": 2}}
-PLANNED = {"replicas": 1, "microbatches": 2, "stages": {"vision": 1, "audio": 1, "llm": 2}}
-
-
-def start(
-    group: ProcessGroup, cluster: Any, job: str, folder: Path, units: Units | None, world: int, count: int, *options: str
-) -> list[Process]:
-    """The first `count` of the processes that torchrun would start. `units`: None: one that trains alone."""
-    arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1", "--format", "json", *options]
-    if units is not None:
-        (folder / "topology.yaml").write_text(yaml.safe_dump({"units": units}))
-        arguments += ["--topology", str(folder / "topology.yaml")]
-    (port,) = free_ports(1)
-    world_of = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return [
-        group.add(Process(f"trainer {rank}", arguments, folder / f"{job}-{rank}.log", world_of | {"RANK": str(rank)}))
-        for rank in range(count)
-    ]
-
-
-def wait(processes: list[Process], timeout_s: float = END_S) -> list[int | None]:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and any(process.exit_code() is None for process in processes):
-        time.sleep(0.05)  # polls real processes
-    return [process.exit_code() for process in processes]
-
-
-def losses(log: Path) -> list[float]:
-    return [float(value) for value in re.findall(r" step .* loss=([\d.]+) ", log.read_text())]
+STAGES = {"vision": 1, "audio": 1, "llm": 2}
+PLANNED = {"replicas": 1, "microbatches": 2, "stages": STAGES}
 
 
 def test_a_pipeline_trains_as_one_process_does(calm, spec, tmp_path: Path) -> None:
     logs = {}
+    planned = {**PLANNED, "stages": {**STAGES, "generator": 1}}
     with ProcessGroup() as group:
-        for name, units, world in (("whole", None, 1), ("pipeline", UNITS, 4)):
-            job = calm.submit(spec(name, steps=3, topology=PLANNED))
+        for name, units, world in (("whole", None, 1), ("pipeline", {**UNITS, "generator": {}}, 5)):
+            job = calm.submit(spec(name, steps=3, topology=planned, model="tiny-generator"))
             processes = start(group, calm, job, tmp_path, units, world, world)
             assert wait(processes) == [0] * world, processes[0].last_words()
             logs[name] = [losses(process.log) for process in processes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,14 @@ SHAPE = ModelShape(
     audio=_ENCODER,
     llm=TransformerShape(layers=6, width=32, heads=4, kv_heads=2, mlp=48, gated=True),
 )
+GENERATING = replace(SHAPE, generator=_ENCODER)
 
 
-def whole_model() -> MultimodalModel:
+def whole_model(shape: ModelShape = SHAPE) -> MultimodalModel:
     """On the meta device."""
     with torch.device("meta"):
         return MultimodalModel(
-            SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO, image_token_id=IMAGE_TOKEN, audio_token_id=AUDIO_TOKEN
+            shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO, image_token_id=IMAGE_TOKEN, audio_token_id=AUDIO_TOKEN
         )
 
 
@@ -68,7 +70,10 @@ def make_row(sample_id: int, *, audio: bool) -> dict[str, Any]:
 
 def costs_of(rows: Sequence[dict[str, Any]], units: Iterable[str]) -> dict[str, np.ndarray]:
     """Something for the planner to balance: what a unit has of each sample, and a bit."""
-    columns = {"encoder": ("patches", "mel"), "vision": ("patches",), "audio": ("mel",), "llm": ("input_ids",)}
+    images = ("patches",)
+    columns = {
+        "encoder": ("patches", "mel"), "vision": images, "audio": ("mel",), "llm": ("input_ids",), "generator": images
+    }  # fmt: skip
     return {unit: np.array([1e-3 + sum(len(row[name]) for name in columns[unit]) for row in rows]) for unit in units}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,30 +13,41 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {"schedule": "gpipe"},
     "interleaved": {"schedule": "interleaved", "chunks": 2},
     "eager": {"schedule": "eager", "in_flight": 4},
+    "zero-bubble": {"schedule": "zero-bubble"},
 }
 STRATEGIES = ("random", "disttrain", "entrain", "joint")
-ENCODERS = (("vision",), ("vision", "audio"), ("encoder",))
-"""The last one has both, whole."""
+UNITS = (
+    ("vision", "llm"),
+    ("vision", "audio", "llm"),
+    ("encoder", "llm"),
+    ("vision", "llm", "generator"),
+    ("vision", "audio", "llm", "generator"),
+)
+"""In pipeline order; `encoder` has both encoders, whole."""
 DEGREES: dict[str, dict[str, dict[str, int]]] = {
     "one stage each": {},
-    "llm in 2": {"llm": {"pp": 2}},
-    "llm in 3": {"llm": {"pp": 3}},
-    "encoder in 2": {"encoder": {"pp": 2}, "llm": {"pp": 2}},
+    "llm in 2": {"llm": {"pp": 2}, "generator": {"tp": 2}},
+    "llm in 3": {"llm": {"pp": 3}, "generator": {"pp": 2}},
+    "encoder in 2": {"encoder": {"pp": 2}, "llm": {"pp": 2}, "generator": {"pp": 2}},
     "2 replicas": {"encoder": {"dp": 2}, "llm": {"dp": 2, "pp": 2}},
-    "2 to 3": {"encoder": {"dp": 2}, "llm": {"dp": 3}},
-    "3 to 2": {"encoder": {"dp": 3}, "llm": {"dp": 2}},
-    "1 to 2": {"llm": {"dp": 2}},
+    "2 to 3": {"encoder": {"dp": 2}, "llm": {"dp": 3}, "generator": {"dp": 2}},
+    "3 to 2": {"encoder": {"dp": 3}, "llm": {"dp": 2}, "generator": {"dp": 2}},
+    "1 to 2": {"llm": {"dp": 2}, "generator": {"dp": 3}},
     "tp 1 to 2": {"llm": {"tp": 2}},
     "tp 2 to 1, 2 replicas": {"encoder": {"dp": 2, "tp": 2}, "llm": {"dp": 2}},
     "tp 2, llm in 2": {"encoder": {"tp": 2}, "llm": {"tp": 2, "pp": 2}},
 }
+"""`encoder`: of each one; `generator`: where there is one."""
+_WHOLLY = {"frozen": True, "frozen_projector": True}
 FROZEN: dict[str, dict[str, dict[str, bool]]] = {
     "all learn": {},
     "frozen encoder": {"encoder": {"frozen": True}},
     "frozen llm": {"llm": {"frozen": True}},
-    "only projectors": {"encoder": {"frozen": True}, "llm": {"frozen": True}},
-    "only the llm": {"encoder": {"frozen": True, "frozen_projector": True}},
+    "only projectors": {"encoder": {"frozen": True}, "llm": {"frozen": True}, "generator": {"frozen": True}},
+    "only the llm": {"encoder": _WHOLLY, "llm": {"frozen_projector": True}, "generator": {"frozen": True}},
+    "only the generator": {"encoder": _WHOLLY, "llm": {"frozen": True}},
 }
+"""The LLM's `frozen_projector` is that to the generator."""
 MOST_PROCESSES = 7
 
 
@@ -46,39 +57,51 @@ class Case:
 
     schedule: str
     strategy: str
-    encoders: tuple[str, ...]
+    units: tuple[str, ...]
     degrees: str
     frozen: str
 
     def __str__(self) -> str:
-        return f"{self.schedule}, {self.strategy}, {'+'.join(self.encoders)}+llm, {self.degrees}, {self.frozen}"
+        return f"{self.schedule}, {self.strategy}, {'+'.join(self.units)}, {self.degrees}, {self.frozen}"
 
     @property
     def topology(self) -> dict[str, Any]:
         """The document that a user would write."""
-        degrees, frozen = DEGREES[self.degrees], FROZEN[self.frozen]
-        encoder, llm = ({**degrees.get(unit, {}), **frozen.get(unit, {})} for unit in ("encoder", "llm"))
-        units = {**dict.fromkeys(self.encoders, encoder), "llm": llm}
+        degrees = DEGREES[self.degrees]
+        units = {unit: {**of_kind(degrees, unit), **frozen_in(self.units, self.frozen)[unit]} for unit in self.units}
         return {**SCHEDULES[self.schedule], "units": units}
 
     @property
     def has_audio(self) -> bool:
-        return self.encoders != ("vision",)
+        return bool({"audio", "encoder"} & set(self.units))
 
     @property
     def can_run(self) -> bool:
-        """Whether MOST_PROCESSES reach, and no unit is cut that has to be whole."""
+        """Whether MOST_PROCESSES reach, no unit is cut that has to be whole, and something learns."""
         cut = self.schedule == "interleaved" or {"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys()
-        return self.num_processes <= MOST_PROCESSES and not (cut and self.encoders == ("encoder",))
+        learns = "generator" in self.units or self.frozen != "only the generator"
+        return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns
 
     @property
     def num_processes(self) -> int:
         return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "pp")) for unit in self.topology["units"].values())
 
 
+def of_kind(choice: Mapping[str, Mapping[str, Any]], unit: str) -> Mapping[str, Any]:
+    """What a choice says of a unit."""
+    return choice.get(unit if unit in ("llm", "generator") else "encoder", {})
+
+
+def frozen_in(units: Sequence[str], name: str) -> dict[str, dict[str, bool]]:
+    """What of each unit is frozen. The last one has no projector behind it."""
+    flags = {unit: dict(of_kind(FROZEN[name], unit)) for unit in units}
+    flags[units[-1]].pop("frozen_projector", None)
+    return flags
+
+
 def every_case() -> Iterator[Case]:
     """The whole product, as far as it can run."""
-    for combination in itertools.product(SCHEDULES, STRATEGIES, ENCODERS, DEGREES, FROZEN):
+    for combination in itertools.product(SCHEDULES, STRATEGIES, UNITS, DEGREES, FROZEN):
         case = Case(*combination)
         if case.can_run:
             yield case
@@ -98,5 +121,5 @@ def covering_cases() -> list[Case]:
 
 
 def _pairs(case: Case) -> set[tuple[Any, Any]]:
-    choices = list(enumerate((case.schedule, case.strategy, case.encoders, case.degrees, case.frozen)))
+    choices = list(enumerate((case.schedule, case.strategy, case.units, case.degrees, case.frozen)))
     return set(itertools.combinations(choices, 2))

@@ -7,16 +7,16 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from headrace.plan import StepPlan, Topology
+from headrace.plan import GENERATOR, StepPlan, Topology
 from headrace.spec import parse
 from reorder_service.planning.strategies import plan as make_plan
-from tests.verify.batches import costs_of, enlarge, make_row, packed, whole_model
-from tests.verify.cases import FROZEN, Case
+from tests.verify.batches import GENERATING, SHAPE, costs_of, enlarge, make_row, packed, whole_model
+from tests.verify.cases import Case, frozen_in
 from tests.verify.processes import SEED, Answer, Order, Processes
 from trainer.models.multimodal import MultimodalModel, initialise
-from trainer.pipeline.stages import PROJECTORS, TRUNKS
+from trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS
 from trainer.pipeline.tensor import cut_dimension
-from trainer.pipeline.topology import PipelineTopology
+from trainer.pipeline.topology import ENCODER, PipelineTopology
 from trainer.step import StepResult, TrainStep, make_optimizer
 
 MICROBATCHES, SAMPLES, STEPS = 4, 18, 2
@@ -35,7 +35,7 @@ def differences(processes: Processes, case: Case, *, expected: str | None = None
     topology = parse(PipelineTopology, case.topology, "topology")
     plans = [_plan(case, topology, step) for step in range(STEPS)]
     order = Order(case.topology, [plan.to_json() for plan in plans], case.has_audio, LEARNING_RATE)
-    return compare(processes.run(order), *reference(case.encoders, expected or case.frozen))
+    return compare(processes.run(order), *reference(case.units, expected or case.frozen))
 
 
 def compare(
@@ -70,19 +70,19 @@ def _slice(tensors: dict[str, np.ndarray], name: str, answer: Answer) -> np.ndar
 
 
 @lru_cache(maxsize=32)
-def reference(encoders: tuple[str, ...], frozen: str) -> tuple[list[StepResult], dict[str, np.ndarray], dict[str, np.ndarray]]:
+def reference(units: tuple[str, ...], frozen: str) -> tuple[list[StepResult], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Results, gradients of the first step, weights after the last: of one process, each global batch as one microbatch."""
     torch.set_num_threads(1)
-    model = whole_model()
+    model = whole_model(GENERATING if GENERATOR in units else SHAPE)
     model.to_empty(device="cpu")
     initialise(model, SEED)
     enlarge(model)
-    _freeze(model, encoders, frozen)
+    _freeze(model, units, frozen)
     trained = [p for p in model.parameters() if p.requires_grad]
     train_step = TrainStep(model, make_optimizer(model), max_grad_norm=1e9)
     results, gradients = [], {}
     for step in range(STEPS):
-        batch = packed(_rows(step, encoders != ("vision",)))
+        batch = packed(_rows(step, bool({"audio", "encoder"} & set(units))))
         if step == 0:
             loss = model(batch)
             (loss.loss_sum / loss.num_targets).backward()
@@ -96,12 +96,12 @@ def reference(encoders: tuple[str, ...], frozen: str) -> tuple[list[StepResult],
     return results, gradients, {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
 
 
-def _freeze(model: MultimodalModel, encoders: tuple[str, ...], frozen: str) -> None:
-    for unit in (*(PROJECTORS if encoders == ("encoder",) else encoders), "llm"):
-        flags = FROZEN[frozen].get("llm" if unit == "llm" else "encoder", {})
-        model.get_submodule(TRUNKS[unit]).requires_grad_(not flags.get("frozen", False))
-        if unit in PROJECTORS:
-            model.get_submodule(PROJECTORS[unit]).requires_grad_(not flags.get("frozen_projector", False))
+def _freeze(model: MultimodalModel, units: tuple[str, ...], frozen: str) -> None:
+    for unit, flags in frozen_in(units, frozen).items():
+        for part in ENCODERS if unit == ENCODER else (unit,):
+            model.get_submodule(TRUNKS[part]).requires_grad_(not flags.get("frozen", False))
+            if unit != units[-1]:
+                model.get_submodule(PROJECTORS[part]).requires_grad_(not flags.get("frozen_projector", False))
 
 
 def _rows(step: int, audio: bool) -> list[dict[str, object]]:

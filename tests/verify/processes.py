@@ -7,6 +7,7 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -16,15 +17,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from headrace.plan import StepPlan
+from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
-from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, enlarge, make_row, packed, whole_model
+from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, make_row, packed, whole_model
 from trainer.pipeline.checkpoint import CheckpointWriter, load
 from trainer.pipeline.checkpoint_files import Checkpoint
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.partition import bounds
 from trainer.pipeline.routes import Portion, Routes
-from trainer.pipeline.stages import Stage, build_stages
+from trainer.pipeline.stage import Stage
+from trainer.pipeline.stages import build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
 from trainer.step import StepResult
@@ -82,17 +84,17 @@ class Processes:
             process.start()
 
     def run(self, order: Order) -> list[Answer]:
-        """Of the ranks that the topology has. Raises RuntimeError with the first traceback, or where a case hangs."""
+        """Of the ranks that the topology has. Raises RuntimeError with all tracebacks, or where a case hangs."""
         for pipe in self._pipes:
             pipe.send(order)
         answers = []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(TIMEOUT_S):
                 raise RuntimeError(f"rank {rank} does not answer within {TIMEOUT_S:g} s")
-            answer = pipe.recv()
-            if isinstance(answer, str):
-                raise RuntimeError(f"rank {rank}: {answer}")
-            answers.append(answer)
+            answers.append(pipe.recv())
+        failures = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
+        if failures:
+            raise RuntimeError("\n".join(failures))
         return [answer for answer in answers if answer is not None]
 
     def __enter__(self) -> Self:
@@ -157,7 +159,9 @@ def _run(rank: int, order: Order) -> Answer | None:
 def stages_of(topology: PipelineTopology, rank: int, groups: ProcessGroups) -> list[Stage]:
     """The stages of one process."""
     place = topology.place(rank)
-    cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
-    stages = build_stages(whole_model, topology, place, cuts, seed=SEED, device=torch.device("cpu"), slices=groups.slices)
+    shape = GENERATING if GENERATOR in topology.units else SHAPE
+    cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
+    make_model = partial(whole_model, shape)
+    stages = build_stages(make_model, topology, place, cuts, seed=SEED, device=torch.device("cpu"), slices=groups.slices)
     enlarge(torch.nn.ModuleList(stages))
     return stages

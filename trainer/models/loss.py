@@ -19,8 +19,9 @@ class StepLoss:
     """The loss of one microbatch, not yet divided: sums over microbatches and ranks are the sums of the global batch."""
 
     loss_sum: Tensor
-    """float32 scalar: sum of the cross entropies of all targets."""
+    """float32 scalar: sum over all targets."""
     num_targets: int
+    """Text tokens that carry loss, and with a generator image tokens."""
 
 
 def token_loss(hidden: Tensor, labels: Tensor, output_weight: Tensor, *, max_logits: int = MAX_LOGITS) -> Tensor:

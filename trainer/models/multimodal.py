@@ -1,4 +1,7 @@
-"""The whole model: encoders and projectors fill the placeholder rows of the decoder's input."""
+"""The whole model: encoders and projectors fill the placeholder rows of the decoder's input.
+
+A generator, where there is one, makes the images anew from the decoder's output at their placeholders.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from headrace.spec import AudioSpec, ImageSpec, JobSpec
 from trainer.collate import PackedMicrobatch
 from trainer.models.audio import STRIDE, AudioEncoder, encoder_frames
 from trainer.models.decoder import Decoder
+from trainer.models.generator import Generator
 from trainer.models.loss import StepLoss, token_loss
 from trainer.models.projector import Projector
 from trainer.models.vision import VisionEncoder
@@ -24,7 +28,7 @@ _INIT_STD = 0.02  # GPT-2
 
 
 class MultimodalModel(nn.Module):
-    """Five modules that know nothing of each other, and the order in which they are called."""
+    """Modules that know nothing of each other, and the order in which they are called."""
 
     def __init__(
         self, shape: ModelShape, *, vocab_size: int, image: ImageSpec, audio: AudioSpec, image_token_id: int, audio_token_id: int
@@ -45,19 +49,27 @@ class MultimodalModel(nn.Module):
         self.audio = AudioEncoder(shape.audio, audio)
         self.audio_projector = Projector(width_in=shape.audio.width, group=audio.frames_per_token // STRIDE, width_out=width)
         self.decoder = Decoder(shape.llm, vocab_size=vocab_size, tied=width <= _WIDEST_TIED)
+        self.generator: Generator | None = None
+        self.generator_projector: Projector | None = None
+        if shape.generator is not None:
+            self.generator_projector = Projector(width_in=width, group=1, width_out=shape.generator.width)
+            self.generator = Generator(shape.generator, image)
 
     def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
-        """The summed loss of a microbatch that is on the model's device.
+        """The summed loss of a microbatch that is on the model's device. With a generator every image token is a target too.
 
         Modules without input take no part, so their parameters keep a gradient of None. Without any target the loss is a
         constant 0. Raises HeadraceError where placeholders and media differ in number.
         """
-        if microbatch.num_targets == 0:
+        num_generated = 0 if self.generator is None else self.generator.num_rows(microbatch.image_cu_seqlens)
+        if microbatch.num_targets + num_generated == 0:
             return StepLoss(loss_sum=torch.zeros((), device=microbatch.input_ids.device), num_targets=0)
         embeddings = self.embed(microbatch)
         hidden = self.decoder(embeddings, microbatch.position_ids, microbatch.cu_seqlens)
         loss_sum = token_loss(hidden, microbatch.labels, self.decoder.output_weight)
-        return StepLoss(loss_sum=loss_sum, num_targets=microbatch.num_targets)
+        if self.generator is not None and num_generated:
+            loss_sum = loss_sum + self.generator(microbatch, self.conditions(hidden, microbatch.input_ids))
+        return StepLoss(loss_sum=loss_sum, num_targets=microbatch.num_targets + num_generated)
 
     def embed(self, microbatch: PackedMicrobatch) -> Tensor:
         """(T, width): token embeddings with the media in place of their placeholders, in packing order."""
@@ -73,6 +85,13 @@ class MultimodalModel(nn.Module):
         features = self.vision(microbatch.patches, microbatch.image_grids, microbatch.image_cu_seqlens)
         tokens: Tensor = self.vision_projector(features, microbatch.image_cu_seqlens.diff())
         return tokens
+
+    def conditions(self, hidden: Tensor, input_ids: Tensor) -> Tensor:
+        """(t, generator's width) for all image tokens in order, from the decoder's output (T, width)."""
+        assert self.generator_projector is not None, "the model has a generator"
+        rows = (input_ids == self.image_token_id).nonzero().squeeze(1)
+        conditions: Tensor = self.generator_projector(hidden[rows], torch.tensor([len(rows)]))
+        return conditions
 
     def audio_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
         """(t, width) of all recordings in order; None without any."""

@@ -23,7 +23,7 @@ class Rotation:
 
 
 def rotation(positions: Tensor, head_dim: int, *, theta: float) -> Rotation:
-    """`positions` (T, axes) integers; the D / 2 pairs of channels are shared equally among the axes, D divisible by 2 * axes."""
+    """`positions` (T, axes); the D / 2 pairs of channels are shared equally among the axes, D divisible by 2 * axes."""
     num_axes = positions.shape[1]
     if head_dim % (2 * num_axes):
         raise ValueError(f"a head of {head_dim} channels cannot carry rotary positions along {num_axes} axes")

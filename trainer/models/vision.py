@@ -46,13 +46,18 @@ class VisionEncoder(nn.Module):
     def enter(self, patches: Tensor) -> Tensor:
         """What the first layer takes: (P, width)."""
         dtype = self.embed.weight.dtype
-        x: Tensor = self.embed(patches.to(dtype) / 127.5 - 1.0)
+        x: Tensor = self.embed(centred(patches, dtype))
         return x.to(dtype)
 
     def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
         """What every layer takes besides."""
         positions = patch_positions(image_grids, self.merge).to(device, non_blocking=True)
         return rotation(positions, self.head_dim, theta=_THETA), Segments.of(image_cu_seqlens, device)
+
+
+def centred(patches: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 -> from -1 to 1."""
+    return patches.to(dtype) / 127.5 - 1.0
 
 
 def patch_positions(image_grids: Tensor, merge: int) -> Tensor:

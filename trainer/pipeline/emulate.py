@@ -6,8 +6,9 @@ A whole pipeline then fits on a few cores, and its time shows what plan, schedul
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headrace.plan import StepPlan
+from headrace.schedule import Kind
 from trainer.collate import PackedMicrobatch, collate
 from trainer.models.loss import StepLoss
 from trainer.pipeline.events import Recording
-from trainer.pipeline.executor import Executor
+from trainer.pipeline.executor import Executor, Output
 from trainer.pipeline.routes import Routes
 from trainer.pipeline.topology import PipelineTopology
 
@@ -36,8 +38,8 @@ class EmulatedStep:
     plan: StepPlan
     forward_s: Mapping[str, Mapping[int, float]]
     """By unit and sample: seconds that the forward of the whole unit takes."""
-    backward: Mapping[str, float]
-    """By unit: time of a backward over its forward."""
+    factors: Mapping[str, Sequence[float]]
+    """By unit and `headrace.schedule.Kind`: time of an action over the forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,31 +54,41 @@ class Emulated:
 
 
 class EmulatedChunk:
-    """Chunk of a stage: takes the place of a `trainer.pipeline.stages.Stage` in an executor."""
+    """Chunk of a stage: takes the place of a `trainer.pipeline.stage.Stage` in an executor."""
 
     width = token_width = WIDTH
     device = torch.device("cpu")
 
-    def __init__(self, forward_s: Mapping[int, float], backward: float, *, is_last: bool) -> None:
-        """`forward_s`: of this part, by sample. `backward`: over the forward. `is_last`: of the whole pipeline."""
+    def __init__(self, forward_s: Mapping[int, float], factors: Sequence[float], *, is_last: bool) -> None:
+        """`forward_s`: of this part, by sample. `factors`: as in `EmulatedStep`. `is_last`: of the whole pipeline."""
         self.asked_s = self.slept_s = 0.0
-        self._forward_s, self._backward, self._is_last = forward_s, backward, is_last
+        self._forward_s, self._factors, self._is_last = forward_s, factors, is_last
+        self._weights_s = 0.0
+        """Of the last backward."""
         self._learns = torch.zeros((), requires_grad=True)
 
     def num_rows(self, data: PackedMicrobatch) -> int:
         return len(data.sample_ids)
 
     def tokens(self, data: PackedMicrobatch) -> Tensor:
-        return torch.ones_like(data.sample_ids)
+        return data.images_per_sample
 
     def tokens_of(self, _: str, data: PackedMicrobatch) -> Tensor:
-        return torch.ones_like(data.sample_ids)
+        return data.images_per_sample
 
-    def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Tensor | StepLoss:
+    def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
         seconds = sum(self._forward_s[sample] for sample in data.sample_ids.tolist())
         inputs = [self._learns, *([hidden] if hidden is not None else arrived.values())]
-        rows: Tensor = _Sleep.apply(self, seconds, self._backward * seconds, self.num_rows(data), *inputs)  # type: ignore[no-untyped-call]
-        return StepLoss(loss_sum=rows.sum(), num_targets=len(rows)) if self._is_last else rows
+        rows: Tensor = _Sleep.apply(self, seconds, self.num_rows(data), *inputs)  # type: ignore[no-untyped-call]
+        return Output(loss=StepLoss(loss_sum=rows.sum(), num_targets=len(rows))) if self._is_last else Output(rows=rows)
+
+    def put_off(self) -> Callable[[], None]:
+        return partial(self.sleep, self._weights_s)
+
+    def backward(self, forward_s: float) -> None:
+        """Of what went forth in so long."""
+        self.sleep(self._factors[Kind.BACKWARD] * forward_s)
+        self._weights_s = self._factors[Kind.WEIGHT] * forward_s
 
     def sleep(self, seconds: float) -> None:
         began_s = time.monotonic()
@@ -89,15 +101,15 @@ class _Sleep(torch.autograd.Function):
     """(rows, WIDTH) zeros from any inputs, whose gradients are zeros too; both ways take their time."""
 
     @staticmethod
-    def forward(ctx: Any, part: EmulatedChunk, forward_s: float, backward_s: float, rows: int, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, part: EmulatedChunk, forward_s: float, rows: int, *inputs: Tensor) -> Tensor:
         part.sleep(forward_s)
-        ctx.part, ctx.backward_s, ctx.shapes = part, backward_s, [tensor.shape for tensor in inputs]
+        ctx.part, ctx.forward_s, ctx.shapes = part, forward_s, [tensor.shape for tensor in inputs]
         return torch.zeros(rows, WIDTH)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.part.sleep(ctx.backward_s)
-        return (None, None, None, None, *(torch.zeros(shape) for shape in ctx.shapes))
+        ctx.part.backward(ctx.forward_s)
+        return (None, None, None, *(torch.zeros(shape) for shape in ctx.shapes))
 
 
 def emulate(step: EmulatedStep) -> Emulated:
@@ -108,14 +120,16 @@ def emulate(step: EmulatedStep) -> Emulated:
     forward_s = {sample: seconds / num_parts for sample, seconds in step.forward_s[place.unit].items()}
     ends = place.unit == list(topology.units)[-1] and place.stage == topology.stages[place.unit] - 1
     parts = [
-        EmulatedChunk(forward_s, step.backward[place.unit], is_last=ends and chunk == topology.chunks - 1)
+        EmulatedChunk(forward_s, step.factors[place.unit], is_last=ends and chunk == topology.chunks - 1)
         for chunk in range(topology.chunks)
     ]
     executor = Executor(topology, place, parts, torch.float32)
     routes = Routes(step.plan, topology.replicas)
     empty = collate(())
     data = {
-        portion: replace(empty, sample_ids=torch.tensor(portion.samples))
+        portion: replace(
+            empty, sample_ids=torch.tensor(portion.samples), images_per_sample=torch.ones(len(portion.samples), dtype=torch.int32)
+        )
         for portion in routes.portions(place.unit, place.replica)
     }
     dist.barrier()

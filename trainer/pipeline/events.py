@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.schedule import Action, Kind
+from headrace.schedule import Action
 from trainer.pipeline.topology import Place
 
 _US_PER_S = 1e6
@@ -69,7 +69,8 @@ def trace(recordings: Iterable[Recording], *, label: str = "") -> dict[str, Any]
     """A document in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
 
     One process per replica of a unit, one thread per stage (and slice), one box per action from the end of its waiting,
-    named like `F 12`: the forward of microbatch 12. Time 0 is the first start. label: in front of every process's name.
+    named like `F 12`: the forward of microbatch 12; B is its backward, W what that put off. Time 0 is the first start. label: in
+    front of every process's name.
     """
     timed = [(event, recording.unix_s) for recording in recordings for event in recording.events]
     origin_s = min((event.start_s + unix_s for event, unix_s in timed), default=0.0)
@@ -79,12 +80,11 @@ def trace(recordings: Iterable[Recording], *, label: str = "") -> dict[str, Any]
     events = [*_names(places, processes, label)]
     for event, unix_s in timed:
         action, place = event.action, event.place
-        letter, category = ("F", "forward") if action.kind == Kind.FORWARD else ("B", "backward")
         events.append(
             {
                 "ph": "X",
-                "name": f"{letter} {action.microbatch}{f'.{action.chunk}' if several_chunks else ''}",
-                "cat": category,
+                "name": f"{action.kind.name[0]} {action.microbatch}{f'.{action.chunk}' if several_chunks else ''}",
+                "cat": action.kind.name.lower(),
                 "pid": processes.index((place.unit, place.replica)),
                 "tid": places.index(place),
                 "ts": (event.busy_from_s + unix_s - origin_s) * _US_PER_S,

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from itertools import islice
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from headrace.schedule import Action, Kind
+from headrace.schedule import ZERO_BUBBLE, Action, Kind
 from trainer.collate import PackedMicrobatch
 from trainer.models.loss import StepLoss
 from trainer.pipeline.events import Event, Recording, clock_origin_s
+from trainer.pipeline.exchange import Exchange, Exchanges, in_order, row_ranges
 from trainer.pipeline.flow import GradientFlow, learns
-from trainer.pipeline.order import actions_of, check_order
-from trainer.pipeline.routes import Handover, Portion, Routes
+from trainer.pipeline.order import actions_of, check_order, check_rows
+from trainer.pipeline.routes import Portion, Routes
 from trainer.pipeline.topology import PipelineTopology, Place
-from trainer.pipeline.wire import Arrival, Wire
+from trainer.pipeline.wire import Wire
 
 Feed = Callable[[Portion], PackedMicrobatch]
 """The columns of a unit that a portion's samples have, on the device; fewer samples where some could not be decoded."""
 
-_Key = tuple[Portion | Handover, int]
-"""A portion with the position that it comes from or, on its way back, goes to; or a handover with -1."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """What a stage makes of a portion; it leads back to what came in by autograd."""
+
+    rows: Tensor | None = None
+    """Hidden states for the next stage, on a unit's last one tokens for the unit behind; None where nothing is behind."""
+    loss: StepLoss | None = None
+    """On the last stage of the LLM, and of the generator."""
 
 
 class Chunk(Protocol):
-    """What the executor needs of one chunk of a stage: a `trainer.pipeline.stages.Stage`, or what stands in its place."""
+    """What the executor needs of one chunk of a stage: a `trainer.pipeline.stage.Stage`, or what stands in its place."""
 
     @property
     def device(self) -> torch.device: ...
@@ -41,13 +49,14 @@ class Chunk(Protocol):
     def num_rows(self, data: PackedMicrobatch) -> int: ...
     def tokens(self, data: PackedMicrobatch) -> Tensor: ...
     def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor: ...
-    def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Any:
-        """A Tensor, or at the very end a StepLoss, that leads back to what came in by autograd."""
+    def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output: ...
+    def put_off(self) -> Callable[[], None]:
+        """Computes, when it is called, the gradients that the last backward has left: only under `zero-bubble`."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a process has computed of a step's loss; nothing but on the last stage."""
+    """What a process has computed of a step's loss; nothing but on the last stages of LLM and generator."""
 
     loss_sum: float = 0.0
     num_targets: int = 0
@@ -59,9 +68,22 @@ class Totals:
 class _Held:
     """What a position keeps of a portion between forward and backward."""
 
-    output: Tensor | StepLoss
+    output: Output
     hidden: Tensor | None = None
-    arrived: dict[Handover, Tensor] = field(default_factory=dict)
+    arrived: Sequence[Tensor] = ()
+    """Of `_Cargo.arriving`; nothing but on the unit's first position."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cargo:
+    """A portion whose data are there, for all of its visits to this process."""
+
+    data: PackedMicrobatch
+    num_rows: int
+    arriving: Sequence[Exchange]
+    """Nothing but on the unit's first stage."""
+    leaving: Sequence[Exchange]
+    """Nothing but on its last one."""
 
 
 class Executor:
@@ -73,6 +95,8 @@ class Executor:
         self.place = place
         self.stages = stages
         self.flow = GradientFlow.of(topology, place.unit)
+        self.learning = {unit for unit in topology.units if learns(topology, unit)}
+        self.exchanges = Exchanges(topology, place)
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Who has the stages of this replica and TP slice."""
         self.wire = Wire(stages[0].device, dtype)
@@ -82,15 +106,18 @@ class Executor:
     def run(self, routes: Routes, feed: Feed) -> Totals:
         """Forward and backward of everything that the plan gives this process; gradients are added to its parameters'.
 
-        Raises HeadraceError, before anything is computed, where the plan would have somebody wait for ever.
+        Raises HeadraceError, before anything is computed, where the plan would have somebody wait for ever, and UserError where
+        this process would keep more rows than it may.
         """
         check_order(self.topology, routes, self.place)
         run = _Run(self, routes, feed)
         actions = self.actions(routes)
+        check_rows(self.topology, self.place, actions, run.num_rows)
+        to_post = iter(actions)
         events: list[Event] = []
-        for number, action in enumerate(actions):
+        for action in actions:
             start_s, waited_s, computed_s = time.monotonic(), self.wire.waited_s, run.computed_s
-            for coming in actions[number : number + 2]:
+            for coming in islice(to_post, 1 if events else 2):  # one ahead
                 run.post(coming)
             run.take(action)
             wait_s, compute_s = self.wire.waited_s - waited_s, run.computed_s - computed_s
@@ -111,219 +138,187 @@ class _Run:
         self.totals = Totals()
         self.computed_s = 0.0
         """By the stages, so far."""
-        self._topology, self._place, self._flow = executor.topology, executor.place, executor.flow
+        self._place, self._flow, self._learning = executor.place, executor.flow, executor.learning
         self._stages, self._wire, self._peers = executor.stages, executor.wire, executor.peers
-        self._routes, self._feed = routes, feed
-        portions = routes.portions(self._place.unit, self._place.replica)
-        self._forward = _by(portions, lambda portion: portion.forward)
-        self._backward = _by(portions, lambda portion: portion.backward)
-        self._number = {portion: number for number, portion in enumerate(portions)}
-        self._handover_number = {handover: number for number, handover in enumerate(routes.handovers)}
-        self._data: dict[Portion, PackedMicrobatch] = {}
-        self._visits: Counter[Portion] = Counter()
-        self._posted: dict[tuple[Kind, _Key], Arrival] = {}
-        self._done: set[Action] = set()
-        self._held: dict[tuple[Portion, int], _Held] = {}
+        self._routes, self._feed, self._exchanges = routes, feed, executor.exchanges
+        self._last = self._flow.num_parts - 1  # position
+        # A portion goes by its number from here on.
+        self._portions = routes.portions(self._place.unit, self._place.replica)
+        self._by_kind = {
+            Kind.FORWARD: _numbers(portion.forward for portion in self._portions),
+            Kind.BACKWARD: _numbers(portion.backward for portion in self._portions),
+        }
+        self._by_kind[Kind.WEIGHT] = self._by_kind[Kind.BACKWARD]
+        self._run = {Kind.FORWARD: self._run_forward, Kind.BACKWARD: self._run_backward, Kind.WEIGHT: self._run_weights}
+        self._cargo: dict[int, _Cargo] = {}
+        self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
+        self._puts_off = executor.topology.schedule == ZERO_BUBBLE
+        self._weights: dict[int, Callable[[], None]] = {}  # by portion
+
+    def num_rows(self, kind: Kind) -> dict[int, int]:
+        """By the microbatch of such an action. Waits for the data of all portions."""
+        return {
+            microbatch: sum((self._cargo.get(portion) or self._load(portion)).num_rows for portion in portions)
+            for microbatch, portions in self._by_kind[kind].items()
+        }
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
     def post(self, action: Action) -> None:
-        """Make room for what an action is going to receive, once."""
-        if action in self._done:
+        """Make room for what an action is going to receive."""
+        kind, position, stage = action.kind, self._position(action), self._stages[action.chunk]
+        if kind == Kind.WEIGHT or (kind == Kind.BACKWARD and not self._flow.enters(position)):
             return
-        self._done.add(action)
-        position = self._position(action)
-        for portion in self._portions(action):
-            data = self._data_of(portion)
-            stage = self._stages[action.chunk]
-            if not stage.num_rows(data):
-                continue
-            if action.kind == Kind.FORWARD and position > 0:
-                self._expect(action.kind, (portion, position - 1), (stage.num_rows(data), stage.width), self._peer(position - 1))
-            elif action.kind == Kind.FORWARD:
-                for handover, counts in self._arriving(portion, stage, data):
-                    self._expect_tokens(action.kind, handover, counts, self._neighbour(handover.source, last=True))
-            elif self._flow.enters(position) and position < self._last:
-                self._expect(action.kind, (portion, position), (stage.num_rows(data), stage.width), self._peer(position + 1))
-            elif self._flow.enters(position):
-                for handover, counts in self._leaving(portion, stage, data):
-                    self._expect_tokens(action.kind, handover, counts, self._neighbour(handover.target, last=False))
+        for portion in self._portions_of(action):
+            cargo = self._cargo.get(portion) or self._load(portion)
+            at_end = position == (0 if kind == Kind.FORWARD else self._last)
+            if at_end:
+                for exchange in cargo.arriving if kind == Kind.FORWARD else cargo.leaving:
+                    shape = exchange.num_rows, stage.width if kind == Kind.FORWARD else stage.token_width
+                    self._wire.expect(shape, exchange.neighbours.source, _tag(kind, exchange.number))
+            elif cargo.num_rows:
+                before = position - 1 if kind == Kind.FORWARD else position + 1
+                self._wire.expect((cargo.num_rows, stage.width), *self._link(kind, portion, position, before))
 
     def take(self, action: Action) -> None:
         """Run an action that was posted."""
-        run = self._run_forward if action.kind == Kind.FORWARD else self._run_backward
-        for portion in self._portions(action):
-            run(portion, self._stages[action.chunk], self._position(action))
-            self._visits[portion] += 1
-            if self._visits[portion] == 2 * len(self._stages):
-                del self._data[portion]
+        for portion in self._portions_of(action):
+            self._run[action.kind](portion, self._stages[action.chunk], self._position(action))
+            if action.kind == Kind.BACKWARD and action.chunk == 0:  # the last one to need them
+                del self._cargo[portion]
 
-    def _run_forward(self, portion: Portion, stage: Chunk, position: int) -> None:
-        data = self._data_of(portion)
-        if not stage.num_rows(data):
+    def _run_forward(self, portion: int, stage: Chunk, position: int) -> None:
+        cargo = self._cargo[portion]
+        if not cargo.num_rows:
             return
-        held = _Held(output=torch.empty(0))
+        hidden: Tensor | None = None
+        arrived: list[Tensor] = []
         tokens: dict[str, Tensor] = {}
         if position > 0:
-            held.hidden = self._posted.pop((Kind.FORWARD, (portion, position - 1)))().requires_grad_(self._flow.leaves(position))
+            hidden = self._wire.receive(*self._link(Kind.FORWARD, portion, position, position - 1))
+            hidden.requires_grad_(self._flow.leaves(position))
         else:
-            arriving = list(self._arriving(portion, stage, data))
-            for handover, _ in arriving:
-                tensor = self._posted.pop((Kind.FORWARD, (handover, -1)))()
-                held.arrived[handover] = tensor.requires_grad_(learns(self._topology, handover.source.unit))
-            tokens = _in_order(arriving, held.arrived)
+            arrived = [
+                self._receive(Kind.FORWARD, exchange).requires_grad_(exchange.unit in self._learning)
+                for exchange in cargo.arriving
+            ]
+            tokens = in_order(cargo.arriving, arrived)
         began_s = time.monotonic()
-        held.output = stage(data, held.hidden, tokens)
+        output = stage(cargo.data, hidden, tokens)
         self.computed_s += time.monotonic() - began_s
         if self._flow.enters(position):
-            self._held[portion, position] = held
-        if isinstance(held.output, StepLoss):
-            loss_sum = float(held.output.loss_sum.detach())
-            if not math.isfinite(loss_sum):
-                self.totals.not_finite.extend(portion.samples)
-            self.totals.loss_sum += loss_sum
-            self.totals.num_targets += held.output.num_targets
-        elif position < self._last:
-            self._send(Kind.FORWARD, (portion, position), held.output, [self._peer(position + 1)])
-        else:
-            for handover, counts in self._leaving(portion, stage, data):
-                rows = held.output.detach()[_rows(handover.samples, counts)]
-                self._send(Kind.FORWARD, (handover, -1), rows, self._receivers(handover.target, last=False))
+            self._held[portion, position] = _Held(output, hidden, arrived)
+        if output.loss is not None:
+            self._count(output.loss, portion)
+        if output.rows is not None and position < self._last:
+            self._wire.send(output.rows, *self._link(Kind.FORWARD, portion, position, position + 1))
+        elif output.rows is not None:
+            for exchange in cargo.leaving:
+                self._send(Kind.FORWARD, exchange, output.rows.detach()[exchange.rows])
 
-    def _run_backward(self, portion: Portion, stage: Chunk, position: int) -> None:
+    def _count(self, loss: StepLoss, portion: int) -> None:
+        loss_sum = float(loss.loss_sum.detach())
+        if not math.isfinite(loss_sum):
+            self.totals.not_finite.extend(self._portions[portion].samples)
+        self.totals.loss_sum += loss_sum
+        self.totals.num_targets += loss.num_targets
+
+    def _run_backward(self, portion: int, stage: Chunk, position: int) -> None:
         held = self._held.pop((portion, position), None)
         if held is None:
             return
-        output = held.output
-        gradient = None if isinstance(output, StepLoss) else self._gradient(portion, stage, position, output)
+        rows, loss = held.output.rows, held.output.loss
+        ends: list[Tensor] = []
+        gradients: list[Tensor | None] = []
+        if loss is not None and loss.num_targets and loss.loss_sum.requires_grad:
+            ends.append(loss.loss_sum)
+            gradients.append(None)
+        if rows is not None and len(rows):
+            gradient = self._gradient(portion, position, rows).to(rows.dtype)
+            if rows.requires_grad:  # not in a frozen LLM where the portion has no media
+                ends.append(rows)
+                gradients.append(gradient)
         began_s = time.monotonic()
-        with torch.autocast(stage.device.type, enabled=False):  # a forward's dtypes are its backward's
-            if isinstance(output, StepLoss):
-                if output.num_targets and output.loss_sum.requires_grad:
-                    output.loss_sum.backward()  # type: ignore[no-untyped-call]
-            elif gradient is not None and output.requires_grad:  # not in a frozen LLM where the portion has no media
-                output.backward(gradient.to(output.dtype))  # type: ignore[no-untyped-call]
+        if ends:
+            with torch.autocast(stage.device.type, enabled=False):  # a forward's dtypes are its backward's
+                torch.autograd.backward(ends, gradients)
+            if self._puts_off:
+                self._weights[portion] = stage.put_off()
         self.computed_s += time.monotonic() - began_s
         if self._flow.leaves(position) and held.hidden is not None:
-            self._send(Kind.BACKWARD, (portion, position - 1), _gradient_of(held.hidden), [self._peer(position - 1)])
-        for handover, tensor in held.arrived.items():
+            self._wire.send(_gradient_of(held.hidden), *self._link(Kind.BACKWARD, portion, position, position - 1))
+        for exchange, tensor in zip(self._cargo[portion].arriving, held.arrived, strict=False):  # none behind the first position
             if tensor.requires_grad:
-                receivers = self._receivers(handover.source, last=True)
-                self._send(Kind.BACKWARD, (handover, -1), _gradient_of(tensor), receivers)
+                self._send(Kind.BACKWARD, exchange, _gradient_of(tensor))
 
-    def _gradient(self, portion: Portion, stage: Chunk, position: int, output: Tensor) -> Tensor:
+    def _gradient(self, portion: int, position: int, output: Tensor) -> Tensor:
         if position < self._last:
-            return self._posted.pop((Kind.BACKWARD, (portion, position)))()
+            return self._wire.receive(*self._link(Kind.BACKWARD, portion, position, position + 1))
         gradient = torch.zeros_like(output)
-        for handover, counts in self._leaving(portion, stage, self._data_of(portion)):
-            gradient[_rows(handover.samples, counts)] = self._posted.pop((Kind.BACKWARD, (handover, -1)))().to(gradient.dtype)
+        for exchange in self._cargo[portion].leaving:
+            gradient[exchange.rows] = self._receive(Kind.BACKWARD, exchange).to(gradient.dtype)
         return gradient
 
-    # -- what is handed over ----------------------------------------------------------------------------------------
-
-    def _arriving(self, portion: Portion, stage: Chunk, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
-        """Handovers into a portion that carry tokens, with the rows of the portion's tokens of that unit that each sample has."""
-        for handover in self._routes.into(portion):
-            rows = _ranges(data, stage.tokens_of(handover.source.unit, data))
-            if _count(handover, rows):
-                yield handover, rows
-
-    def _leaving(self, portion: Portion, stage: Chunk, data: PackedMicrobatch) -> Iterable[tuple[Handover, dict[int, range]]]:
-        """Handovers out of a portion that carry tokens, with the rows of the stage's output that each sample has."""
-        handovers = self._routes.out_of(portion)
-        rows = _ranges(data, stage.tokens(data)) if handovers else {}
-        for handover in handovers:
-            if _count(handover, rows):
-                yield handover, rows
-
-    def _expect_tokens(self, kind: Kind, handover: Handover, rows: Mapping[int, range], source: int) -> None:
-        self._expect(kind, (handover, -1), (_count(handover, rows), self._stages[0].token_width), source)
+    def _run_weights(self, portion: int, stage: Chunk, _: int) -> None:
+        compute = self._weights.pop(portion, None)
+        if compute is None:
+            return
+        began_s = time.monotonic()
+        with torch.autocast(stage.device.type, enabled=False):
+            compute()
+        self.computed_s += time.monotonic() - began_s
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _expect(self, kind: Kind, key: _Key, shape: tuple[int, int], source: int) -> None:
-        self._posted[kind, key] = self._wire.expect(shape, source, self._tag(kind, key))
+    def _receive(self, kind: Kind, exchange: Exchange) -> Tensor:
+        return self._wire.receive(exchange.neighbours.source, _tag(kind, exchange.number))
 
-    def _send(self, kind: Kind, key: _Key, tensor: Tensor, receivers: Iterable[int]) -> None:
-        for rank in receivers:
-            self._wire.send(tensor, rank, self._tag(kind, key))
+    def _send(self, kind: Kind, exchange: Exchange, rows: Tensor) -> None:
+        for rank in exchange.neighbours.receivers:
+            self._wire.send(rows, rank, _tag(kind, exchange.number))
 
-    def _tag(self, kind: Kind, key: _Key) -> int:
-        """Of a message, among all that two processes exchange in a step; processes of one unit or of two, never both."""
-        what, position = key
-        if isinstance(what, Handover):
-            return 2 * self._handover_number[what] + kind
-        return 2 * (self._number[what] * (self._last + 1) + position) + kind
+    def _link(self, kind: Kind, portion: int, position: int, other: int) -> tuple[int, int]:
+        """The process with the position in front of one or behind it, and the tag of what passes between the two."""
+        number = portion * (self._last + 1) + min(position, other)
+        return self._peers[other % len(self._peers)], _tag(kind, number)
 
-    def _peer(self, position: int) -> int:
-        """The process that has a position of this replica and TP slice."""
-        return self._peers[position % len(self._peers)]
-
-    def _neighbour(self, portion: Portion, *, last: bool) -> int:
-        """The process of another unit from which this one receives: each TP slice from one of the other side's."""
-        unit = self._topology.units[portion.unit]
-        return self._topology.rank(Place(portion.unit, portion.replica, unit.pp - 1 if last else 0, self._place.slice % unit.tp))
-
-    def _receivers(self, portion: Portion, *, last: bool) -> list[int]:
-        """The processes of another unit that receive from this TP slice."""
-        unit, own = self._topology.units[portion.unit], self._topology.units[self._place.unit]
-        slices = range(self._place.slice, unit.tp, own.tp)
-        stage = unit.pp - 1 if last else 0
-        return [self._topology.rank(Place(portion.unit, portion.replica, stage, number)) for number in slices]
-
-    # -- places -----------------------------------------------------------------------------------------------------
-
-    @property
-    def _last(self) -> int:
-        """The unit's last position."""
-        return self._flow.num_parts - 1
+    # -- places and data --------------------------------------------------------------------------------------------
 
     def _position(self, action: Action) -> int:
-        return action.chunk * self._topology.units[self._place.unit].pp + self._place.stage
+        return action.chunk * len(self._peers) + self._place.stage
 
-    def _portions(self, action: Action) -> Sequence[Portion]:
-        return (self._forward if action.kind == Kind.FORWARD else self._backward).get(action.microbatch, ())
+    def _portions_of(self, action: Action) -> Sequence[int]:
+        return self._by_kind[action.kind].get(action.microbatch, ())
 
-    def _data_of(self, portion: Portion) -> PackedMicrobatch:
-        if portion not in self._data:
-            self._data[portion] = self._feed(portion)
-        return self._data[portion]
+    def _load(self, number: int) -> _Cargo:
+        portion = self._portions[number]
+        data = self._feed(portion)
+        first, last = self._stages[0], self._stages[-1]
+        num_rows = first.num_rows(data)
+        arriving: Sequence[Exchange] = ()
+        leaving: Sequence[Exchange] = ()
+        if num_rows and self._place.stage == 0:
+            handovers = self._routes.into(portion)
+            units = {handover.source.unit for handover in handovers}
+            ranges = {unit: row_ranges(data, first.tokens_of(unit, data)) for unit in units}
+            arriving = self._exchanges.arriving(handovers, ranges)
+        if num_rows and self._place.stage == len(self._peers) - 1 and (handovers := self._routes.out_of(portion)):
+            leaving = self._exchanges.leaving(handovers, row_ranges(data, last.tokens(data)))
+        cargo = self._cargo[number] = _Cargo(data, num_rows, arriving, leaving)
+        return cargo
 
 
-def _by(portions: Sequence[Portion], key: Callable[[Portion], int]) -> dict[int, list[Portion]]:
-    grouped: dict[int, list[Portion]] = {}
-    for portion in portions:
-        grouped.setdefault(key(portion), []).append(portion)
+def _numbers(microbatches: Iterable[int]) -> dict[int, list[int]]:
+    """By microbatch, from the microbatch of each portion."""
+    grouped: dict[int, list[int]] = {}
+    for number, microbatch in enumerate(microbatches):
+        grouped.setdefault(microbatch, []).append(number)
     return grouped
 
 
-def _ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:
-    """Where each sample's rows lie, from how many it has."""
-    ranges, start = {}, 0
-    for sample, count in zip(data.sample_ids.tolist(), counts.tolist(), strict=True):
-        ranges[sample] = range(start, start + count)
-        start += count
-    return ranges
-
-
-def _rows(samples: Iterable[int], ranges: Mapping[int, range]) -> Tensor:
-    """Indices of the rows of these samples; what could not be decoded has none."""
-    return torch.tensor([row for sample in samples for row in ranges.get(sample, ())], dtype=torch.long)
-
-
-def _count(handover: Handover, ranges: Mapping[int, range]) -> int:
-    return sum(len(ranges.get(sample, ())) for sample in handover.samples)
-
-
-def _in_order(arriving: Sequence[tuple[Handover, Mapping[int, range]]], arrived: Mapping[Handover, Tensor]) -> dict[str, Tensor]:
-    """Of each encoder, the tokens of all handovers in the order of the portion's samples."""
-    tokens = {}
-    for unit in {handover.source.unit for handover, _ in arriving}:
-        handovers = [(handover, ranges) for handover, ranges in arriving if handover.source.unit == unit]
-        joined = torch.cat([arrived[handover] for handover, _ in handovers])
-        place = torch.cat([_rows(handover.samples, ranges) for handover, ranges in handovers])
-        tokens[unit] = joined if torch.equal(place, torch.arange(len(place))) else joined[place.argsort()]
-    return tokens
+def _tag(kind: Kind, number: int) -> int:
+    """Of a message, among all that two processes exchange in a step: they are of one unit or of two, never both."""
+    return 2 * number + kind
 
 
 def _gradient_of(tensor: Tensor) -> Tensor:

@@ -14,18 +14,19 @@ import pyarrow as pa
 import torch
 
 from headrace.errors import UserError
-from headrace.plan import LLM, StepPlan
+from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
 from headrace.transport.base import TRANSPORTS
 from headrace.transport.tls import load_ca
 from headrace.v1 import sessions_pb2
-from trainer.buffers import BufferPool
 from trainer.client import Part
 from trainer.collate import PackedMicrobatch, collate
+from trainer.device_copy import DeviceCopy, OnItsWay
 from trainer.fetch import PartFetcher
 from trainer.hedging import HEDGE_S
 from trainer.loader import PREFETCH_BYTES, PREFETCH_PARTS, THREADS, StepLoader
+from trainer.packing import PackAhead
 from trainer.pipeline.routes import Portion, Routes
 from trainer.pipeline.topology import PipelineTopology, Place
 from trainer.steps import Step
@@ -41,38 +42,57 @@ class Where:
 
 @dataclass(slots=True, eq=False)
 class StepFeed:
-    """The data of one step. Portions are packed when the stage asks for them, from parts that were fetched ahead."""
+    """The data of one step. While the stage computes a portion, its next one is packed, from parts that were fetched ahead."""
 
     routes: Routes
-    _parts: PartFetcher
+    _place: Place
     _samples: Mapping[str, Sequence[int]]
     """Of each part of this process."""
-    _widths: Mapping[str, int]
-    _device: torch.device
+    _parts: PartFetcher
+    _packing: PackAhead[tuple[StepFeed, Portion], OnItsWay]
     rejected: list[Rejected] = field(default_factory=list)
     data_wait_s: float = 0.0
+    """For portions that were not packed yet when the stage asked for them."""
+    _portions: Iterator[Portion] = field(init=False)
+    """That are still to be announced, in the order in which the stage asks for them."""
     _where: dict[int, Where] = field(default_factory=dict)
     _to_come: dict[int, str] = field(init=False)
     """Sample -> part that was not taken yet."""
 
     def __post_init__(self) -> None:
+        self._portions = iter(self.routes.portions(self._place.unit, self._place.replica))
         self._to_come = {sample: ticket for ticket, samples in self._samples.items() for sample in samples}
 
     def __call__(self, portion: Portion) -> PackedMicrobatch:
         """The unit's columns of the portion's samples, in its order, without those that could not be decoded."""
-        self._take(portion.samples)
-        runs = list(_runs(self._where[sample] for sample in portion.samples if sample in self._where))
-        return collate(runs, **self._widths, buffers=BufferPool(max_idle_bytes=0)).to(self._device)
+        began_s = time.perf_counter()
+        packed = self._packing.take((self, portion)).arrived()
+        self.data_wait_s += time.perf_counter() - began_s
+        self.announce()
+        return packed
 
-    def _take(self, samples: Iterable[int]) -> None:
-        """Wait for the parts that these samples are in."""
-        for ticket in dict.fromkeys(self._to_come[sample] for sample in samples if sample in self._to_come):
-            began_s = time.perf_counter()
+    def announce(self) -> None:
+        """Have the next portion packed."""
+        following = next(self._portions, None)
+        if following is not None:
+            self._packing.announce((self, following))
+
+    def has_come(self, portion: Portion) -> bool:
+        """Whether `rows` would not wait."""
+        return self._parts.have_come(self._tickets(portion))
+
+    def rows(self, portion: Portion) -> list[pa.RecordBatch]:
+        """Of the portion's samples, in its order. Waits for the parts that they are in. One portion at a time."""
+        for ticket in self._tickets(portion):
             part = self._parts.take(ticket)
-            self.data_wait_s += time.perf_counter() - began_s
             for sample in self._samples[ticket]:
                 del self._to_come[sample]
             self._note(part)
+        return list(_runs(self._where[sample] for sample in portion.samples if sample in self._where))
+
+    def _tickets(self, portion: Portion) -> list[str]:
+        """Of the parts that were not taken yet."""
+        return list(dict.fromkeys(self._to_come[sample] for sample in portion.samples if sample in self._to_come))
 
     def _note(self, part: Part) -> None:
         self.rejected.extend(part.rejected)
@@ -97,7 +117,8 @@ class PipelineLoader(StepLoader):
     ) -> None:
         """`device`: where the data go. `transports`, `tls_ca`: as of `trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
-        self._device = device
+        self._copy = DeviceCopy(device)
+        self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
         self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step
         super().__init__(
             endpoint,
@@ -125,10 +146,23 @@ class PipelineLoader(StepLoader):
 
     def steps(self) -> Iterator[tuple[Step, StepFeed]]:
         """Until the job's end; each with its data, and to be committed by `commit_fed`."""
-        widths = {"patch_values": 3 * self.spec.image.patch**2, "mel_bins": self.spec.audio.mel_bins}
         for step in self:
             routes, samples = self._needed.pop(step.index)
-            yield step, StepFeed(routes, self._parts, samples, widths, self._device)
+            feed = StepFeed(routes, self._place, samples, self._parts, self._portions)
+            feed.announce()
+            yield step, feed
+
+    def close(self) -> None:
+        """As of StepLoader."""
+        self._portions.close()
+        super().close()
+
+    def _part_came(self) -> None:
+        self._portions.look()
+
+    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> OnItsWay:
+        feed, portion = what
+        return self._copy.begin(collate(feed.rows(portion), **self._sizes, buffers=self._buffers))
 
     def commit_fed(self, step: Step, feed: StepFeed, *, loss: float) -> None:
         """The step is applied by this process."""
@@ -138,10 +172,12 @@ class PipelineLoader(StepLoader):
 
 
 def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
-    """What a process fetches: its unit's columns, behind the first stage of an encoder without the media themselves."""
-    columns = UNIT_COLUMNS[place.unit]
-    behind_first = place.stage > 0 and topology.chunks == 1
-    return tuple(name for name in columns if not (behind_first and name in ("patches", "mel")))
+    """What a process fetches: its unit's columns, without the media where it has neither an encoder's first stage, which reads
+    them, nor the generator's first or last one, which compares with them.
+    """
+    ends = (0, topology.units[GENERATOR].pp - 1) if place.unit == GENERATOR else (0,)
+    reads = place.stage in ends or topology.chunks > 1
+    return tuple(name for name in UNIT_COLUMNS[place.unit] if reads or name not in ("patches", "mel"))
 
 
 def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list[int]:
@@ -166,8 +202,8 @@ def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> 
     astray = [sample for sample in needed if sample not in part_of]
     if astray:
         raise UserError(
-            f"the plan of step {message.step} encodes sample {astray[0]} on another lane than the one that computes its loss: "
-            "give the encoder one replica, or take another strategy"
+            f"the plan of step {message.step} has sample {astray[0]} in unit {place.unit!r} on another lane than in the llm: "
+            "give the unit one replica, or take another strategy"
         )
     return {ticket: part_samples[ticket] for ticket in dict.fromkeys(part_of[sample] for sample in needed)}
 

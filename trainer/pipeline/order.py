@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from headrace.errors import HeadraceError
+import numpy as np
+
+from headrace.errors import HeadraceError, UserError
+from headrace.held import held, held_until
 from headrace.schedule import Action, Kind, Schedule, build
+from trainer.pipeline.flow import GradientFlow
 from trainer.pipeline.routes import Handover, Portion, Routes
 from trainer.pipeline.topology import PipelineTopology, Place
 
@@ -33,6 +37,33 @@ def _schedule(name: str, stages: tuple[tuple[str, int], ...], count: int, chunks
 def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> None:
     """Raise HeadraceError where a process, or one that it exchanges samples with, would wait for ever, with such an action."""
     _Rehearsal(topology, routes, _together(routes, place)).run()
+
+
+def check_rows(
+    topology: PipelineTopology, place: Place, actions: Sequence[Action], num_rows: Callable[[Kind], Mapping[int, int]]
+) -> None:
+    """Raise UserError where a stage would keep more rows than its unit's `max_rows` along these actions.
+
+    num_rows: how many rows go forth, or come back, in each microbatch; asked only where there is a limit. Of several chunks each
+    has its share of the layers.
+    """
+    size, flow = topology.units[place.unit], GradientFlow.of(topology, place.unit)
+    if size.max_rows is None:
+        return
+    keeps = np.array([flow.enters(action.chunk * size.pp + place.stage) for action in actions])
+    takes, gives = (
+        keeps * np.array([rows.get(action.microbatch, 0) for action in actions])
+        for rows in (num_rows(Kind.FORWARD), num_rows(Kind.BACKWARD))
+    )
+    kinds = np.array([action.kind for action in actions], np.int64)
+    until = held_until(topology.schedule, has_weights=not size.frozen)
+    peak = held(kinds, takes, gives, until).max(initial=0.0) / topology.chunks
+    if peak > size.max_rows:
+        raise UserError(
+            f"stage {place.stage} of {place.unit} replica {place.replica} would keep {peak:.0f} rows at once, more than the "
+            f"max_rows {size.max_rows} of its unit: let fewer microbatches be in flight, plan smaller ones (more microbatches), "
+            "or turn on checkpointing and raise max_rows"
+        )
 
 
 def _together(routes: Routes, place: Place) -> set[tuple[str, int]]:
@@ -93,7 +124,7 @@ class _Rehearsal:
 
     def _take(self, unit: str, replica: int, stage: int, action: Action) -> bool:
         """Run an action if it can."""
-        portions = self._forward if action.kind == Kind.FORWARD else self._backward
+        portions = self._forward if action.kind == Kind.FORWARD else self._backward  # weights go with their backward
         position = action.chunk * self._topology.units[unit].pp + stage
         steps = [_Step(action.kind, portion, position) for portion in portions.get((unit, replica, action.microbatch), ())]
         if not all(needed in self._done for step in steps for needed in self._needs(step)):
@@ -103,6 +134,8 @@ class _Rehearsal:
 
     def _needs(self, step: _Step) -> list[_Step]:
         here, last = step.position, self._topology.num_parts(step.portion.unit) - 1
+        if step.kind == Kind.WEIGHT:
+            return [_Step(Kind.BACKWARD, step.portion, here)]
         if step.kind == Kind.FORWARD:
             if here > 0:
                 return [_Step(step.kind, step.portion, here - 1)]

@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from headrace.backward import backward_factor, backward_factors
 from headrace.model_shape import ModelShape, projector_weights
-from headrace.plan import LLM
+from headrace.plan import GENERATOR, LLM
 from headrace.spec import AudioSpec, ImageSpec
 from trainer.models.audio import STRIDE
 from trainer.pipeline.topology import ENCODER, PipelineTopology, unit_shapes
 
 
 class UnitCosts(NamedTuple):
-    """Of every layer of a unit, in order. The last one includes what stands behind it, a projector or the LLM's head."""
+    """Of every layer of a unit, in order. The last one includes what stands behind it, a projector or a head."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -32,7 +32,8 @@ def layer_costs(
 ) -> dict[str, UnitCosts]:
     """The relative costs of each unit of a checked topology.
 
-    Checkpointing runs the layers again, not what stands behind them.
+    Checkpointing runs the layers again, not what stands behind them. The projector to a generator, which few of the LLM's
+    positions meet, is left out.
     """
     units = topology.units
     factors = backward_factors(
@@ -47,6 +48,8 @@ def layer_costs(
         stack = unit_shapes(shape)[unit]
         if unit == LLM:
             end, end_frozen = vocab_size * stack.width, size.frozen
+        elif unit == GENERATOR:
+            end, end_frozen = 3 * (image.merge * image.patch) ** 2 * stack.width, size.frozen
         else:
             end, end_frozen = projector_weights(stack.width, joined[unit], shape.llm.width), size.frozen_projector
         end_factor = backward_factor(frozen=end_frozen, behind_trainable=factors[unit] > 0)

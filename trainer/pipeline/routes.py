@@ -38,6 +38,8 @@ class Handover:
     source: Portion
     target: Portion
     samples: tuple[int, ...]
+    number: int
+    """Among all of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Routes:
         self._portions = {unit: _portions(unit, places[unit], back) for unit in units}
         self._into: dict[Portion, list[Handover]] = {}
         self._out_of: dict[Portion, list[Handover]] = {}
+        self.handovers: list[Handover] = []
         for unit, behind in plan.topology.feeds.items():
             self._connect(self._portions[unit], self._portions[behind])
         self.crosses = any(handover.source.replica != handover.target.replica for handover in self.handovers)
@@ -71,13 +74,10 @@ class Routes:
             for sample in source.samples:
                 taken.setdefault(target_of[sample], []).append(sample)
             for target, samples in sorted(taken.items()):
-                handover = Handover(source, target, tuple(samples))
+                handover = Handover(source, target, tuple(samples), len(self.handovers))
+                self.handovers.append(handover)
                 self._out_of.setdefault(source, []).append(handover)
                 self._into.setdefault(target, []).append(handover)
-
-    @property
-    def handovers(self) -> list[Handover]:
-        return [handover for handovers in self._into.values() for handover in handovers]
 
     def portions(self, unit: str, replica: int) -> list[Portion]:
         """In the order of their forwards, those of one microbatch in the order of their backwards."""

@@ -1,118 +1,28 @@
-"""Some consecutive layers of one unit of the model, as one process of a pipeline has them."""
+"""The stages of each unit, and those of one process with their weights."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from headrace.plan import LLM
+from headrace.plan import GENERATOR, LLM
+from headrace.schedule import ZERO_BUBBLE
 from trainer.collate import PackedMicrobatch, cumulative
 from trainer.models.audio import encoder_frames
+from trainer.models.generator import Generator
 from trainer.models.loss import StepLoss, token_loss
 from trainer.models.multimodal import MultimodalModel, fill, initialise
+from trainer.pipeline.executor import Output
+from trainer.pipeline.stage import ENCODERS, PROJECTORS, Stage, prune
 from trainer.pipeline.tensor import shard
 from trainer.pipeline.topology import ENCODER, PipelineTopology, Place
 
-TRUNKS = {"vision": "vision", "audio": "audio", LLM: "decoder"}
-"""The module of the whole model that has a unit's layers."""
-PROJECTORS = {"vision": "vision_projector", "audio": "audio_projector"}
 
-
-class Stage(nn.Module, ABC):
-    """Layers `first` to `last` of a unit; with the first one what comes before it, with the last one what comes behind.
-
-    Its parameters have the names and, for a seed, the weights that they have in the whole model.
-    """
-
-    def __init__(self, model: MultimodalModel, unit: str, first: int, last: int, *, checkpointing: bool = False) -> None:
-        """`model`: the whole one, of which only this stage's modules are kept; on the meta device it costs nothing."""
-        super().__init__()
-        trunk = model.get_submodule(TRUNKS[unit])
-        layers = trunk.layers
-        assert isinstance(layers, nn.ModuleList)
-        self.unit = unit
-        self.is_first, self.is_last = first == 0, last == len(layers)
-        self.is_tied = unit == LLM and model.decoder.head is None
-        """Whether embedding and head are one matrix, which the first and the last stage both have."""
-        self.checkpointing = checkpointing
-        self.width = int(trunk.width)  # type: ignore[arg-type]
-        """Of hidden states between stages."""
-        self.token_width = model.decoder.embed.embedding_dim
-        """Of tokens between an encoder and the LLM."""
-        self.model = model
-        kept = {f"{TRUNKS[unit]}.layers.{index}" for index in range(first, last)}
-        kept |= {f"{TRUNKS[unit]}.{name}" for name in self._ends()}
-        if self.is_last and unit in PROJECTORS:
-            kept.add(PROJECTORS[unit])
-        _prune(model, kept)
-
-    @abstractmethod
-    def _ends(self) -> Sequence[str]:
-        """The trunk's modules, besides layers, that this stage needs."""
-
-    @abstractmethod
-    def num_rows(self, data: PackedMicrobatch) -> int:
-        """Of the hidden states of a portion. 0: the unit has nothing to do in it."""
-
-    def tokens(self, _: PackedMicrobatch) -> Tensor:
-        """(n,) tokens for the unit behind that the last stage makes of each sample, on the host."""
-        raise AssertionError(f"nothing is behind {self.unit}")
-
-    def tokens_of(self, unit: str, _: PackedMicrobatch) -> Tensor:
-        """(n,) tokens of the unit in front that each sample takes, on the host."""
-        raise AssertionError(f"{unit} is not in front of {self.unit}")
-
-    @abstractmethod
-    def _enter(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor: ...
-
-    @abstractmethod
-    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]: ...
-
-    @abstractmethod
-    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Tensor | StepLoss: ...
-
-    def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Tensor | StepLoss:
-        """Hidden states for the next stage, on the last one tokens for the LLM, at the very end the loss.
-
-        data: this unit's columns of a portion, on the device. hidden: (rows, width) from the stage before, None on the first one.
-        arrived: on the LLM's first stage the tokens (t, width) of each encoder, in the order of the portion's samples.
-        """
-        x = self._enter(data, arrived) if hidden is None else hidden.float()
-        surroundings = self._surroundings(data)
-        for layer in self.layers:
-            x = checkpoint(layer, x, *surroundings, use_reentrant=False) if self.checkpointing else layer(x, *surroundings)
-        return self._leave(x, data) if self.is_last else x
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        trunk = self.model.get_submodule(TRUNKS[self.unit])
-        return [layer for layer in trunk.layers if layer is not None]  # type: ignore[union-attr]
-
-    def freeze(self, *, trunk: bool, projector: bool) -> None:
-        """Have these parameters not learn."""
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(not (projector if name.split(".")[0] in PROJECTORS.values() else trunk))
-
-
-class EncoderStage(Stage):
-    """Of an encoder, which ends in a projector."""
-
-    @abstractmethod
-    def tokens(self, data: PackedMicrobatch) -> Tensor:
-        """(n,) tokens that the last stage makes of each sample, on the host."""
-
-
-class VisionStage(EncoderStage):
+class VisionStage(Stage):
     """Of the vision encoder and its projector; a row is a patch."""
 
     def _ends(self) -> Sequence[str]:
@@ -127,16 +37,15 @@ class VisionStage(EncoderStage):
     def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
         return self.model.vision.surroundings(data.image_grids, data.image_cu_seqlens, self.device)
 
-    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Tensor:
-        tokens: Tensor = self.model.vision_projector(self.model.vision.norm(x), data.image_cu_seqlens.diff())
-        return tokens
+    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
+        return Output(rows=self.model.vision_projector(self.model.vision.norm(x), data.image_cu_seqlens.diff()))
 
     def tokens(self, data: PackedMicrobatch) -> Tensor:
         lengths = self.model.vision_projector.tokens(data.image_cu_seqlens.diff())
         return _sums(lengths, cumulative(data.images_per_sample))
 
 
-class AudioStage(EncoderStage):
+class AudioStage(Stage):
     """Of the audio encoder and its projector; a row is an encoder frame."""
 
     def _ends(self) -> Sequence[str]:
@@ -151,16 +60,15 @@ class AudioStage(EncoderStage):
     def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
         return self.model.audio.surroundings(data.mel_frames, self.device)
 
-    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Tensor:
-        tokens: Tensor = self.model.audio_projector(self.model.audio.norm(x), encoder_frames(data.mel_frames))
-        return tokens
+    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
+        return Output(rows=self.model.audio_projector(self.model.audio.norm(x), encoder_frames(data.mel_frames)))
 
     def tokens(self, data: PackedMicrobatch) -> Tensor:
         lengths = self.model.audio_projector.tokens(encoder_frames(data.mel_frames))
         return _sums(lengths, cumulative(data.recordings_per_sample))
 
 
-class JointEncoderStage(EncoderStage):
+class JointEncoderStage(Stage):
     """All encoders side by side, whole: the unit "encoder". A sample's tokens are those of its images, then of its recordings."""
 
     def __init__(self, model: MultimodalModel, unit: str, *_: int, checkpointing: bool = False) -> None:
@@ -169,7 +77,7 @@ class JointEncoderStage(EncoderStage):
         self.is_first = self.is_last = True
         self.is_tied, self.checkpointing = False, checkpointing
         self.width = self.token_width = model.decoder.embed.embedding_dim
-        _prune(model, {*PROJECTORS, *PROJECTORS.values()})
+        prune(model, {*ENCODERS, *(PROJECTORS[encoder] for encoder in ENCODERS)})
 
     def num_rows(self, data: PackedMicrobatch) -> int:
         return int(data.image_cu_seqlens[-1]) + int(data.mel_frames.sum())
@@ -184,8 +92,8 @@ class JointEncoderStage(EncoderStage):
     def _surroundings(self, _: PackedMicrobatch) -> tuple[Any, ...]:
         return ()
 
-    def _leave(self, x: Tensor, _: PackedMicrobatch) -> Tensor:
-        return x
+    def _leave(self, x: Tensor, _: PackedMicrobatch) -> Output:
+        return Output(rows=x)
 
     def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
         tokens = [self.model.image_tokens(data), self.model.audio_tokens(data)]
@@ -221,10 +129,10 @@ class LlmStage(Stage):
     def _enter(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
         x: Tensor = self.model.decoder.embed(data.input_ids)
         if ENCODER in arrived:
-            counts = torch.stack([self.tokens_of(unit, data) for unit in PROJECTORS], dim=1).flatten()
-            kind = torch.repeat_interleave(torch.arange(len(PROJECTORS)).repeat(len(data.sample_ids)), counts).to(x.device)
-            arrived = {unit: arrived[ENCODER][kind == number] for number, unit in enumerate(PROJECTORS)}
-        for unit in PROJECTORS:
+            counts = torch.stack([self.tokens_of(unit, data) for unit in ENCODERS], dim=1).flatten()
+            kind = torch.repeat_interleave(torch.arange(len(ENCODERS)).repeat(len(data.sample_ids)), counts).to(x.device)
+            arrived = {unit: arrived[ENCODER][kind == number] for number, unit in enumerate(ENCODERS)}
+        for unit in ENCODERS:
             x = fill(x, data.input_ids == self._placeholder(unit), arrived.get(unit), unit)
         return x
 
@@ -234,19 +142,65 @@ class LlmStage(Stage):
             return self.tokens_of("vision", data) + self.tokens_of("audio", data)
         return _sums((data.input_ids == self._placeholder(unit)).cpu(), data.cu_seqlens)
 
+    def tokens(self, data: PackedMicrobatch) -> Tensor:
+        return self.tokens_of("vision", data)
+
     def _placeholder(self, unit: str) -> int:
         return self.model.image_token_id if unit == "vision" else self.model.audio_token_id
 
     def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
         return self.model.decoder.surroundings(data.position_ids, data.cu_seqlens)
 
-    def _leave(self, x: Tensor, data: PackedMicrobatch) -> StepLoss:
+    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
         decoder = self.model.decoder
         hidden = decoder.norm(x)
-        return StepLoss(loss_sum=token_loss(hidden, data.labels, decoder.output_weight), num_targets=data.num_targets)
+        loss = StepLoss(loss_sum=token_loss(hidden, data.labels, decoder.output_weight), num_targets=data.num_targets)
+        has_behind = self.model.generator_projector is not None
+        return Output(rows=self.model.conditions(hidden, data.input_ids) if has_behind else None, loss=loss)
 
 
-STAGES: dict[str, type[Stage]] = {ENCODER: JointEncoderStage, "vision": VisionStage, "audio": AudioStage, LLM: LlmStage}
+class GeneratorStage(Stage):
+    """Of the generator; a row is a merged token of an image."""
+
+    def _ends(self) -> Sequence[str]:
+        return ["embed", "time"] * self.is_first + ["norm", "head"] * self.is_last
+
+    @property
+    def _generator(self) -> Generator:
+        assert self.model.generator is not None, "the topology was checked"
+        return self.model.generator
+
+    def num_rows(self, data: PackedMicrobatch) -> int:
+        return self._generator.num_rows(data.image_cu_seqlens)
+
+    def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor:
+        """(n,) tokens of the LLM that each sample takes, on the host."""
+        assert unit == LLM, "nothing else is in front"
+        return _sums(self._generator.tokens(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
+
+    def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
+        """Draws time and noise once for both ends."""
+        if self.is_first or self.is_last:
+            self._flow = self._generator.flow(data)
+        return super().forward(data, hidden, arrived)
+
+    def _enter(self, _: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
+        return self._generator.enter(self._flow, arrived[LLM])
+
+    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self._generator.surroundings(data.image_grids, self.device)
+
+    def _leave(self, x: Tensor, _: PackedMicrobatch) -> Output:
+        return Output(loss=StepLoss(loss_sum=self._generator.loss(x, self._flow), num_targets=len(x)))
+
+
+STAGES: dict[str, type[Stage]] = {
+    ENCODER: JointEncoderStage,
+    "vision": VisionStage,
+    "audio": AudioStage,
+    LLM: LlmStage,
+    GENERATOR: GeneratorStage,
+}
 
 
 def build_stages(
@@ -281,19 +235,9 @@ def build_stages(
         stages[-1].model.decoder.embed = stages[0].model.decoder.embed
     for stage in stages:
         stage.freeze(trunk=unit.frozen, projector=unit.frozen_projector)
+        if topology.schedule == ZERO_BUBBLE:
+            stage.put_off_weights()
     return stages
-
-
-def _prune(module: nn.Module, kept: Collection[str], prefix: str = "") -> None:
-    """Take out every module that is neither kept nor around one that is; indices of lists stay."""
-    for name, child in module.named_children():
-        path = f"{prefix}{name}"
-        if path in kept:
-            continue
-        if any(other.startswith(f"{path}.") for other in kept):
-            _prune(child, kept, f"{path}.")
-        else:
-            module.register_module(name, None)
 
 
 def _sums(values: Tensor, cu_lengths: Tensor) -> Tensor:

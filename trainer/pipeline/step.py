@@ -15,7 +15,8 @@ from trainer.pipeline.executor import Executor, Feed
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.optimizer import COPIES, ShardedAdamW
 from trainer.pipeline.routes import Routes
-from trainer.pipeline.stages import LlmStage, Stage
+from trainer.pipeline.stage import Stage
+from trainer.pipeline.stages import LlmStage
 from trainer.pipeline.tensor import cut_dimension
 from trainer.pipeline.topology import PipelineTopology
 from trainer.step import StepResult
@@ -57,7 +58,7 @@ class PipelineStep:
 
     def run(self, routes: Routes, feed: Feed, learning_rate: float) -> StepResult:
         """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite; the last
-        stage of the LLM names the samples.
+        stages of LLM and generator name the samples.
         """
         result = self.accumulate(routes, feed)
         if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)) and result.num_targets:
@@ -88,7 +89,7 @@ class PipelineStep:
             parameter.grad = None
 
     def _sum(self, loss_sum: float, num_targets: int) -> tuple[float, float]:
-        """Over all processes; of the last stage's TP slices, which all have the same, the first counts."""
+        """Over all processes; of a stage's TP slices, which all have the same, the first counts."""
         counts = self.place.slice == 0
         totals = torch.tensor([loss_sum * counts, num_targets * counts], dtype=torch.float64, device=self._device)
         dist.all_reduce(totals, group=self.groups.everybody)

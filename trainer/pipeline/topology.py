@@ -57,7 +57,12 @@ class UnitTopology(BaseModel):
     frozen_projector: bool = False
     """Whether the projector that leads from the unit to the next one keeps its weights."""
     checkpointing: bool = False
-    """Whether its layers keep only their inputs, and run their forward again when the backward needs the rest."""
+    """Whether its layers keep only their inputs, and run their forward again when the backward needs the rest. With 'zero-bubble'
+    the rest is then kept all the same, from the backward until the weights' gradients are computed."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Most rows (patches, audio frames, tokens) that a stage may keep at once for their backward: what it keeps is so many bytes
+    a row, which is known exactly, while bytes depend on precision, kernels and allocator. A process with a limit begins a step
+    when all of its data are there. None: no limit."""
     cuts: tuple[int, ...] | None = None
     """First layer of every part of the unit but the first; there are pp * chunks parts. None: see `partition`."""
 
@@ -200,6 +205,8 @@ class PipelineTopology(BaseModel):
             if unit not in stacks:
                 raise UserError(f"the model has no unit {unit!r}, only {', '.join(stacks)}: take {unit!r} out of units")
             self._check_unit(unit, stacks[unit])
+        if GENERATOR in stacks and GENERATOR not in self.units:
+            raise UserError(f"the model has a {GENERATOR}, but units does not: name it there, or take a model without one")
         if ENCODER in self.units:
             self._check_joint_encoder()
         self.check_world(world_size)
@@ -247,7 +254,8 @@ class PipelineTopology(BaseModel):
 
 def unit_shapes(shape: ModelShape) -> dict[str, TransformerShape]:
     """The stacks of a model by the names of the units that hold them."""
-    return {ENCODER: shape.vision, "vision": shape.vision, "audio": shape.audio, LLM: shape.llm}
+    stacks = {ENCODER: shape.vision, "vision": shape.vision, "audio": shape.audio, LLM: shape.llm}
+    return stacks if shape.generator is None else {**stacks, GENERATOR: shape.generator}
 
 
 def load_topology_yaml(path: Path) -> PipelineTopology:

@@ -22,7 +22,8 @@ from trainer.pipeline.checkpoint_files import Checkpoint
 from trainer.pipeline.feed import PipelineLoader
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.partition import bounds
-from trainer.pipeline.stages import Stage, build_stages
+from trainer.pipeline.stage import Stage
+from trainer.pipeline.stages import build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
 from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, learning_rate
@@ -91,7 +92,10 @@ def _train(
     log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
     committed = 0
     for planned, feed in loader.steps():
-        result = step.run(feed.routes, feed, learning_rate(planned.index, peak=peak))
+        try:
+            result = step.run(feed.routes, feed, learning_rate(planned.index, peak=peak))
+        except UserError as err:
+            raise UserError(f"step {planned.index}: {err}") from err
         loader.commit_fed(planned, feed, loss=result.loss)
         log_step(job, planned, result)
         committed = planned.index + 1

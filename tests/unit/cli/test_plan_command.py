@@ -121,6 +121,7 @@ def test_what_runs_slower_is_predicted_slower(plan: Plan, tmp_path: Path) -> Non
     assert step("--bandwidth", "1000") > plain
     assert step("--schedule", "gpipe") != pytest.approx(plain, rel=1e-9)
     assert step("--schedule", "interleaved", "--chunks", "2") < plain
+    assert step("--schedule", "zero-bubble") < plain
 
 
 def test_packed_samples_stay_together(plan: Plan, tmp_path: Path) -> None:

@@ -74,6 +74,13 @@ def test_a_slice_tells_its_microbatch_its_samples_and_whether_it_matters(tmp_pat
     assert critical[-1][1] == pytest.approx(outcome.predicted.iteration_s * 1e6)
 
 
+def test_weights_that_are_put_off_are_slices_too(tmp_path: Path) -> None:
+    execution = Execution(schedule="zero-bubble", backward={"encoder": 1.0}, weights={"encoder": 0.0})
+    _, document = trace(tmp_path / "t.json", "random", TOPOLOGY, 60, execution)
+    weights = [event["name"] for event in document["traceEvents"] if event.get("cat") == "weight"]
+    assert sorted(weights) == sorted(f"W {microbatch} (llm)" for microbatch in range(5) for _ in range(3 * 2)), "none if frozen"
+
+
 def test_what_takes_no_time_is_no_slice(tmp_path: Path) -> None:
     _, document = trace(tmp_path / "t.json", "random", TOPOLOGY, 60, Execution(backward={"encoder": 0.0}))
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]

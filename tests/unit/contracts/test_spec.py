@@ -94,6 +94,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "huge"}, "model", "no model 'huge'"),
     ({"topology": {"replicas": 0}}, "topology.replicas", "greater than or equal to 1"),
     ({"topology": {"stages": {"llm": 1}}}, "topology.stages", "encoder"),
+    ({"topology": {"stages": {"vision": 1, "llm": 1, "generator": 1}}}, "job spec", "or take model tiny-generator or 9b"),
     ({"image": {"max_pixels": 10}}, "image", "max_pixels (10)"),
     ({"audio": {"hop_s": float("inf")}}, "audio.hop_s", "finite"),
     ({"text": {"template": "alpaca"}}, "text.template", "chatml"),

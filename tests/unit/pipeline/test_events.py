@@ -65,6 +65,12 @@ def test_chunks_and_slices_are_named_where_there_are_several() -> None:
     assert names == ["stage 2, slice 1"]
 
 
+def test_weights_that_were_put_off_are_a_kind_of_their_own() -> None:
+    action = Action(kind=Kind.WEIGHT, microbatch=3)
+    [box] = boxes(trace([Recording([Event(LLM_0, action, 0.0, 1.0, 0.0, 1.0)], 0.0)]))
+    assert (box["name"], box["cat"]) == ("W 3", "weight")
+
+
 def test_a_trace_of_nothing_is_empty() -> None:
     assert trace([Recording((), 0.0)])["traceEvents"] == []
 

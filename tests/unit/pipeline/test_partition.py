@@ -65,6 +65,13 @@ def test_backward_follows_what_is_trained(units: dict[str, Any], vision: tuple[i
         assert last == layer_factor * layer + end_factor * end
 
 
+def test_a_generator_carries_its_head_and_not_the_projector_to_it() -> None:
+    costs = layer_costs(topology_of({"vision": {}, "llm": {}, "generator": FROZEN}), MODEL_SHAPES["tiny-generator"], **JOB)
+    assert costs["llm"] == costs_of({"vision": {}, "llm": {}})["llm"]
+    assert costs["generator"].forward == (LAYER, LAYER + 64 * 3 * 28**2)
+    assert costs["generator"].backward == costs["generator"].forward  # gradients pass through it
+
+
 def test_a_wide_head_takes_layers_from_the_last_part() -> None:
     topology = topology_of({"vision": {}, "llm": {"pp": 2}})
     assert bounds(topology, TINY, **{**JOB, "vocab_size": 10}) == {"vision": (0, 2), "llm": (0, 2, 4)}

@@ -21,6 +21,10 @@ from trainer.pipeline.tensor import cut_dimension, shard
         ("vision.layers.3.attention_norm.weight", None),
         ("vision_projector.up.weight", None),
         ("decoder.embed.weight", None),
+        ("decoder.layers.1.layer.self_attn.k_proj.bias", 0),
+        ("decoder.layers.1.layer.self_attn.k_norm.weight", None),
+        ("vision.layers.0.layer.mlp.fc2.weight", 1),
+        ("vision.layers.0.layer.mlp.fc2.bias", None),
     ],
 )
 def test_only_the_matrices_of_blocks_are_cut(name: str, dimension: int | None) -> None:
@@ -28,5 +32,5 @@ def test_only_the_matrices_of_blocks_are_cut(name: str, dimension: int | None) -
 
 
 def test_layers_that_it_does_not_know_are_refused() -> None:
-    with pytest.raises(UserError, match=r"Linear cannot be cut into slices.*set the unit's tp to 1"):
+    with pytest.raises(UserError, match=r"matrix 'Linear', of which it is not known how.*set the unit's tp to 1"):
         shard([nn.Linear(2, 2)], dist.group.WORLD, "cpu")

@@ -144,7 +144,7 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
         ),
         (
             {"schedule": "zigzag", "units": {"llm": {}}},
-            "topology: no schedule 'zigzag'; there are 1f1b, interleaved, gpipe, eager",
+            "topology: no schedule 'zigzag'; there are 1f1b, interleaved, gpipe, eager, zero-bubble",
         ),
         (
             {"chunks": 2, "units": {"llm": {}}},
@@ -185,6 +185,16 @@ def test_slices_divide_the_mlp_too() -> None:
     shape = replace(TINY, llm=replace(TINY.llm, mlp=351))
     with pytest.raises(UserError, match="tp 2 of unit 'llm' does not divide its mlp 351: set its tp to a divisor of 1"):
         topology_of({"llm": {"tp": 2}}).check(2, shape)
+
+
+def test_a_model_s_generator_and_the_topology_s_go_together() -> None:
+    generating = MODEL_SHAPES["tiny-generator"]
+    both = topology_of({"vision": {}, "llm": {}, "generator": {"pp": 2, "tp": 2}})
+    both.check(6, generating)
+    with pytest.raises(UserError, match="the model has no unit 'generator', only encoder, vision, audio, llm: take 'generator'"):
+        both.check(6, TINY)
+    with pytest.raises(UserError, match="the model has a generator, but units does not: name it there, or take a model without"):
+        topology_of({"vision": {}, "llm": {}}).check(2, generating)
 
 
 def test_a_topology_that_fits_passes() -> None:

@@ -66,17 +66,24 @@ class Twin:
         return max(u for u, first in enumerate(self.first) if first <= stage)
 
     def samples(self, unit: int, kind: int, replica: int, microbatch: int) -> list[int]:
-        where = (self.place, self.back)[kind][unit]
+        where = (self.place if kind == Kind.FORWARD else self.back)[unit]
         return [i for i, place in enumerate(where) if place == (replica, microbatch)]
 
     def factor(self, unit: int) -> float:
         return self.how.backward_factor(self.units[unit])
 
+    def weights(self, unit: int) -> float:
+        """How much of the factor is put off."""
+        if self.how.schedule != "zero-bubble":
+            return 0.0
+        return self.how.weights.get(self.units[unit], min(1.0, self.factor(unit)))
+
     def seconds(self, key: Key) -> float:
         replica, stage, kind, microbatch, _ = key
         unit = self.unit_of(stage)
         total = sum(self.batch.costs[unit][i] for i in self.samples(unit, kind, replica, microbatch))
-        return total * (self.factor(unit) if kind else 1.0) / (self.sizes[unit] * self.how.chunks)
+        over_forward = (1.0, self.factor(unit) - self.weights(unit), self.weights(unit))[kind]
+        return total * over_forward / (self.sizes[unit] * self.how.chunks)
 
     def transfer(self, unit: int, kind: int, samples: list[int]) -> float:
         """Of what `unit` passes on of the samples, or of their gradients back to it."""
@@ -87,6 +94,8 @@ class Twin:
     def neighbours(self, key: Key) -> list[tuple[Key, float]]:
         """What the action waits for, and the time on the way."""
         replica, stage, kind, k, chunk = key
+        if kind == Kind.WEIGHT:
+            return [((replica, stage, int(Kind.BACKWARD), k, chunk), 0.0)]
         unit = self.unit_of(stage)
         index, size, last = stage - self.first[unit], self.sizes[unit], self.how.chunks - 1
         mine = self.samples(unit, kind, replica, k)
@@ -138,9 +147,11 @@ class Twin:
         for r, schedule in enumerate(self.schedule):
             for s, actions in enumerate(schedule):
                 unit, held = self.unit_of(s), 0.0
+                last = Kind.WEIGHT if self.weights(unit) else Kind.BACKWARD
                 for a in actions:
                     size = sum(self.batch.memory[unit][i] for i in self.samples(unit, a.kind, r, a.microbatch))
-                    held += (1 if a.kind == Kind.FORWARD else -1) * size * (self.factor(unit) > 0)
+                    sign = 1 if a.kind == Kind.FORWARD else -(a.kind == last)
+                    held += sign * size * (self.factor(unit) > 0)
                     most[r, s] = max(most[r, s], held / (self.sizes[unit] * self.how.chunks))
         return most
 
@@ -154,6 +165,7 @@ def plans(draw: st.DrawFn, split: bool = True) -> tuple[Batch, Slots]:
         stages["generator"] = draw(st.integers(1, 2))
     replicas, microbatches, count = draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.integers(1, 12))
     name = draw(st.sampled_from(SCHEDULES))
+    backward = {unit: draw(st.sampled_from([0.0, 1.0, 2.0, 3.0])) for unit in stages} if draw(st.booleans()) else {}
     defers, crosses, timed = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
 
     def column() -> np.ndarray:
@@ -169,7 +181,8 @@ def plans(draw: st.DrawFn, split: bool = True) -> tuple[Batch, Slots]:
         schedule=name,
         chunks=draw(st.integers(1, 3)) if name == "interleaved" else 1,
         in_flight=draw(st.integers(1, 6)) if name == "eager" and draw(st.booleans()) else None,
-        backward={unit: draw(st.sampled_from([0.0, 1.0, 2.0])) for unit in stages} if draw(st.booleans()) else {},
+        backward=backward,
+        weights={unit: draw(st.sampled_from([0.0, 1.0])) for unit, factor in backward.items() if factor},
         split_backward=split,
         latency_s=0.3 if timed and draw(st.booleans()) else 0.0,
         bytes_per_s=4.0 if timed else np.inf,

@@ -136,7 +136,7 @@ def test_json_and_yaml_say_the_same() -> None:
         ({}, "has one field, 'units'"),
         ({"units": {}}, "has one field, 'units'"),
         ({"units": {"llm": {"layers": 1, "linear_s": 1}}, "unit": 1}, "has one field, 'units'"),
-        ({"units": {"encoder": {}}}, "no unit 'encoder' to give coefficients for; there are vision, audio, llm"),
+        ({"units": {"encoder": {}}}, "no unit 'encoder' to give coefficients for; there are vision, audio, llm, generator"),
         ({"units": {"llm": 3}}, "units.llm.layers is required"),
         ({"units": {"llm": {"linear_s": 1}}}, "units.llm.layers is required"),
     ],

@@ -5,14 +5,22 @@ import time
 import numpy as np
 import pytest
 
-from headrace.model_shape import AUDIO_SHAPES, LLM_SHAPES, MODEL_SHAPES, VISION_SHAPES, ModelShape, TransformerShape
+from headrace.model_shape import (
+    AUDIO_SHAPES,
+    GENERATOR_SHAPES,
+    LLM_SHAPES,
+    MODEL_SHAPES,
+    VISION_SHAPES,
+    ModelShape,
+    TransformerShape,
+)
 from headrace.sample import Probe
 from headrace.spec import AudioSpec, ImageSpec
 from reorder_service.planning import sample_costs
 from reorder_service.planning.coefficients import LayerCost
 from reorder_service.planning.cost import DEVICE_FLOPS_PER_S, SampleCosts, estimate, kept_bytes, layer_costs, published
 
-BUILT = ("tiny", "small", "1b", "3b", "7b", "8b", "70b")
+BUILT = ("tiny", "small", "1b", "3b", "7b", "8b", "70b", "tiny-generator", "9b")
 MIB = 2**20
 
 
@@ -83,6 +91,14 @@ def test_what_the_trainer_builds_has_no_window_attention() -> None:
     assert tuple(MODEL_SHAPES) == BUILT
     for shape in MODEL_SHAPES.values():
         assert shape.vision.window == shape.audio.window == shape.llm.window == 0
+        assert shape.generator is None or shape.generator.window == 0
+
+
+def test_a_generator_has_the_parameters_of_the_published_model() -> None:
+    """Each of DiT-XL's layers has six vectors to modulate it besides, which are made by a matrix of its own."""
+    shape = GENERATOR_SHAPES["dit-xl"]
+    modulation = 6 * shape.width**2
+    assert shape.layers * (shape.layer_weights + modulation) == pytest.approx(675e6, rel=0.01)
 
 
 @pytest.mark.parametrize("wrong", [{"window": 64}, {"full_every": 8}, {"window": -1}, {"full_every": 0}])
@@ -195,6 +211,30 @@ def test_the_encoder_is_vision_and_audio_together() -> None:
         np.testing.assert_allclose(columns["vision"] + columns["audio"], whole["encoder"], rtol=1e-15)
         np.testing.assert_array_equal(columns["llm"], whole["llm"])
         assert columns["vision"][1:3].tolist() == [0, 0] == columns["audio"][[1, 3]].tolist()
+
+
+def test_the_generator_has_a_position_for_every_image_token_by_hand() -> None:
+    shape = MODEL_SHAPES["tiny-generator"]
+    assert shape.generator is not None
+    width, values = shape.generator.width, 3 * (2 * 14) ** 2
+    got = estimate_of(
+        probe(30, images=(16, 64)), probe(9), probe(9, images=(7,)), shape=shape, units=("encoder", "llm", "generator")
+    )
+    matrices = shape.generator.layers * shape.generator.layer_weights
+    ends = 2 * values * width + width**2 + shape.llm.width * (shape.llm.width + width)  # tokens, time; the projector
+    attention = shape.generator.layers * 4 * width * (4**2 + 16**2)
+    assert got.seconds["generator"] * DEVICE_FLOPS_PER_S == pytest.approx(
+        [2 * (4 + 16) * (matrices + ends) + attention, 0, got.seconds["generator"][2] * DEVICE_FLOPS_PER_S]
+    )
+    assert got.transfer_bytes["generator"].tolist() == [2 * 20 * width, 0, 2 * 2 * width]
+    assert got.memory_bytes["generator"].tolist() == [
+        20 * kept_bytes(shape.generator, False),
+        0,
+        2 * kept_bytes(shape.generator, False),
+    ]
+    without = estimate_of(probe(30, images=(16, 64)), shape=shape)
+    assert without.seconds["llm"][0] == got.seconds["llm"][0]
+    assert "generator" not in without.seconds
 
 
 def test_columns_come_in_the_order_of_the_units() -> None:

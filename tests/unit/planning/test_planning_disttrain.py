@@ -194,7 +194,7 @@ def test_replicas_are_balanced_by_the_time_there_and_back() -> None:
     assert sorted((reorder(batch)[0] // 2).tolist()) == [0, 0, 1, 1]
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "eager"])
+@pytest.mark.parametrize("schedule", ["gpipe", "eager", "zero-bubble"])
 def test_other_schedules_get_the_order_of_1f1b(schedule: str) -> None:
     costs, stages = lognormal_costs(2, 64), {"encoder": 3, "llm": 5}
     plain = reorder(batch_of(costs, stages, 2, 16))

@@ -86,7 +86,7 @@ def test_the_memory_limit_keeps_microbatches_small_in_spite_of_slow_transfers() 
     assert len(set(level(capped)[0])) > len(set(level(free)[0]))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "eager"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "eager", "zero-bubble"])
 @pytest.mark.parametrize(("n", "spread"), [(5, 1.0), (64, 0.0), (200, 1.5)])
 def test_auto_is_never_slower_than_any_other_and_says_what_it_took(schedule: str, n: int, spread: float) -> None:
     batch = batch_of(n, spread, replicas=2, microbatches=6, schedule=schedule)

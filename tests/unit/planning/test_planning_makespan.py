@@ -22,15 +22,19 @@ from reorder_service.planning.work import Work
 STAGES = {"encoder": 2, "llm": 2}
 
 
-def replica(seed: int, count: int, num_stages: int) -> tuple[np.ndarray, np.ndarray]:
-    forward = np.random.default_rng(seed).lognormal(0, 0.7, (count, num_stages))
-    return forward, 2 * forward
+def replica(seed: int, count: int, num_stages: int) -> np.ndarray:
+    return actions(np.random.default_rng(seed).lognormal(0, 0.7, (count, num_stages)))
+
+
+def actions(forward: np.ndarray, execution: Execution = Execution()) -> np.ndarray:  # noqa: B008
+    """Seconds by kind of actions with such forwards."""
+    return forward[..., None] * np.array(execution.factors("llm"))
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(
     count=st.integers(1, 7),
-    execution=st.sampled_from([Execution(), Execution(schedule="gpipe"), Execution(schedule="interleaved", chunks=2)]),
+    execution=st.sampled_from([Execution(), Execution(schedule="zero-bubble"), Execution(schedule="interleaved", chunks=2)]),
     stages=st.sampled_from([{"llm": 1}, STAGES, {"vision": 2, "audio": 1, "llm": 2, "generator": 1}]),
     seed=st.integers(0, 1000),
 )
@@ -43,49 +47,49 @@ def test_makespan_is_what_the_simulator_says(count: int, execution: Execution, s
     slots = np.broadcast_to(np.argsort(order), batch.costs.shape)  # microbatch order[p], sample order[p], runs at p
     per_action = np.array(list(stages.values())) * execution.chunks
     forward = np.repeat(batch.costs.T / per_action, list(stages.values()), axis=1)
-    seconds = makespan(forward, 2 * forward, order, schedule_table(stages, execution, count))
+    seconds = makespan(actions(forward, execution), order, schedule_table(stages, execution, count))
     assert seconds == pytest.approx(simulate(Work.of(batch, slots)).iteration_s)
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(count=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_the_search_only_improves_and_keeps_every_microbatch(count: int, seed: int) -> None:
-    forward, backward = replica(seed, count, 4)
+    seconds = replica(seed, count, 4)
     table = schedule_table(STAGES, Execution(), count)
     start = np.random.default_rng(seed).permutation(count)
-    before = makespan(forward, backward, start, table)
+    before = makespan(seconds, start, table)
     order = start.copy()
-    after = improve(forward, backward, order, table, 200, random_state(seed))
+    after = improve(seconds, order, table, 200, random_state(seed))
     assert sorted(order) == list(range(count))
-    assert after == makespan(forward, backward, order, table) <= before
+    assert after == makespan(seconds, order, table) <= before
 
     again = start.copy()
-    assert improve(forward, backward, again, table, 200, random_state(seed)) == after
+    assert improve(seconds, again, table, 200, random_state(seed)) == after
     assert (again == order).all()
 
 
 def test_the_search_finds_the_best_order_of_few_microbatches() -> None:
     table = schedule_table(STAGES, Execution(), 5)
     for seed in range(5):
-        forward, backward = replica(seed, 5, 4)
+        seconds = replica(seed, 5, 4)
         every = (np.array(order) for order in itertools.permutations(range(5)))
-        optimum = min(makespan(forward, backward, order, table) for order in every)
-        assert improve(forward, backward, np.arange(5), table, 2000, random_state(0)) <= 1.02 * optimum
+        optimum = min(makespan(seconds, order, table) for order in every)
+        assert improve(seconds, np.arange(5), table, 2000, random_state(0)) <= 1.02 * optimum
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(count=st.integers(0, 7), seed=st.integers(0, 1000))
 def test_opening_takes_the_best_of_three_simple_orders(count: int, seed: int) -> None:
-    forward, backward = replica(seed, 9, 4)
+    seconds = replica(seed, 9, 4)
     filled = np.sort(np.random.default_rng(seed).permutation(9)[:count])
-    sizes = np.round(forward.sum(axis=1))  # ties
+    sizes = np.round(seconds[..., 0].sum(axis=1))  # ties
     table = schedule_table(STAGES, Execution(), count)
     rising = sorted(filled.tolist(), key=lambda k: (sizes[k], k))
     simple = [rising, rising[::-1], [*rising[:1], *rising[:0:-1]]]
-    times = [makespan(forward, backward, np.array(order, np.int64), table) for order in simple]
-    order = opening(forward, backward, sizes, filled, table)
+    times = [makespan(seconds, np.array(order, np.int64), table) for order in simple]
+    order = opening(seconds, sizes, filled, table)
     assert sorted(order) == filled.tolist()
-    assert makespan(forward, backward, order, table) == min(times)
+    assert makespan(seconds, order, table) == min(times)
 
 
 def test_grades_are_the_fastest_of_all_pairs_of_slopes() -> None:
@@ -96,14 +100,14 @@ def test_grades_are_the_fastest_of_all_pairs_of_slopes() -> None:
 
     def seconds(grades: np.ndarray) -> float:
         loads = grades[:, None] / grades.sum() * forward
-        return makespan(loads, 2 * loads, np.arange(count), table)
+        return makespan(actions(loads), np.arange(count), table)
 
     k = np.arange(count)
     every = [
         np.minimum(1, np.minimum(front * rising**k, rear * falling ** (count - 1 - k)))
         for front, rising, rear, falling in itertools.product(first, growth, first, growth)
     ]
-    grades = best_grades(forward, 2 * forward, table, count, first, growth)
+    grades = best_grades(actions(forward), table, count, first, growth)
     assert seconds(grades) == pytest.approx(min(map(seconds, every)))
     assert seconds(grades) < seconds(np.ones(count))
 
@@ -116,8 +120,8 @@ def test_arranging_shortens_a_step_of_unequal_microbatches() -> None:
     work = Work.of(batch, np.broadcast_to(slot, (2, 32)))
     sizes = batch.loads(np.broadcast_to(slot, (2, 32))).sum(axis=2)
     simple = [
-        makespan(forward, backward, opening(forward, backward, size, np.arange(16), table), table)
-        for forward, backward, size in zip(work.forward_s, work.backward_s, sizes, strict=True)
+        makespan(seconds, opening(seconds, size, np.arange(16), table), table)
+        for seconds, size in zip(work.seconds, sizes, strict=True)
     ]
     arranged = simulate(Work.of(batch, np.broadcast_to(arrange(batch, slot), (2, 32)))).iteration_s
     assert arranged < 0.97 * max(simple)

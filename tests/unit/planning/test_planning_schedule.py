@@ -1,12 +1,14 @@
 """Pipeline schedules as data: what each stage does, in which order, and that no stage ever waits for ever."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.backward import backward_factors, weight_factor
 from headrace.plan import Topology
 from headrace.schedule import SCHEDULES, Action, Kind, Schedule, build, inputs, stage_graph
 from reorder_service.planning import plan
@@ -23,21 +25,26 @@ topologies = st.builds(
 
 
 def text(schedule: Schedule) -> list[str]:
-    return [" ".join(f"{'FB'[a.kind]}{a.microbatch}{'abcd'[a.chunk] if a.chunk else ''}" for a in line) for line in schedule]
+    return [" ".join(f"{'FBW'[a.kind]}{a.microbatch}{'abcd'[a.chunk] if a.chunk else ''}" for a in line) for line in schedule]
 
 
 def in_flight(actions: tuple[Action, ...]) -> int:
-    """Most forwards whose backward is still to come."""
+    """Most forwards whose last action is still to come."""
     held = most = 0
+    last = max(action.kind for action in actions)
     for action in actions:
-        held += 1 if action.kind == Kind.FORWARD else -1
+        held += 1 if action.kind == Kind.FORWARD else -(action.kind == last)
         most = max(most, held)
     return most
 
 
-def ends(stages: Mapping[str, int], schedule: Schedule, chunks: int, backward: float = 2.0) -> dict[tuple[int, Action], float]:
+def ends(
+    stages: Mapping[str, int], schedule: Schedule, chunks: int, backward: float = 2.0, weight: float = 1.0
+) -> dict[tuple[int, Action], float]:
     """When every action ends if all microbatches take 1 for a forward. Fails if the schedule waits for itself."""
     graph = stage_graph(stages)
+    split = any(action.kind == Kind.WEIGHT for actions in schedule for action in actions)
+    seconds = (1.0, backward - weight * split, weight)
     end: dict[tuple[int, Action], float] = {}
     free = [0.0] * len(graph)
     left = [list(actions) for actions in schedule]
@@ -47,7 +54,7 @@ def ends(stages: Mapping[str, int], schedule: Schedule, chunks: int, backward: f
             while actions and all(needed in end for needed in inputs(graph, chunks, s, actions[0])):
                 action = actions.pop(0)
                 ready = max((end[needed] for needed in inputs(graph, chunks, s, action)), default=0.0)
-                free[s] = end[s, action] = max(free[s], ready) + (1.0 if action.kind == Kind.FORWARD else backward) / chunks
+                free[s] = end[s, action] = max(free[s], ready) + seconds[action.kind] / chunks
         assert len(end) > before, "the schedule waits for itself"
     return end
 
@@ -145,6 +152,57 @@ def test_interleaved_passes_chunk_after_chunk_a_unit_at_a_time() -> None:
     assert text(schedule)[1].startswith("F0 F1 F0b B0b F1b B1b F2 B0")
 
 
+def weight(microbatch: int) -> Action:
+    return Action(kind=Kind.WEIGHT, microbatch=microbatch)
+
+
+def test_zero_bubble_puts_weights_off_the_longer_the_less_a_stage_opens_with() -> None:
+    assert text(build("zero-bubble", {"llm": 3}, range(4))) == [
+        "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
+        "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
+        "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3",
+    ]
+    assert inputs(stage_graph({"llm": 3}), 1, 1, weight(2)) == ((1, backward(2)),)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.integers(1, 6), st.integers(0, 6), st.sampled_from([1.0, 1.5, 2.0]), st.sampled_from([0.0, 0.5, 1.0]))
+def test_zero_bubble_leaves_equal_stages_idle_for_what_its_weights_do_not_fill(num_stages, more, of_inputs, of_weights) -> None:
+    stages, count = {"llm": num_stages}, num_stages + more
+    schedule = build("zero-bubble", stages, range(count))
+    seconds = max(ends(stages, schedule, 1, of_inputs + of_weights, of_weights).values())
+    bubble = (num_stages - 1) * (1 + of_inputs - of_weights)
+    assert seconds == pytest.approx(count * (1 + of_inputs + of_weights) + bubble)
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(topologies, st.integers(1, 13), st.lists(st.sampled_from([0.2, 1.0, 3.0]), min_size=5, max_size=5))
+def test_zero_bubble_is_never_slower_than_1f1b_on_equal_microbatches(stages, count, loads) -> None:
+    stage_s = dict(zip(stages, loads, strict=False))
+    assert_never_slower_than_1f1b(stages, count, stage_s, Execution(schedule="zero-bubble"))
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(topologies, st.integers(1, 13), st.data())
+def test_nor_is_it_on_equal_stages_of_which_some_are_frozen_or_run_again(stages, count, data) -> None:
+    frozen, again = (data.draw(st.sets(st.sampled_from(list(stages)))) for _ in range(2))
+    parts = {unit: weight_factor(frozen=unit in frozen) for unit in stages}
+    factors = backward_factors(stages, frozen=frozen, checkpointing=again)
+    execution = Execution(schedule="zero-bubble", backward=factors, weights=parts)
+    assert_never_slower_than_1f1b(stages, count, dict.fromkeys(stages, 1.0), execution)
+
+
+def assert_never_slower_than_1f1b(stages, count: int, stage_s: Mapping[str, float], execution: Execution) -> None:
+    """On microbatches that take `stage_s` on the stages of each unit."""
+    costs = {unit: np.full(count, size * stage_s[unit]) for unit, size in stages.items()}
+    topology = Topology(replicas=1, microbatches=count, stages=stages)
+    before, after = (
+        plan("random", np.arange(count), costs, topology, 0, execution=how).predicted.iteration_s
+        for how in (replace(execution, schedule="1f1b"), execution)
+    )
+    assert after <= before * (1 + 1e-12)
+
+
 def test_interleaved_with_one_chunk_is_1f1b() -> None:
     assert build("interleaved", STAGES, range(7)) == build("1f1b", STAGES, range(7))
 
@@ -179,11 +237,12 @@ def test_every_stage_runs_everything_once_in_order_and_nothing_waits_for_ever(na
     schedule = build(name, stages, microbatches, chunks=chunks, in_flight=limit)
     assert len(schedule) == sum(stages.values())
     for actions in schedule:
-        assert len(actions) == 2 * count * chunks
-        for kind in Kind:
+        kinds = [Kind.FORWARD, Kind.BACKWARD] + [Kind.WEIGHT] * (name == "zero-bubble")
+        assert len(actions) == len(kinds) * count * chunks
+        for kind in kinds:
             for chunk in range(chunks):
                 assert [a.microbatch for a in actions if (a.kind, a.chunk) == (kind, chunk)] == microbatches
-    assert len(ends(stages, schedule, chunks)) == 2 * count * chunks * len(schedule)
+    assert len(ends(stages, schedule, chunks)) == sum(map(len, schedule))
     assert build(name, stages, microbatches, chunks=chunks, in_flight=limit) == schedule
 
 
@@ -191,8 +250,9 @@ def test_every_stage_runs_everything_once_in_order_and_nothing_waits_for_ever(na
 @given(topologies, st.integers(1, 11), st.integers(1, 9))
 def test_what_a_stage_holds_is_bounded_as_its_schedule_promises(stages, count, limit) -> None:
     behind = [stage.num_behind for stage in stage_graph(stages)]
-    held = {name: [in_flight(a) for a in build(name, stages, range(count))] for name in ("1f1b", "gpipe", "eager")}
+    held = {name: [in_flight(a) for a in build(name, stages, range(count))] for name in ("1f1b", "gpipe", "eager", "zero-bubble")}
     assert held["1f1b"] == [min(b + 1, count) for b in behind]
+    assert held["zero-bubble"] == [min(max(behind) + 1, count)] * len(behind)
     assert held["gpipe"] == [count] * len(behind)
     assert held["eager"] == [count if b else 1 for b in behind]
     limited = [in_flight(a) for a in build("eager", stages, range(count), in_flight=limit)]
@@ -217,7 +277,7 @@ def test_microbatches_that_are_left_out_leave_no_gap(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "rule"),
     [
-        (("2f2b", {"llm": 2}, [0]), {}, "no schedule '2f2b'; there are 1f1b, interleaved, gpipe, eager"),
+        (("2f2b", {"llm": 2}, [0]), {}, "no schedule '2f2b'; there are 1f1b, interleaved, gpipe, eager, zero-bubble"),
         (("1f1b", {"llm": 2}, [1, 1]), {}, "runs once"),
         (("1f1b", {"llm": 0}, [0]), {}, "at least one stage"),
         (("1f1b", {"vision": 1}, [0]), {}, "'llm' among them"),

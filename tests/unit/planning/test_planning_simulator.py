@@ -160,6 +160,7 @@ def test_a_replica_without_samples_and_work_without_length_take_no_time() -> Non
         ("gpipe", [9] * 8),
         ("eager", [9] * 7 + [1]),
         ("interleaved", [7, 6, 6, 5, 4, 3, 2, 1]),
+        ("zero-bubble", [7] * 8),
     ],
 )
 def test_peak_memory_counts_the_microbatches_in_flight(schedule: str, expected: list[int]) -> None:

@@ -111,7 +111,7 @@ def test_the_kernel_for_one_replica_is_the_step_of_one_replica(plan: tuple[Batch
     work = Work.of(make_batch(batch.sample_ids, costs, alone, 0, execution=how), np.tile(slots[0] % count, (len(slots), 1)))
     filled = np.flatnonzero(work.occupied[0])
     table = schedule_table(topology.stages, how, filled.size)
-    seconds = makespan(work.forward_s[0], work.backward_s[0], filled, table)
+    seconds = makespan(work.seconds[0], filled, table)
     assert seconds == pytest.approx(timeline(work).end_s.max(), rel=1e-12)
     assert schedule_table(topology.stages, how, filled.size) is table
 

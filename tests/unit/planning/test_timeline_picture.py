@@ -82,6 +82,14 @@ def test_any_schedule_and_any_units_are_drawn(tmp_path: Path, execution: Executi
     assert colours(matplotlib.image.imread(picture)) > FORWARD_AND_BACKWARD
 
 
+def test_weights_have_a_colour_of_their_own_where_they_are_put_off(tmp_path: Path) -> None:
+    topology = Topology(replicas=1, microbatches=4, stages={"encoder": 1, "llm": 2})
+    for execution in (Execution(), Execution(schedule="zero-bubble")):
+        picture = draw_timeline(tmp_path / "p.png", outcome("random", random_batch(topology, 20, execution)), end=50.0, title="x")
+        found = colours(matplotlib.image.imread(picture)) >= {"#56a8a3", "#e39073"}
+        assert found == (execution.schedule == "zero-bubble")
+
+
 def test_on_a_longer_time_axis_the_same_step_is_shorter(tmp_path: Path) -> None:
     step = outcome("random", random_batch(Topology(replicas=1, microbatches=4, stages={"encoder": 1, "llm": 1}), 30))
     widths = []

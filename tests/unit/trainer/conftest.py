@@ -85,11 +85,11 @@ def mixed_rows(make_row: Callable[..., Row]) -> list[Row]:
 
 @pytest.fixture
 def make_model() -> Callable[..., MultimodalModel]:
-    def make(seed: int = 0) -> MultimodalModel:
+    def make(seed: int = 0, *, generator: bool = False) -> MultimodalModel:
         encoder = TransformerShape(layers=2, width=16, heads=2, kv_heads=2, mlp=32, gated=False)
         decoder = TransformerShape(layers=2, width=32, heads=4, kv_heads=2, mlp=48, gated=True)
         model = MultimodalModel(
-            ModelShape(vision=encoder, audio=encoder, llm=decoder),
+            ModelShape(vision=encoder, audio=encoder, llm=decoder, generator=encoder if generator else None),
             vocab_size=VOCAB,
             image=IMAGE,
             audio=AUDIO,

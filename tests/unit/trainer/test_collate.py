@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UserError
 from headrace.sample import LABEL_IGNORED, SCHEMA, UNIT_COLUMNS
 from trainer.buffers import ALIGNMENT, BufferPool
 from trainer.collate import PackedMicrobatch, collate
@@ -154,7 +154,7 @@ def test_with_a_gpu_a_single_batch_is_copied_into_pinned_memory(mixed_rows, make
 
 # -- units ------------------------------------------------------------------------------------------------------------
 
-MEDIA_OF = {"encoder": {"patches", "mel"}, "vision": {"patches"}, "audio": {"mel"}, "llm": set(), "generator": set()}
+MEDIA_OF = {"encoder": {"patches", "mel"}, "vision": {"patches"}, "audio": {"mel"}, "llm": set(), "generator": {"patches"}}
 OF_COLUMN = {
     "input_ids": {"input_ids", "position_ids", "cu_seqlens"},
     "labels": {"labels"},
@@ -195,7 +195,7 @@ def test_a_unit_s_columns_pack_to_the_same_tensors_and_the_others_are_empty(mixe
             assert actual.shape[1:] == expected.shape[1:]
             assert actual.numel() == 0 or actual.tolist() == [0], name
     assert there & {"patches", "mel"} == MEDIA_OF[unit]
-    assert ("labels" in there) == ("input_ids" in there) == (unit in ("llm", "generator"))
+    assert ("labels" in there) == ("input_ids" in there) == (unit == "llm")
 
 
 def test_a_unit_s_columns_are_of_the_schema_and_in_its_order():
@@ -266,6 +266,15 @@ def test_to_moves_the_payload_and_leaves_the_layout_on_the_host(mixed_rows, make
 def test_columns_that_do_not_fit_are_refused(change, message, make_row, make_batch):
     with pytest.raises(HeadraceError, match=message):
         collate([make_batch([make_row(1) | change])])
+
+
+def test_a_token_outside_of_the_vocabulary_is_refused(make_row, make_batch):
+    rows = [make_row(7), make_row(8), make_row(9)]
+    rows[1]["input_ids"][-1] = 64
+    batches = [make_batch(rows[:1]), make_batch(rows[1:])]
+    assert len(collate(batches, vocab_size=65).sample_ids) == 3
+    with pytest.raises(UserError, match=r"sample 8 has the token 64, .* ends with 63: give every preprocessor the tokenizer"):
+        collate(batches, vocab_size=64)
 
 
 def test_another_schema_is_refused():

@@ -40,18 +40,20 @@ def parts() -> Parts:
 
 
 @pytest.fixture
-def packing(parts: Parts) -> Iterator[PackAhead[str]]:
+def packing(parts: Parts) -> Iterator[PackAhead[Sequence[str], str]]:
     packing = PackAhead(parts.pack, parts.have_come)
     yield packing
     packing.close()
 
 
-def test_what_was_not_announced_is_packed_by_its_consumer(parts: Parts, packing: PackAhead[str]) -> None:
+def test_what_was_not_announced_is_packed_by_its_consumer(parts: Parts, packing: PackAhead[Sequence[str], str]) -> None:
     assert packing.take(["a", "b"]) == "a+b"
     assert parts.threads == [threading.current_thread().name]
 
 
-def test_what_is_announced_is_packed_at_once_where_its_parts_are_there(parts: Parts, packing: PackAhead[str]) -> None:
+def test_what_is_announced_is_packed_at_once_where_its_parts_are_there(
+    parts: Parts, packing: PackAhead[Sequence[str], str]
+) -> None:
     parts.ready |= {"a", "b"}
     packing.announce(["a", "b"])
     assert parts.seen.acquire(timeout=PATIENCE_S)
@@ -60,7 +62,7 @@ def test_what_is_announced_is_packed_at_once_where_its_parts_are_there(parts: Pa
     assert parts.threads[0].startswith("pack")
 
 
-def test_it_begins_with_the_last_part_that_comes(parts: Parts, packing: PackAhead[str]) -> None:
+def test_it_begins_with_the_last_part_that_comes(parts: Parts, packing: PackAhead[Sequence[str], str]) -> None:
     packing.announce(["a", "b"])
     parts.ready.add("a")
     packing.look()
@@ -73,7 +75,9 @@ def test_it_begins_with_the_last_part_that_comes(parts: Parts, packing: PackAhea
     assert parts.packed == [("a", "b")]
 
 
-def test_the_consumer_does_not_wait_for_the_other_thread_where_a_part_is_missing(parts: Parts, packing: PackAhead[str]) -> None:
+def test_the_consumer_does_not_wait_for_the_other_thread_where_a_part_is_missing(
+    parts: Parts, packing: PackAhead[Sequence[str], str]
+) -> None:
     packing.announce(["a"])
     assert packing.take(["a"]) == "a"
     parts.ready.add("a")
@@ -81,13 +85,13 @@ def test_the_consumer_does_not_wait_for_the_other_thread_where_a_part_is_missing
     assert parts.threads == [threading.current_thread().name]
 
 
-def test_another_microbatch_than_the_announced_one_is_its_own(parts: Parts, packing: PackAhead[str]) -> None:
+def test_another_microbatch_than_the_announced_one_is_its_own(parts: Parts, packing: PackAhead[Sequence[str], str]) -> None:
     parts.ready.add("a")
     packing.announce(["a"])
     assert packing.take(["b"]) == "b"
 
 
-def test_an_error_is_the_consumers(parts: Parts, packing: PackAhead[str]) -> None:
+def test_an_error_is_the_consumers(parts: Parts, packing: PackAhead[Sequence[str], str]) -> None:
     parts.ready.add("a")
     parts.error = ValueError("damaged")
     packing.announce(["a"])
@@ -95,7 +99,7 @@ def test_an_error_is_the_consumers(parts: Parts, packing: PackAhead[str]) -> Non
         packing.take(["a"])
 
 
-def test_nothing_begins_after_the_end(parts: Parts, packing: PackAhead[str]) -> None:
+def test_nothing_begins_after_the_end(parts: Parts, packing: PackAhead[Sequence[str], str]) -> None:
     packing.announce(["a"])
     packing.close()
     parts.ready.add("a")
