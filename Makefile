@@ -52,7 +52,7 @@ bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other
 bench-recovery: setup  ## measure how soon work goes on after a kill, and how soon a job is resumed (a minute)
 	@$(BIN)/python -m benchmarks.recovery
 
-bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and strategies beside each other (three minutes)
+bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (four minutes)
 	@$(BIN)/python -m benchmarks.pipeline
 
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)

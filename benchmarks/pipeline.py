@@ -40,6 +40,7 @@ SCHEDULES = {
     "interleaved in 2 chunks": Execution(schedule="interleaved", chunks=2),
     "eager": Execution(schedule="eager", in_flight=12),
     "gpipe": Execution(schedule="gpipe"),
+    "zero-bubble": Execution(schedule="zero-bubble"),
 }
 
 
