@@ -253,7 +253,9 @@ class _Run:
 
     def _gradient(self, portion: int, position: int, output: Tensor) -> Tensor:
         if position < self._last:
-            return self._wire.receive(*self._link(Kind.BACKWARD, portion, position, position + 1))
+            peer, tag = self._link(Kind.BACKWARD, portion, position, position + 1)
+            _, of_forward = self._link(Kind.FORWARD, portion, position, position + 1)
+            return self._wire.receive(peer, tag, answers=of_forward)
         gradient = torch.zeros_like(output)
         for exchange in self._cargo[portion].leaving:
             gradient[exchange.rows] = self._receive(Kind.BACKWARD, exchange).to(gradient.dtype)
@@ -271,7 +273,8 @@ class _Run:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def _receive(self, kind: Kind, exchange: Exchange) -> Tensor:
-        return self._wire.receive(exchange.neighbours.source, _tag(kind, exchange.number))
+        answers = _tag(Kind.FORWARD, exchange.number) if kind == Kind.BACKWARD else None
+        return self._wire.receive(exchange.neighbours.source, _tag(kind, exchange.number), answers=answers)
 
     def _send(self, kind: Kind, exchange: Exchange, rows: Tensor) -> None:
         for rank in exchange.neighbours.receivers:

@@ -22,19 +22,21 @@ class Wire:
         self._device = device
         self._dtype = dtype
         self._rank = dist.get_rank()
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._sent: dict[tuple[int, int], tuple[dist.Work, Tensor]] = {}  # by receiver and tag
         self._expected: dict[tuple[int, int], tuple[dist.Work, Tensor]] = {}  # by source and tag
         self._own: dict[int, Tensor] = {}  # by tag, from this process to itself
         self.waited_s = 0.0
         """In all, for messages that were not there yet."""
 
     def send(self, tensor: Tensor, to: int, tag: int) -> None:
-        """Begin to send; the tensor is kept, and not to be written to, until `flush`: gloo says of no send that it is done."""
+        """Begin to send. The tensor is kept, and not to be written to, until an answer or `flush`: gloo says of no send that it
+        is done.
+        """
         tensor = tensor.detach().to(self._dtype).contiguous()
         if to == self._rank:
             self._own[tag] = tensor
         else:
-            self._sent.append((self._group.send([tensor], to, tag), tensor))
+            self._sent[to, tag] = self._group.send([tensor], to, tag), tensor
 
     def expect(self, shape: tuple[int, int], source: int, tag: int) -> None:
         """Make room for a message, before or after it is sent."""
@@ -42,18 +44,20 @@ class Wire:
             tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
             self._expected[source, tag] = self._group.recv([tensor], source, tag), tensor
 
-    def receive(self, source: int, tag: int) -> Tensor:
-        """Wait for a message that is expected."""
+    def receive(self, source: int, tag: int, *, answers: int | None = None) -> Tensor:
+        """Wait for a message that is expected. answers: the tag of what `source` may have been sent, and has received then."""
         if source == self._rank:
             return self._own.pop(tag)
         work, tensor = self._expected.pop((source, tag))
         began_s = time.monotonic()
         work.wait()
         self.waited_s += time.monotonic() - began_s
+        if answers is not None and (sent := self._sent.pop((source, answers), None)):
+            sent[0].wait()
         return tensor
 
     def flush(self) -> None:
         """Wait until everything that was sent has left."""
-        for work, _ in self._sent:
+        for work, _ in self._sent.values():
             work.wait()
         self._sent.clear()
