@@ -83,11 +83,11 @@ def replay(
 
     tables: several tables, one after another. first_row: (D,) where the table of a replica begins. first_action: (D + 1,)
     where its actions begin in the result. slot_at: (D, K) slot of the microbatch at a position. seconds: (D * K, S,
-    kinds) of one action. hop_s: (2, D * K, U) seconds from a stage of the unit to the next one. Of kind k, the action
-    that enters a unit over link l (between unit l and the unit behind it) with slot i needs what other slots of the unit
-    on the other side send: those from link_offsets[k, l, i] to link_offsets[k, l, i + 1] in link_slots[k, l] and link_s[k,
-    l]. Without links, it needs its equal. together: whether replicas wait for each other (then all have the same table);
-    else each is run by itself.
+    kinds) of one action. hop_s: (2, D * K, U) seconds from a stage of the unit to the next one, below 0 where they overlap. Of
+    kind k, the action that enters a unit over link l (between unit l and the unit behind it) with slot i needs what other slots
+    of the unit on the other side send: those from link_offsets[k, l, i] to link_offsets[k, l, i + 1] in link_slots[k, l] and
+    link_s[k, l]. Without links, it needs its equal. together: whether replicas wait for each other (then all have the same
+    table); else each is run by itself.
 
     The cause of an action is the one that it waited for last, -1 if it did not wait. An action that never gets its inputs
     keeps the end -1.

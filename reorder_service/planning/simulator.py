@@ -1,8 +1,9 @@
 """Time and memory of a step, by replaying its schedule with the times of a plan's microbatches.
 
 An action starts when its stage is free and its last input has arrived: from the neighbouring stage, or, between units, from
-every microbatch of any replica that holds one of its samples. A transfer between two stages delays the receiver and keeps
-nobody busy. Replicas that exchange no samples meet only at the end of the step: the slowest one is the step's time.
+every microbatch of any replica that holds one of its samples. Of a microbatch that passes in parts (deferral), it is enough that
+the parts come as fast as they are needed. A transfer between two stages delays the receiver and keeps nobody busy. Replicas that
+exchange no samples meet only at the end of the step: the slowest one is the step's time.
 """
 
 from __future__ import annotations

@@ -22,13 +22,14 @@ class Links:
     """
 
     hop_s: Floats
-    """(2, D * K, U) transfer of a slot's data from one stage of the unit to the next, of gradients on the way back."""
+    """(2, D * K, U) from the end of a slot's action until the next stage of the unit may begin with it, of gradients on the way
+    back: its transfer, less what both work on it at once."""
     offsets: Ints
     """(2, L, D * K + 1) where the inputs of a slot begin and end in the next two arrays."""
     slots: Ints
     """(2, L, n) slots, of the unit on the other side, from which a slot gets its samples (gradients, on the way back)."""
     seconds: Floats
-    """(2, L, n) their transfers."""
+    """(2, L, n) from the end of their actions until what they send is there: its transfer, less what they compute after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +91,7 @@ class Work:
             seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape),
             memory=np.stack((forth_memory, back_memory)) * (per_action * has_backward),
             occupied=occupied,
-            links=_links(batch, slots, back, has_backward) if deferred or _transfers_take_time(batch) else None,
+            links=_links(batch, slots, back, has_backward, per_action) if deferred or _transfers_take_time(batch) else None,
             together=together,
             lower_bound_s=lower_bound(batch),
         )
@@ -132,8 +133,13 @@ def _transfers_take_time(batch: Batch) -> bool:
     return execution.latency_s > 0 or (execution.bytes_per_s < np.inf and bool(batch.transfer_bytes.any()))
 
 
-def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.bool_]) -> Links:
-    """The links of all units. Nothing is sent back to a unit without a backward."""
+def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.bool_], per_action: Floats) -> Links:
+    """The links of all units. Nothing is sent back to a unit without a backward.
+
+    With split backward, a microbatch of deferred samples passes in parts: those that come back together, one part after the
+    other, in that order, and each is sent when it is done (`trainer.pipeline.routes`). per_action: (U,) share of a sample's cost
+    in a unit that one action is.
+    """
     num_links, num_encoders, latency_s = len(batch.units) - 1, len(batch.topology.encoders), batch.execution.latency_s
     seconds = batch.transfer_bytes / batch.execution.bytes_per_s
     hop_s = np.stack([_by_slot(batch, seconds, of_kind) for of_kind in (slots, back)])
@@ -146,6 +152,13 @@ def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.boo
         slots=np.zeros((2, num_links, slots.shape[1]), np.int64),
         seconds=np.zeros((2, num_links, slots.shape[1])),
     )
+    early_s = np.zeros((2, *slots.shape))
+    if back is not slots:
+        for u, unit in enumerate(batch.units):
+            forth = _parts(batch, slots[u], back[u], per_action[u] * batch.costs[u])
+            come_back = _parts(batch, back[u], slots[u], per_action[u] * batch.execution.factors(unit)[1] * batch.costs[u])
+            hop_s[:, :, u] -= _overlap(forth), _overlap(come_back)
+            early_s[0, u] = _later(forth)[slots[u], back[u] % batch.topology.microbatches]
     slots, back = np.ascontiguousarray(slots), np.ascontiguousarray(back)
     for link in range(num_links):
         behind = max(link + 1, num_encoders)
@@ -157,6 +170,7 @@ def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.boo
                 target,
                 np.zeros_like(seconds[link]) if free else seconds[link],
                 0.0 if free else latency_s,
+                early_s[kind, link],
                 links.offsets[kind, link],
                 links.slots[kind, link],
                 links.seconds[kind, link],
@@ -164,15 +178,43 @@ def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.boo
     return links
 
 
+def _parts(batch: Batch, slots: Ints, others: Ints, seconds: Floats) -> Floats:
+    """(D * K, K) seconds of the parts of each slot: of its samples by the microbatch that they have on the other way."""
+    count = batch.topology.microbatches
+    sums = np.bincount(slots * count + others % count, weights=seconds, minlength=batch.num_slots * count)
+    return np.asarray(sums, np.float64).reshape(-1, count)
+
+
+def _overlap(parts: Floats) -> Floats:
+    """(D * K,) seconds that two neighbouring stages of a unit, which take as long for a part, work on a slot at once: the second
+    one may begin as soon as it does not have to wait in between."""
+    overlap: Floats = parts.sum(axis=1) - parts.max(axis=1)
+    return overlap
+
+
+def _later(parts: Floats) -> Floats:
+    """(D * K, K) seconds of the parts of the slot that follow each one."""
+    later: Floats = parts[:, ::-1].cumsum(axis=1)[:, ::-1] - parts
+    return later
+
+
 @kernel
 def link_inputs(
-    source: Ints, target: Ints, seconds: Floats, latency_s: float, offsets: Ints, slots: Ints, slot_seconds: Floats
+    source: Ints,
+    target: Ints,
+    seconds: Floats,
+    latency_s: float,
+    early_s: Floats,
+    offsets: Ints,
+    slots: Ints,
+    slot_seconds: Floats,
 ) -> None:
     """Which source slots send something to each target slot, O(n + number of slots).
 
-    source, target: (n,) slots of the samples. seconds: (n,) a sample's transfer over the link's bandwidth. Fills offsets
-    (number of slots + 1,), and in slots and slot_seconds (n,), from offsets[t] to offsets[t + 1], every source of t once
-    with the seconds of all its samples and one latency.
+    source, target: (n,) slots of the samples. seconds: (n,) a sample's transfer over the link's bandwidth. early_s: (n,) how
+    long before the end of its source's action a sample is sent. Fills offsets (number of slots + 1,), and in slots and
+    slot_seconds (n,), from offsets[t] to offsets[t + 1], every source of t once with the seconds of all its samples and one
+    latency, less what the last of them is early.
     """
     num_slots = offsets.size - 1
     place = np.zeros(num_slots + 1, np.int64)
@@ -184,6 +226,7 @@ def link_inputs(
     for i in range(target.size):
         by_target[place[target[i]]] = i
         place[target[i]] += 1
+    early = np.empty(target.size)
     at = np.full(num_slots, -1)  # where a source stands; what lies before this target's first place is of other targets
     filled = 0
     first = 0
@@ -195,7 +238,10 @@ def link_inputs(
                 at[s] = filled
                 slots[filled] = s
                 slot_seconds[filled] = latency_s
+                early[filled] = early_s[i]
                 filled += 1
             slot_seconds[at[s]] += seconds[i]
+            early[at[s]] = min(early[at[s]], early_s[i])
         first = ends[t]
     offsets[num_slots] = filled
+    slot_seconds[:filled] -= early[:filled]

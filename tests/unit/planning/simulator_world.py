@@ -91,6 +91,22 @@ class Twin:
             return 0.0
         return self.how.latency_s + sum(self.batch.transfer_bytes[unit][i] for i in samples) / self.how.bytes_per_s
 
+    def later_parts(self, unit: int, replica: int, microbatch: int, back: int) -> float:
+        """Seconds that a forward spends on the samples that come back after `back`: they go last."""
+        later = [i for i in self.samples(unit, Kind.FORWARD, replica, microbatch) if self.back[unit][i][1] > back]
+        return sum(self.batch.costs[unit][i] for i in later) / (self.sizes[unit] * self.how.chunks)
+
+    def overlap(self, unit: int, kind: int, samples: list[int]) -> float:
+        """Seconds that two stages of a unit work at once on samples that pass in parts, by where they are on the other way."""
+        on_the_way_back, factor = (
+            (self.back, 1.0) if kind == Kind.FORWARD else (self.place, self.factor(unit) - self.weights(unit))
+        )
+        parts: dict[int, float] = {}
+        for i in samples:
+            part = on_the_way_back[unit][i][1]
+            parts[part] = parts.get(part, 0.0) + factor * self.batch.costs[unit][i] / (self.sizes[unit] * self.how.chunks)
+        return sum(parts.values()) - max(parts.values(), default=0.0)
+
     def neighbours(self, key: Key) -> list[tuple[Key, float]]:
         """What the action waits for, and the time on the way."""
         replica, stage, kind, k, chunk = key
@@ -99,7 +115,7 @@ class Twin:
         unit = self.unit_of(stage)
         index, size, last = stage - self.first[unit], self.sizes[unit], self.how.chunks - 1
         mine = self.samples(unit, kind, replica, k)
-        hop = self.transfer(unit, kind, mine)
+        hop = self.transfer(unit, kind, mine) - self.overlap(unit, kind, mine)
         step, edge = (-1, 0) if kind == Kind.FORWARD else (1, size - 1)
         if index != edge:
             return [((replica, stage + step, kind, k, chunk), hop)]
@@ -114,7 +130,10 @@ class Twin:
                     shared = [i for i in mine if (self.place, self.back)[kind][other][i] == (source, k_source)]
                     exit_stage = self.first[other] + (self.sizes[other] - 1 if kind == Kind.FORWARD else 0)
                     exit_chunk = last if kind == Kind.FORWARD else 0
-                    found.append(((source, exit_stage, kind, k_source, exit_chunk), self.transfer(in_front, kind, shared)))
+                    late_s = self.transfer(in_front, kind, shared)
+                    if kind == Kind.FORWARD:
+                        late_s -= self.later_parts(other, source, k_source, max(self.back[other][i][1] for i in shared))
+                    found.append(((source, exit_stage, kind, k_source, exit_chunk), late_s))
         if kind == Kind.BACKWARD and unit == len(self.units) - 1:
             found.append(((replica, stage, 0, k, chunk), 0.0))
         return found

@@ -91,13 +91,13 @@ def test_the_slowest_replica_decides_and_the_others_wait_for_it() -> None:
 
 
 def test_a_deferred_sample_goes_back_apart_from_its_microbatch_or_holds_it_up() -> None:
-    # Two samples are encoded in microbatch 0, the second goes through the llm in microbatch 1.
+    # Two samples are encoded in microbatch 0, the second goes through the llm in microbatch 1. The first does not wait for it.
     costs, slots = {"encoder": [1.0, 1.0], "llm": [1.0, 1.0]}, np.array([[0, 0], [0, 1]])
     stages = {"encoder": 1, "llm": 1}
     split = rows(timeline(Work.of(batch_of(costs, stages, microbatches=2), slots)))
     assert split == [
-        (0, "F0", 0, 2), (0, "F1", 2, 2), (0, "B0", 5, 7), (0, "B1", 8, 10),
-        (1, "F0", 2, 3), (1, "B0", 3, 5), (1, "F1", 5, 6), (1, "B1", 6, 8),
+        (0, "F0", 0, 2), (0, "F1", 2, 2), (0, "B0", 4, 6), (0, "B1", 7, 9),
+        (1, "F0", 1, 2), (1, "B0", 2, 4), (1, "F1", 4, 5), (1, "B1", 5, 7),
     ]  # fmt: skip
     whole = rows(timeline(Work.of(batch_of(costs, stages, microbatches=2, split_backward=False), slots)))
     assert whole[:4] == [(0, "F0", 0, 2), (0, "F1", 2, 2), (0, "B0", 8, 12), (0, "B1", 12, 12)]

@@ -121,12 +121,13 @@ def test_the_kernel_for_one_replica_is_the_step_of_one_replica(plan: tuple[Batch
 def test_the_inputs_of_a_link_equal_the_slow_twins(count: int, num_slots: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     source, target = rng.integers(0, num_slots, (2, count))
-    seconds = rng.random(count)
+    seconds, early = rng.random((2, count))
     offsets, slots, slot_seconds = np.zeros(num_slots + 1, np.int64), np.zeros(count, np.int64), np.zeros(count)
-    link_inputs(source, target, seconds, 0.5, offsets, slots, slot_seconds)
+    link_inputs(source, target, seconds, 0.5, early, offsets, slots, slot_seconds)
     for t in range(num_slots):
-        expected: dict[int, float] = {}
-        for i in np.flatnonzero(target == t):
-            expected[source[i]] = expected.get(source[i], 0.5) + seconds[i]
         found = slice(offsets[t], offsets[t + 1])
-        assert dict(zip(slots[found].tolist(), slot_seconds[found].tolist(), strict=True)) == expected
+        expected = {}
+        for s in set(source[target == t].tolist()):
+            sent = (source == s) & (target == t)
+            expected[s] = 0.5 + seconds[sent].sum() - early[sent].min()
+        assert dict(zip(slots[found].tolist(), slot_seconds[found].tolist(), strict=True)) == pytest.approx(expected)
