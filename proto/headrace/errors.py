@@ -11,6 +11,7 @@ HeadraceError
 |-- PermissionDeniedError     a ticket does not bear its job's signature
 |-- SupersededError           a newer session of the same rank took over
 |-- JobFailedError            the job ended without all of its steps
+|-- UnrecoverableError        too few nodes, or no copy of a layer, are left to go on
 `-- UnavailableError          a peer is gone for now: try again or elsewhere
     `-- SupersededLeaderError another reorder service leads now
 """
@@ -58,6 +59,10 @@ class SupersededError(HeadraceError):
 
 class JobFailedError(HeadraceError):
     """The job ended without all of its steps."""
+
+
+class UnrecoverableError(HeadraceError):
+    """Training cannot go on with the nodes that are left; the message says what is missing, and what to do."""
 
 
 class UnavailableError(HeadraceError):

@@ -69,9 +69,10 @@ def test_a_file_has_a_docstring_and_fits_on_a_few_screens(path: Path) -> None:
 def test_planning_sees_arrays_and_dataclasses_only() -> None:
     allowed = {"__future__", "collections", "dataclasses", "enum", "functools", "math", "typing", "os", "numpy", "numba"}
     allowed |= {"heapq", "itertools", "headrace", "reorder_service"}
-    solver = {"node_permutation.py": {"scipy"}}
+    solver = {"node_permutation.py": {"scipy"}, "reconfiguration.py": {"scipy"}}
     pure = [
         *sorted((PACKAGES["reorder_service"] / "planning").glob("*.py")),
+        *sorted((PACKAGES["reorder_service"] / "recovery").glob("*.py")),
         PACKAGES["headrace"] / "schedule.py",
         PACKAGES["headrace"] / "backward.py",
     ]

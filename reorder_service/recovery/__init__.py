@@ -1,0 +1,1 @@
+"""Planning of recovery without checkpoints (Oobleck): arrays and dataclasses in, dataclasses out. No I/O, no clock, no state."""
