@@ -52,7 +52,7 @@ bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other
 bench-recovery: setup  ## measure how soon work goes on after a kill, a job is resumed, and a lost node is planned for (two minutes)
 	@$(BIN)/python -m benchmarks.recovery
 
-bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (four minutes)
+bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (seven minutes)
 	@$(BIN)/python -m benchmarks.pipeline
 
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)
