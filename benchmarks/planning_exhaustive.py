@@ -45,14 +45,17 @@ def step_times_s(table: CostTable, encoder: Ints, llm: Ints) -> Floats:
     """(A,) step times of A plans, each (n,) microbatches of the samples in the encoder and in the LLM.
 
     A sample's backward in the encoder runs in the turn of its microbatch in the LLM (split backward). A turn waits for
-    those turns of the other unit that have one of its samples.
+    those turns of the other unit that have one of its samples: of the encoder's for the part that goes to the same turn of the
+    LLM. These parts follow each other in the order of the LLM's turns.
     """
     turns = range(int(llm.max()) + 1)
     llm_stage = _loads(llm, table.costs["llm"], turns) / TOPOLOGY.stages["llm"]
     forward = np.stack([_loads(encoder, table.costs["encoder"], turns), llm_stage, llm_stage])
     backward = BACKWARD_FACTOR * np.stack([_loads(llm, table.costs["encoder"], turns), llm_stage, llm_stage])
     shared = np.stack([[((llm == k) & (encoder == e)).any(axis=1) for e in turns] for k in turns])
-    return _replay(forward, backward, shared)
+    parts = np.stack([_loads(np.where(encoder == e, llm, -1), table.costs["encoder"], turns) for e in turns])
+    later = np.flip(np.flip(parts, axis=1).cumsum(axis=1), axis=1) - parts
+    return _replay(forward, backward, shared, later)
 
 
 def _loads(places: Ints, costs: Floats, turns: range) -> Floats:
@@ -60,11 +63,12 @@ def _loads(places: Ints, costs: Floats, turns: range) -> Floats:
     return np.stack([np.where(places == k, costs, 0.0).sum(axis=1) for k in turns])
 
 
-def _replay(forward: Floats, backward: Floats, shared: NDArray[np.bool_]) -> Floats:
+def _replay(forward: Floats, backward: Floats, shared: NDArray[np.bool_], later: Floats) -> Floats:
     """(A,) end of the step under 1F1B.
 
     forward, backward: (S, K, A) times of every stage's turns; stage 0 is the encoder. shared: (K, K, A) whether turn k of
-    the LLM has samples that turn e of the encoder had.
+    the LLM has samples that turn e of the encoder had. later: (K, K, A) how long turn e of the encoder goes on after its
+    part for turn k of the LLM.
     """
     num_stages, count, num_plans = forward.shape
     turns = [_one_f_one_b(num_stages - 1 - s, count) for s in range(num_stages)]
@@ -76,7 +80,8 @@ def _replay(forward: Floats, backward: Floats, shared: NDArray[np.bool_]) -> Flo
                 kind, k = turns[s].pop(0)
                 ready = np.zeros(num_plans) if needed is None else ends[needed]
                 if (kind, s) == ("F", 1):
-                    ready = np.maximum.reduce([np.where(shared[k, e], ends["F", 0, e], 0.0) for e in range(k + 1)])
+                    there = [np.where(shared[k, e], ends["F", 0, e] - later[e, k], 0.0) for e in range(k + 1)]
+                    ready = np.maximum.reduce(there)
                 elif (kind, s) == ("B", 0):
                     ready = np.where(shared[k].any(axis=0), ready, 0.0)
                 free[s] = np.maximum(free[s], ready) + (forward if kind == "F" else backward)[s, k]
