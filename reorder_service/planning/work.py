@@ -153,13 +153,15 @@ def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.boo
         seconds=np.zeros((2, num_links, slots.shape[1])),
     )
     early_s = np.zeros((2, *slots.shape))
-    if back is not slots:
-        for u, unit in enumerate(batch.units):
-            forth = _parts(batch, slots[u], back[u], per_action[u] * batch.costs[u])
-            come_back = _parts(batch, back[u], slots[u], per_action[u] * batch.execution.factors(unit)[1] * batch.costs[u])
-            hop_s[:, :, u] -= _overlap(forth), _overlap(come_back)
-            early_s[0, u] = _later(forth)[slots[u], back[u] % batch.topology.microbatches]
+    split = back is not slots
     slots, back = np.ascontiguousarray(slots), np.ascontiguousarray(back)
+    if split:
+        shape = batch.num_slots, batch.topology.microbatches
+        for u, unit in enumerate(batch.units):
+            forth_s = per_action[u] * batch.costs[u]
+            forth, early_s[0, u] = parts_of_slots(slots[u], back[u], forth_s, *shape)
+            come_back, _ = parts_of_slots(back[u], slots[u], forth_s * batch.execution.factors(unit)[1], *shape)
+            hop_s[:, :, u] -= forth, come_back
     for link in range(num_links):
         behind = max(link + 1, num_encoders)
         ways = ((slots[link], slots[behind]), (back[behind], back[link]))
@@ -178,24 +180,30 @@ def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.boo
     return links
 
 
-def _parts(batch: Batch, slots: Ints, others: Ints, seconds: Floats) -> Floats:
-    """(D * K, K) seconds of the parts of each slot: of its samples by the microbatch that they have on the other way."""
-    count = batch.topology.microbatches
-    sums = np.bincount(slots * count + others % count, weights=seconds, minlength=batch.num_slots * count)
-    return np.asarray(sums, np.float64).reshape(-1, count)
+@kernel
+def parts_of_slots(slots: Ints, others: Ints, seconds: Floats, num_slots: int, num_microbatches: int) -> tuple[Floats, Floats]:
+    """How the parts of slots pass from stage to stage: those of a slot's samples that have the same microbatch on the other way.
 
-
-def _overlap(parts: Floats) -> Floats:
-    """(D * K,) seconds that two neighbouring stages of a unit, which take as long for a part, work on a slot at once: the second
-    one may begin as soon as it does not have to wait in between."""
-    overlap: Floats = parts.sum(axis=1) - parts.max(axis=1)
-    return overlap
-
-
-def _later(parts: Floats) -> Floats:
-    """(D * K, K) seconds of the parts of the slot that follow each one."""
-    later: Floats = parts[:, ::-1].cumsum(axis=1)[:, ::-1] - parts
-    return later
+    slots, others: (n,) of the samples, on the one way and on the other. seconds: (n,) of one action. Returns (num_slots,) how
+    long two neighbouring stages of a unit work on a slot at once, since the second begins as soon as it need not wait in
+    between; and (n,) how long the parts take that follow a sample's own.
+    """
+    parts = np.zeros((num_slots, num_microbatches))
+    for i in range(slots.size):
+        parts[slots[i], others[i] % num_microbatches] += seconds[i]
+    overlap = np.zeros(num_slots)
+    for slot in range(num_slots):
+        total, longest = 0.0, 0.0
+        for k in range(num_microbatches - 1, -1, -1):
+            part = parts[slot, k]
+            parts[slot, k] = total  # from here on, what follows
+            total += part
+            longest = max(longest, part)
+        overlap[slot] = total - longest
+    later = np.empty(slots.size)
+    for i in range(slots.size):
+        later[i] = parts[slots[i], others[i] % num_microbatches]
+    return overlap, later
 
 
 @kernel
