@@ -61,7 +61,7 @@ bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 
 chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos --minutes 10
 
-verify: setup  ## compare the pipeline runtime with one process in all 1,920 combinations (half an hour)
+verify: setup  ## compare the pipeline runtime with one process in all 4,360 combinations (more than an hour)
 	@$(BIN)/python -m tests.verify
 
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
