@@ -32,14 +32,17 @@ def test_all_replicas_end_at_about_the_same_time(speeds: list[float]) -> None:
 
 
 @given(st.integers(1, 80), st.lists(st.floats(0.1, 10), min_size=1, max_size=5))
-@settings(deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=200)
 def test_the_slowest_end_is_less_than_twice_the_least_possible(num_samples: int, speeds: list[float]) -> None:
-    """What is possible: the fastest replica with the heaviest sample alone, or the whole work over the sum of the speeds."""
+    """What is possible: as many of the heaviest samples as there are fastest microbatches, on these; and all samples on all."""
     batch, rates = batch_of(num_samples, len(speeds)), np.array(speeds)
     loads = batch.loads(share(batch, rates)).sum(axis=2)  # (D, K): microbatches are the machines of the algorithm
     per_machine = (loads / rates[:, None]).max()
-    cost = batch.costs.sum(axis=0)
-    assert per_machine < 2 * max(cost.max() / rates.max(), cost.sum() / (3 * rates.sum())) + 1e-9
+    machines = -np.sort(-np.repeat(rates, 3))
+    heaviest = -np.sort(-batch.costs.sum(axis=0))
+    several = min(len(machines), len(heaviest))
+    possible = (heaviest.cumsum()[:several] / machines.cumsum()[:several]).max()
+    assert per_machine < 2 * max(possible, heaviest.sum() / machines.sum()) + 1e-9
 
 
 def test_every_sample_has_one_place_and_the_plan_says_how_it_was_made() -> None:
