@@ -1,5 +1,5 @@
-"""For every test: gRPC's own log stays out of the output, children are started by exec only, Ctrl-C is heard, and hypothesis draws
-the same examples every time, for as long as they take."""
+"""For every test: gRPC's own log stays out of the output, children are started by exec only, Ctrl-C is heard, and hypothesis
+draws the same examples every time, for as long as they take."""
 
 from __future__ import annotations
 

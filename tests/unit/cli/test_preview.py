@@ -130,7 +130,7 @@ def test_the_template_is_that_of_the_spec() -> None:
     assert reading_spec(_parse(["inspect", "x", "--template", "llama3"])).text.template == "llama3"
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 4), patch=st.integers(1, 4), merge=st.integers(1, 3), seed=st.integers(0, 99)
 )
@@ -158,7 +158,7 @@ def test_placeholders_are_one_chip_and_every_token_has_its_mask() -> None:
     assert sum(token.count for token in shown) == len(ids)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(tokens=TOKENS, width=st.integers(1, 40))
 def test_lines_hold_every_token_and_are_not_too_long(tokens: list[Token], width: int) -> None:
     lines = lay_out(tokens, width)
@@ -169,7 +169,7 @@ def test_lines_hold_every_token_and_are_not_too_long(tokens: list[Token], width:
     assert sum(len(fragment.text) for fragment in fragments) == sum(max(1, len(token.text)) for token in tokens)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(tokens=TOKENS, most=st.integers(5, 20))
 def test_a_long_text_is_cut_in_its_middle_and_the_rest_counted(tokens: list[Token], most: int) -> None:
     lines = lay_out(tokens, 20)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.ledger import LedgerEntry
@@ -99,7 +99,6 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@settings(deadline=None)
 @given(jobs(), st.booleans(), st.integers(0, 99))
 def test_a_right_ledger_passes_under_way_or_over(job: Job, by_name: bool, committed: int) -> None:
     del job.ledger[committed:]
@@ -108,7 +107,6 @@ def test_a_right_ledger_passes_under_way_or_over(job: Job, by_name: bool, commit
     assert checks[Rule.ONCE].compared.startswith(f"{sum(len(entry.samples) for entry in job.ledger):,} samples")
 
 
-@settings(deadline=None)
 @given(jobs(), st.data())
 def test_a_lost_sample_is_found_in_its_step_and_its_shard(job: Job, data: st.DataObject) -> None:
     step = data.draw(st.sampled_from([entry.step for entry in job.ledger if entry.samples] or [None]))
@@ -121,7 +119,6 @@ def test_a_lost_sample_is_found_in_its_step_and_its_shard(job: Job, data: st.Dat
     assert f"step {step} lacks {name}, which the order puts there" in [f.sentence for _, f in job.findings(by_name=True)]
 
 
-@settings(deadline=None)
 @given(jobs(), st.data())
 def test_a_ledger_with_any_one_name_changed_does_not_pass(job: Job, data: st.DataObject) -> None:
     """Repeated, moved, foreign or quarantined, whatever it becomes: by name always, and by counts in a single whole epoch."""

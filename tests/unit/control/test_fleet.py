@@ -321,7 +321,7 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleetMachine = FleetMachine.TestCase
-TestFleetMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestFleetMachine.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_what_one_member_cannot_do_another_is_asked_for() -> None:

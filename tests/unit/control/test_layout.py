@@ -48,7 +48,7 @@ def lazy(rows: Rows, **fields: Any) -> Counted:
 some_rows = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(any), min_size=1, max_size=3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(some_rows, st.data())
 def test_the_order_is_the_same_whenever_shards_are_counted_and_the_job_ends_where_it_did(rows: Rows, data: st.DataObject) -> None:
     some_weights = st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=len(rows), max_size=len(rows))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reorder_service.mixture import Mixture
@@ -24,14 +24,12 @@ def mixtures(draw: st.DrawFn) -> tuple[Mixture, int, list[int]]:
 
 
 @given(mixtures(), st.integers(0, 400), st.integers(0, 60))
-@settings(deadline=None)
 def test_any_part_of_it_is_found_without_what_is_before(made: tuple[Mixture, int, list[int]], start: int, length: int) -> None:
     mixture, _, _ = made
     assert mixture.positions(start, start + length) == mixture.positions(0, start + length)[start:]
 
 
 @given(mixtures())
-@settings(deadline=None)
 def test_every_source_gives_its_samples_in_order_without_a_gap(made: tuple[Mixture, int, list[int]]) -> None:
     mixture, size, _ = made
     found = mixture.positions(0, 500)
@@ -41,7 +39,6 @@ def test_every_source_gives_its_samples_in_order_without_a_gap(made: tuple[Mixtu
 
 
 @given(mixtures())
-@settings(deadline=None)
 def test_places_are_the_inverse_of_positions(made: tuple[Mixture, int, list[int]]) -> None:
     mixture, _, _ = made
     for place, (source, position) in enumerate(mixture.positions(0, 400)):

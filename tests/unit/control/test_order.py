@@ -58,7 +58,6 @@ def test_permutations_of_different_keys_differ_and_every_place_is_likely() -> No
     assert all(300 < tops[i] < 500 for i in range(5))
 
 
-@settings(deadline=None)
 @given(some_rows, st.integers(0, 2**63 - 1), st.integers(1, 7))
 def test_every_epoch_has_every_sample_once(rows: Rows, seed: int, shuffle_shards: int) -> None:
     order = make_order(rows, seed=seed, shuffle_shards=shuffle_shards)
@@ -72,7 +71,7 @@ def test_every_epoch_has_every_sample_once(rows: Rows, seed: int, shuffle_shards
     assert order.num_samples(2) == 2 * size
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(some_rows, st.data())
 def test_with_weights_every_sample_is_had_by_the_end_of_the_epoch_and_not_before(rows: Rows, data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.floats(0.2, 5), min_size=len(rows), max_size=len(rows)))
@@ -90,7 +89,6 @@ def test_an_epoch_with_one_heavy_source_and_many_light_ones_is_whole() -> None:
     assert len({row for shard, row in places(order.refs(0, order.num_samples(1))) if shard == 0}) == 149
 
 
-@settings(deadline=None)
 @given(some_order, st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_random_access_equals_walking_whatever_the_batches(case: tuple, cuts: list[int]) -> None:
     rows, seed, shuffle_shards, weighted, start = case
@@ -105,7 +103,6 @@ def test_random_access_equals_walking_whatever_the_batches(case: tuple, cuts: li
     assert backwards == whole[::-1]
 
 
-@settings(deadline=None)
 @given(some_rows, st.data())
 def test_a_source_keeps_its_share_at_every_prefix(rows: Rows, data: st.DataObject) -> None:
     weights = data.draw(st.none() | st.lists(st.floats(0.05, 20), min_size=len(rows), max_size=len(rows)))

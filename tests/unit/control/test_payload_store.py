@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.transport.shared_memory import ArenaReader
@@ -297,7 +297,6 @@ operations = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(operations, st.integers(1, 4), st.lists(st.integers(0, 3 * MIB), min_size=8, max_size=8))
 def test_without_waiters_the_budget_holds_whatever_happens(run: list[Operation], budget_mib: int, sizes: list[int]) -> None:
     store = PayloadStore(budget_mib * MIB)
@@ -318,7 +317,6 @@ def test_without_waiters_the_budget_holds_whatever_happens(run: list[Operation],
         assert store.held_bytes <= store.budget_bytes or len(list(filter(None, held))) == 1
 
 
-@settings(deadline=None)
 @given(st.permutations(range(6)), st.integers(1, 3), st.integers(1, 3))
 def test_every_order_of_fetches_is_served(order: list[int], budget_mib: int, decoders: int) -> None:
     """No standstill: consumers may ask for the parts in any order, one after another or at once."""

@@ -100,7 +100,7 @@ def loads(costs: list[int], found: tuple[int, ...]) -> list[int]:
     return [sum(costs[start:end]) for start, end in itertools.pairwise(found)]
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 4))
 def test_partition_equals_trying_everything(costs: list[int], num_parts: int) -> None:
     num_parts = min(num_parts, len(costs))

@@ -34,7 +34,7 @@ def problems(draw):
     return weights, replicas, targets
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problem=problems())
 def test_fill_puts_each_sample_where_its_heaviest_unit_is_least(problem) -> None:
     weights, replicas, targets = problem
@@ -52,7 +52,7 @@ def test_fill_puts_each_sample_where_its_heaviest_unit_is_least(problem) -> None
         samples[best] += 1
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(problem=problems(), seed=st.integers(0, 2**40))
 def test_the_search_empties_no_replica_and_ends_alike_for_the_same_seed(problem, seed: int) -> None:
     weights, replicas, targets = problem

@@ -63,7 +63,7 @@ def test_bent_times_give_no_negative_square() -> None:
     assert min(got.linear, got.constant) > 0
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0.1, 10.0)), min_size=3, max_size=8, unique_by=lambda pair: pair[0]))
 def test_no_step_to_either_side_of_a_fit_is_better(measured: list[tuple[int, float]]) -> None:
     """The problem is convex, so a point that no small step improves is the optimum."""
@@ -96,7 +96,7 @@ def test_measurements_without_a_curve_are_refused(positions: list[int], seconds:
 
 
 @given(st.lists(st.builds(LayerCost, quadratic=coefficient, linear=coefficient, constant=coefficient), max_size=6))
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_total_of_layers_costs_what_they_cost_one_by_one(layers: list[LayerCost]) -> None:
     np.testing.assert_allclose(times(total(layers)), np.sum([[0.0] * 5, *map(times, layers)], axis=0), rtol=1e-12)
 

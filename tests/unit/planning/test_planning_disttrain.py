@@ -80,7 +80,7 @@ some_batch = given(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(max_examples=150)
 @some_batch
 def test_it_equals_its_slow_twin(
     family: str, stages: dict[str, int], n: int, replicas: int, microbatches: int, chunks: int, seed: int
@@ -93,7 +93,7 @@ def test_it_equals_its_slow_twin(
     assert slots.tolist() == [slow_reorder(batch)] * len(stages)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(max_examples=150)
 @some_batch
 def test_of_every_batch(
     family: str, stages: dict[str, int], n: int, replicas: int, microbatches: int, chunks: int, seed: int

@@ -16,8 +16,7 @@ from reorder_service.planning.disttrain import reorder
 from reorder_service.planning.entrain import assign, effective_microbatches, stratify
 
 COSTS = Path(__file__).parents[2] / "data" / "costs"
-thoroughly = settings(derandomize=True, deadline=None)
-briefly = settings(derandomize=True, deadline=None, max_examples=50)
+briefly = settings(max_examples=50)
 seeds = st.integers(0, 2**32)
 
 UNITS = [
@@ -62,7 +61,7 @@ def check_order_and_completeness(batch: Batch, slots: Slots) -> None:
     assert plan.sample_ids() == batch.sample_ids.tolist()
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(batches())
 def test_every_plan_keeps_the_rules(batch: Batch) -> None:
     slots = assign(batch)
@@ -136,7 +135,6 @@ def test_k_eff(encoder: list[float], num_microbatches: int, expected: int) -> No
     assert effective_microbatches(np.array(encoder, np.float64), num_microbatches) == expected
 
 
-@thoroughly
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(1, 12))
 def test_k_eff_is_the_formula(encoder: list[int], num_microbatches: int) -> None:
     fills = Fraction(sum(encoder), max(encoder)) if max(encoder) else len(encoder)
@@ -157,7 +155,6 @@ def slow_stratify(encoder: list[float], llm: list[float], count: int, quantile: 
     return [next(k for k, members in enumerate(bins) if t in members) for t in range(len(llm))], count
 
 
-@thoroughly
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(1, 7), seeds, st.sampled_from([0, 0.5, 1]))
 def test_the_stratified_assignment_equals_its_slow_twin(sizes: list[int], count: int, seed: int, quantile: float) -> None:
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.schedule import Kind, build
 from reorder_service.planning.microbatch_order import fill_intervals, fill_intervals_of_all
 
-exactly = settings(derandomize=True, deadline=None, max_examples=80)
+exactly = settings(max_examples=80)
 
 
 def twice(stages: int) -> np.ndarray:

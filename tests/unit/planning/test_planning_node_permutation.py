@@ -53,7 +53,7 @@ def matrices(draw, most_ranks: int = 9):
     return matrix.astype(np.float64)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(0, 40), st.integers(0, 2**32))
 def test_traffic_adds_up_the_samples_of_a_pair(num_ranks: int, num_samples: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def test_the_solver_says_that_time_is_up() -> None:
 
 
 @pytest.mark.parametrize("find", [lambda traffic, c: solve(traffic, c, 5.0), improve])
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(matrix=matrices(), ranks_per_node=st.integers(1, 4))
 def test_both_give_a_permutation_that_is_as_good_as_they_say(find, matrix: np.ndarray, ranks_per_node: int) -> None:
     found = find(sparse(matrix), ranks_per_node)
@@ -141,7 +141,7 @@ def test_no_permutation_beats_the_bound_of_any_node(seed: int) -> None:
     assert min(bounds[:2]) > 0
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_counting_equals_a_stable_sort(values: list[int]) -> None:
     first = np.array([sum(value < i for value in values) for i in range(7)])
@@ -232,13 +232,13 @@ class SlowSwaps:
                 self.order = before
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(matrices(), st.integers(1, 4))
 def test_drawing_equals_its_twin(matrix: np.ndarray, ranks_per_node: int) -> None:
     assert draw(edges(matrix), edges(matrix.T.copy()), ranks_per_node).tolist() == slow_draw(matrix, ranks_per_node)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(matrices(), st.integers(1, 4), st.integers(1, 2**31 - 2))
 def test_swapping_equals_its_twin(matrix: np.ndarray, ranks_per_node: int, seed: int) -> None:
     start = slow_draw(matrix, ranks_per_node)

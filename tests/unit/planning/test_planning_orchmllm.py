@@ -53,7 +53,7 @@ def heaviest_replicas(batch: Batch, slots: np.ndarray) -> np.ndarray:
     return of_replica.max(axis=0) / of_replica.mean(axis=0)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data(), batches())
 def test_every_plan_is_sound(data, batch: Batch) -> None:
     options = data.draw(options_for(batch))
@@ -72,7 +72,7 @@ def test_every_plan_is_sound(data, batch: Batch) -> None:
     assert (slots == balance(batch, options)).all()
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(batches())
 def test_one_batch_per_rank_has_the_loads_of_the_form(batch: Batch) -> None:
     single = batch_of(dict(zip(batch.units, batch.costs, strict=True)), batch.topology.replicas, 1)
@@ -156,7 +156,7 @@ def test_samples_arrive_round_robin_or_contiguous() -> None:
     assert arrival_ranks(2, 3, "contiguous").tolist() == [0, 1]
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(batches(), st.sampled_from(["round_robin", "contiguous"]))
 def test_one_all_to_all_does_what_going_back_and_forth_does(batch: Batch, arrival) -> None:
     count = batch.topology.replicas

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from reorder_service.planning.partition import descending, lpt, rank_in_bin
 
-exactly = settings(derandomize=True, deadline=None)
 weights_lists = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 
 
@@ -28,13 +27,12 @@ def run_lpt(weights: list[float], num_bins: int) -> list[int]:
     return lpt(array, descending(array), num_bins).tolist()
 
 
-@exactly
 @given(weights_lists, st.integers(1, 9))
 def test_the_tournament_takes_the_same_bins_as_a_linear_search(weights: list[float], num_bins: int) -> None:
     assert run_lpt(weights, num_bins) == slow_lpt(weights, num_bins)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 3))
 def test_the_heaviest_bin_is_within_the_bound_of_the_optimum(weights: list[float], num_bins: int) -> None:
     def heaviest(bins: tuple[int, ...] | list[int]) -> float:
@@ -57,13 +55,11 @@ def slow_descending(weights: list[float]) -> list[int]:
     return sorted(range(len(weights)), key=lambda i: -weights[i])
 
 
-@exactly
 @given(st.lists(st.floats(-1e300, 1e300) | st.sampled_from([0.0, -0.0, 1.0, 1.0 + 2**-52]), max_size=60))
 def test_descending_equals_a_plain_sort(weights: list[float]) -> None:
     assert descending(np.array(weights)).tolist() == slow_descending(weights)
 
 
-@exactly
 @given(st.lists(st.integers(0, 40), max_size=200), st.sampled_from([1.0, -1.0, 1e-310]))
 def test_weights_that_differ_only_in_their_last_bits_are_sorted_too(steps: list[int], start: float) -> None:
     weights = [start + step * np.spacing(start) for step in steps]
@@ -80,7 +76,6 @@ def test_equal_weights_keep_their_order() -> None:
     assert descending(np.array([2.0, 5.0, 2.0, 5.0])).tolist() == [1, 3, 0, 2]
 
 
-@exactly
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.randoms(use_true_random=False))
 def test_rank_in_bin_counts_along_the_order(bins: list[int], random) -> None:
     order = list(range(len(bins)))
@@ -100,7 +95,6 @@ def test_lpt_with_many_bins_equals_a_linear_search(num_bins: int, n: int) -> Non
     assert run_lpt(weights.tolist(), num_bins) == slow_lpt(weights.tolist(), num_bins)
 
 
-@exactly
 @given(weights_lists, st.integers(1, 9))
 def test_the_first_items_open_the_bins_one_by_one(weights: list[float], num_bins: int) -> None:
     order = descending(np.array(weights, np.float64))

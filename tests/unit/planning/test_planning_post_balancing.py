@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reorder_service.planning.partition import descending, lpt
 from reorder_service.planning.post_balancing import FORMS, by_sum_then_squares, fill_empty, pack, pack_then_lpt, post_balance
 
-exactly = settings(derandomize=True, deadline=None, max_examples=150)
+exactly = settings(max_examples=150)
 # Whole numbers, so that sums are exact and ties are ties in both twins.
 whole = st.lists(st.integers(0, 12), max_size=25).map(lambda values: np.array(values, dtype=np.float64))
 short = st.lists(st.integers(0, 9), min_size=1, max_size=7).map(lambda values: np.array(values, dtype=np.float64))
@@ -75,7 +75,7 @@ def test_without_padding_it_is_lpt(lengths: np.ndarray, num_bins: int) -> None:
     assert post_balance("no_padding", lengths, num_bins).tolist() == lpt(lengths, descending(lengths), num_bins).tolist()
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(short, st.integers(1, 3))
 def test_without_padding_the_heaviest_bin_is_within_grahams_bound(lengths: np.ndarray, num_bins: int) -> None:
     every = (np.array(bins) for bins in itertools.product(range(num_bins), repeat=lengths.size))
@@ -108,7 +108,7 @@ def test_padded_bins_are_the_packing_of_the_least_bound_that_fits(lengths: np.nd
         assert [sorted(batch) for batch in batches] == [batch for batch in members(bins, num_bins) if batch]
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(short, st.integers(1, 3))
 def test_no_other_bins_have_a_smaller_padded_length(lengths: np.ndarray, num_bins: int) -> None:
     def longest(bins: np.ndarray) -> float:

@@ -40,7 +40,7 @@ def batches(draw):
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(batch=batches())
 def test_every_sample_stands_once_in_every_unit_of_a_valid_plan(strategy: str, batch) -> None:
     ids, costs, topology = batch
@@ -68,7 +68,7 @@ def test_every_sample_stands_once_in_every_unit_of_a_valid_plan(strategy: str, b
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(batch=batches())
 def test_the_prediction_is_the_simulators_word_on_the_finished_plan(strategy: str, batch) -> None:
     ids, costs, topology = batch

@@ -61,7 +61,7 @@ def test_kinds_keep_their_length_and_pitch(kind: str, subtype: str, rate: int) -
     assert abs(int(np.median(mel[20:100].argmax(axis=1))) - 42) <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(401, 9000), st.sampled_from([8000, 11_025, 12_345, 16_000, 22_050, 44_099, 44_100, 48_000, 96_000, 384_000]))
 def test_probe_counts_what_decode_gives(frames: int, rate: int) -> None:
     data = encoded(np.linspace(-0.5, 0.5, frames), rate)

@@ -93,7 +93,7 @@ edges = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)).map(lambda sp
 
 
 @given(texts, edges, st.sampled_from(sorted(PATTERNS)))
-@settings(deadline=None, derandomize=True, max_examples=500)
+@settings(max_examples=500)
 @example("", [(0, 0), (0, 3), (2, 5)], "qwen")
 @example("a🦜b", [(0, 1), (1, 2), (2, 3), (3, 9), (7, 9)], "qwen")
 def test_any_text_has_the_references_ids_and_spans(text: str, spans: list[tuple[int, int]], pattern: str) -> None:
@@ -102,7 +102,7 @@ def test_any_text_has_the_references_ids_and_spans(text: str, spans: list[tuple[
 
 
 @given(st.text(st.sampled_from("'sStTdDmMlLvVrReE aIſ\u212a\n"), max_size=40), st.sampled_from(sorted(PATTERNS)))
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(max_examples=300)
 def test_short_forms(text: str, pattern: str) -> None:
     check(trained(pattern), text, [(0, len(text))])
 
@@ -180,7 +180,7 @@ def test_other_texts_are_left_to_the_reference(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("がか\u3099é ÅΩ한a"), max_size=12), edges)
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_text_that_would_be_composed_is_left_to_the_reference(text: str, spans: list[tuple[int, int]]) -> None:
     codecs = trained("qwen", composed=True)
     if unicodedata.is_normalized("NFC", text):

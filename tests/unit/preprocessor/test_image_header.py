@@ -117,7 +117,7 @@ def test_cut_at_every_byte(name: str) -> None:
 
 
 @given(st.sampled_from(sorted(ORDINARY)), st.lists(st.tuples(st.integers(0, 240), st.integers(0, 255)), min_size=1, max_size=3))
-@settings(max_examples=600, derandomize=True, deadline=None)
+@settings(max_examples=600, derandomize=True)
 def test_changed_bytes(name: str, changes: list[tuple[int, int]]) -> None:
     data = bytearray(ORDINARY[name])
     for position, value in changes:
@@ -131,7 +131,7 @@ def test_changed_bytes(name: str, changes: list[tuple[int, int]]) -> None:
     st.sampled_from([b"", b"Exif\0\0", b"JFIF", b"MPF\0", b"FPXR\0", b"ICC_PROFILE\0", b"Adobe", b"Photoshop 3.0\0"]),
     st.binary(max_size=24),
 )
-@settings(max_examples=600, derandomize=True, deadline=None)
+@settings(max_examples=600, derandomize=True)
 def test_any_further_segment(name: str, marker: int, start: bytes, rest: bytes) -> None:
     body = start + rest
     segment = bytes((0xFF, marker)) + (len(body) + 2).to_bytes(2, "big") + body
@@ -145,14 +145,14 @@ def test_any_further_segment(name: str, marker: int, start: bytes, rest: bytes) 
     st.binary(max_size=34),
     st.sampled_from(["png", "png_palette", "png_alpha"]),
 )
-@settings(max_examples=400, derandomize=True, deadline=None)
+@settings(max_examples=400, derandomize=True)
 def test_any_further_chunk(kind: bytes, body: bytes, name: str) -> None:
     chunk = len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
     assert_agrees(ORDINARY[name][:33] + chunk + ORDINARY[name][33:])
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True)
 def test_any_exif_block(block: bytes) -> None:
     assert_agrees(file_of("JPEG", exif=b"Exif\0\0" + block))
     assert_agrees(file_of("JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08" + block))

@@ -190,7 +190,7 @@ def test_damaged_rows_leave_the_others(tmp_path: Path) -> None:
             shard.read(7)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["encodings/shard.00000.mds", "captions/shard.00001.mds"]),
     st.integers(0, 1300),

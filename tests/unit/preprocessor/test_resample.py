@@ -16,7 +16,7 @@ from preprocessor.image.scratch import KEEP_BYTES, Scratch
 
 BICUBIC = Image.Resampling.BICUBIC
 SIDES = st.integers(1, 150)
-THOROUGH = settings(max_examples=250, derandomize=True, deadline=None)
+THOROUGH = settings(max_examples=250, derandomize=True)
 
 
 def picture(width: int, height: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -88,7 +88,7 @@ def test_right_size_is_left_alone() -> None:
 
 
 @given(st.integers(1, 34), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=120, derandomize=True, deadline=None)
+@settings(max_examples=120, derandomize=True)
 def test_patches_are_the_plain_transposition(patch: int, merge: int, rows: int, columns: int) -> None:
     pixels = picture(columns * merge * patch, rows * merge * patch)
     cells = pixels[:, :, :3].reshape(rows, merge, patch, columns, merge, patch, 3)

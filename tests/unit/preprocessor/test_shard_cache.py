@@ -137,7 +137,7 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         ShardCache(tmp_path / "file" / "cache")
 
 
-@settings(derandomize=True, deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_size=25))
 def test_never_more_bytes_than_allowed_and_never_wrong_ones(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]

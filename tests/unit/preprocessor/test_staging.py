@@ -249,7 +249,7 @@ async def test_a_part_that_cannot_be_had_is_given_up(stage: Stage) -> None:
 # -- any order --------------------------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     order=st.permutations(range(6)),
     budget_mib=st.integers(1, 3),
@@ -294,7 +294,6 @@ def test_every_order_of_fetches_is_served(order: list[int], budget_mib: int, wor
 Step = tuple[str, int]
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["push", "unwant", "pop", "prune"]), st.integers(0, 9)), max_size=80))
 def test_the_queue_gives_what_a_search_through_all_would_give(steps: list[Step]) -> None:
     wanted: set[int] = set()

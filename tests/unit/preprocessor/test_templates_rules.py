@@ -148,7 +148,7 @@ def test_a_sample_may_be_as_long_as_the_limit_and_no_longer(tokenizer_file: Path
 
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(words=st.lists(st.one_of(st.sampled_from(EVERY_TOKEN), st.text(st.characters(codec="utf-8"), max_size=8))))
 def test_whatever_is_said_adds_no_control_token(tokenizer_file: Path, name: str, words: list[str]) -> None:
     template = make(tokenizer_file, name)

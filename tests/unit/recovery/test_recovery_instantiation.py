@@ -35,7 +35,7 @@ def figures(pipelines: list[Template], counts: tuple[int, ...]) -> tuple[float, 
     return round(float(times.max()), 9), round(float(np.square(times - times.mean()).sum()), 6)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     stages=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=4),
     further=st.integers(0, 9),
@@ -67,7 +67,7 @@ def every_set(sizes: range, num_nodes: int) -> Iterator[tuple[int, ...]]:
             yield from ((size, *rest) for rest in every_set(range(sizes.start, size + 1), num_nodes - size))
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     num_nodes=st.integers(4, 11),
     max_failures=st.integers(0, 2),

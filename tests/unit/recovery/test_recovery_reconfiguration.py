@@ -71,7 +71,7 @@ def jobs(draw: st.DrawFn) -> tuple[Templates, tuple[Pipeline, ...]]:
     return templates, tuple(pipelines)
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(job=jobs(), data=st.data())
 def test_any_failures_up_to_the_threshold_are_survived_again_and_again_until_the_nodes_are_too_few(
     job: tuple[Templates, tuple[Pipeline, ...]], data: st.DataObject
@@ -97,7 +97,7 @@ def test_any_failures_up_to_the_threshold_are_survived_again_and_again_until_the
         pipelines = after.pipelines
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(job=jobs(), joining=st.integers(1, 9))
 def test_nodes_beyond_those_of_the_start_are_used_as_far_as_sizes_add_up(
     job: tuple[Templates, tuple[Pipeline, ...]], joining: int
@@ -110,7 +110,7 @@ def test_nodes_beyond_those_of_the_start_are_used_as_far_as_sizes_add_up(
     assert sum(len(pipeline.nodes) for pipeline in after.pipelines) == templates.specification.usable(total)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 100), lost=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=2, unique=True))
 def test_no_other_order_of_the_nodes_copies_fewer_bytes(seed: int, lost: list[str]) -> None:
     templates = templates_of(6, 2, 1, 5, layer_bytes=[1 + seed * (7 + layer) % 11 for layer in range(5)])

@@ -41,13 +41,13 @@ def check_against_every_mapping(profile: ModelProfile, num_nodes: int, *, per_mi
         assert template.iteration_s(4 * len(mapping)) == pytest.approx(breakdown(profile, mapping), rel=1e-9)
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(profile=profiles(), num_nodes=st.integers(1, 3), per_microbatch=st.booleans())
 def test_a_mapping_is_as_fast_as_the_best_of_all(profile: ModelProfile, num_nodes: int, per_microbatch: bool) -> None:
     check_against_every_mapping(profile, num_nodes, per_microbatch=per_microbatch)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), scaling=st.floats(0, 1), num_nodes=st.integers(1, 3), per_microbatch=st.booleans())
 def test_also_where_no_two_mappings_are_equally_fast(seed: int, scaling: float, num_nodes: int, per_microbatch: bool) -> None:
     seconds = np.random.default_rng(seed).lognormal(0, 1, (7, 1)) / np.arange(1, 3) ** scaling
@@ -55,7 +55,7 @@ def test_also_where_no_two_mappings_are_equally_fast(seed: int, scaling: float, 
     check_against_every_mapping(profile, num_nodes, per_microbatch=per_microbatch)
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(profile=profiles(num_layers=12), num_nodes=st.integers(1, 4))
 def test_a_template_of_a_size_does_not_depend_on_the_others(profile: ModelProfile, num_nodes: int) -> None:
     bounds = profile.unit_bounds
@@ -131,7 +131,7 @@ def addable(sizes: range, fewest: int, num_nodes: int) -> bool:
     return any(addable(sizes, fewest - 1, num_nodes - size) for size in sizes if size <= num_nodes)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(smallest=st.integers(1, 4), further=st.integers(0, 3), max_failures=st.integers(0, 2), beyond=st.integers(0, 8))
 def test_usable_nodes_are_those_that_sizes_add_up_to(smallest: int, further: int, max_failures: int, beyond: int) -> None:
     largest = smallest + further

@@ -65,7 +65,7 @@ def test_the_smallest_buffer_that_fits_is_taken():
     assert tuple(buffer.data_ptr() for buffer in again) == addresses[::-1]
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(sizes=st.lists(st.integers(0, 6 * MIB), max_size=12), limit=st.integers(0, 16 * MIB), num_kept=st.integers(0, 3))
 def test_buffers_are_whole_apart_aligned_and_bounded(sizes, limit, num_kept):
     """Up to `num_kept` are in use at a time; their contents are theirs alone."""

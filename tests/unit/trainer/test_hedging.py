@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
@@ -46,7 +46,6 @@ def test_who_let_a_deadline_pass_is_not_waited_for_until_it_answers():
     assert due_s(hedging, "hung") == 105.0
 
 
-@settings(derandomize=True, deadline=None)
 @given(took=st.lists(seconds, max_size=40), hedge_s=seconds, awaited_s=seconds, asked_s=seconds)
 def test_nobody_who_has_passed_no_deadline_is_waited_for_less_than_the_user_said(took, hedge_s, awaited_s, asked_s):
     hedging = Hedging(hedge_s)

@@ -73,7 +73,7 @@ def test_a_full_arena_has_no_slot_until_one_is_freed(arena: Arena) -> None:
     assert allocate(arena, MIB - ALIGNMENT).offset == slots[1].offset
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9 * ALIGNMENT)), max_size=60))
 def test_slots_are_aligned_and_disjoint_and_merge_to_one_hole(tmp_path_factory: pytest.TempPathFactory, run: list) -> None:
     arena = Arena(64 * ALIGNMENT, tmp_path_factory.mktemp("arena"))

@@ -61,7 +61,7 @@ def wait_for_callers(producer: Any, ticket: str, count: int) -> None:
 # -- what is sent -----------------------------------------------------------------------------------------------------
 
 
-@settings(derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 3000), max_size=40), max_bytes=st.integers(1, 4000))
 def test_rows_are_put_together_in_order_to_batches_as_large_as_allowed(
     make_rows: Callable[..., pa.RecordBatch], sizes: list[int], max_bytes: int

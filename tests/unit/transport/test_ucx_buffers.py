@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.transport.ucx_buffers import ReceiveBuffers
@@ -49,7 +49,6 @@ def test_where_there_is_no_memory_the_allocator_says_so() -> None:
         ReceiveBuffers(allocate).take(1)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 4 * MIB), st.integers(0, 5)), max_size=40), st.integers(0, 8))
 def test_no_two_leases_overlap_and_what_lies_idle_is_bounded(steps: list[tuple[int, int]], max_idle_mib: int) -> None:
     """Each step takes a lease and marks it, and gives one of the older ones back."""
