@@ -1,4 +1,7 @@
-"""Large samples: what a step costs the trainer's process with Headrace, and what it would cost to decode there."""
+"""Large samples: what a step costs the trainer's process with Headrace, and what it would cost to decode there.
+
+The model is EMULATED: the trainer sleeps as long as it would compute, which is when the next sample comes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ IMAGES, SIDE = 10, 1024
 SAMPLES, SHARDS = 64, 4
 PREPROCESSORS = (("--threads", "1"), ("--threads", "1"))
 RATE = 3.0
-"""Samples per second that the trainer asks for, which sleeps between: two preprocessors can decode several times as many."""
+"""Samples per second that the trainer asks for: two preprocessors can decode several times as many."""
 SKIP_STEPS, SECONDS, QUICK_SECONDS = 6, 8.0, 3.0
 COST_GOAL_MS = 10.0
 SPEC = ImageSpec(max_pixels=1036 * 1036)
@@ -46,7 +49,7 @@ def section(folder: Path, *, quick: bool) -> Section:
     steps = f"of {len(reading.waits_s)} steps"
     rows = [
         Row(
-            name="wall time for plan, fetching and collating",
+            name="wait for a step, whose data came while the one before was computed",
             value=1e3 * median(reading.waits_s),
             unit="ms",
             rival=Rival(value=ours, source=f"decodes for itself, {codec}"),
@@ -63,9 +66,7 @@ def section(folder: Path, *, quick: bool) -> Section:
         ),
     ]
     megabytes = IMAGES * image.probe(jpegs[0], SPEC).patches * 3 * SPEC.patch**2 / 1e6
-    what = (
-        f"one sample of {IMAGES} JPEGs of {SIDE} x {SIDE}, {megabytes:.0f} MB of patches, nothing computed (DistTrain, figure 21)"
-    )
+    what = f"one sample of {IMAGES} JPEGs of {SIDE} x {SIDE}, {megabytes:.0f} MB of patches; the model is EMULATED (DistTrain, figure 21)"
     return Section(title=f"What data cost the trainer in a step: {what}", rows=rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import tempfile
 import time
 from datetime import datetime
@@ -15,7 +14,7 @@ from benchmarks.preprocess_services import LONGEST_S, services
 from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress
 from cli.example import example_data
-from cli.processes import POLL_S, Process, ProcessGroup
+from cli.processes import POLL_S, Process, ProcessGroup, torchrun_environments
 from headrace.spec import parse_spec
 
 UNITS = ("encoder", "llm")
@@ -63,11 +62,10 @@ def _train(endpoint: str, job: str, folder: Path) -> list[Path]:
     topology = folder / "topology.yaml"
     topology.write_text(yaml.safe_dump({"units": {unit: {} for unit in UNITS}}), encoding="utf-8")
     arguments = ["train", "--endpoint", endpoint, "--job", job, "--topology", str(topology), "--threads", "1"]
-    world = {"WORLD_SIZE": str(len(UNITS)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     with ProcessGroup() as group:
         processes = [
-            group.add(Process(unit, [*arguments, "--log-format", "json"], folder / f"{unit}.log", world | {"RANK": str(rank)}))
-            for rank, unit in enumerate(UNITS)
+            group.add(Process(unit, [*arguments, "--log-format", "json"], folder / f"{unit}.log", environment))
+            for unit, environment in zip(UNITS, torchrun_environments(len(UNITS)), strict=True)
         ]
         deadline = time.monotonic() + LONGEST_S
         while any(process.exit_code() is None for process in processes) and time.monotonic() < deadline:
@@ -88,10 +86,3 @@ def _wait(log: Path) -> tuple[float, float]:
 
 def _unix_s(event: dict[str, str]) -> float:
     return datetime.fromisoformat(event["time"]).timestamp()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

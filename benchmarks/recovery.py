@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -30,7 +29,7 @@ from benchmarks.report import Report, Row, Section, at_most
 from benchmarks.timing import progress
 from cli.client import JobsClient
 from cli.example import example_data
-from cli.processes import Process, ProcessGroup
+from cli.processes import Process, ProcessGroup, free_port
 from headrace import rpc
 from headrace.spec import JobSpec, parse_spec
 from reorder_service.embedded import server_binary
@@ -107,9 +106,7 @@ def main() -> None:
 @contextmanager
 def _redis(folder: Path) -> Iterator[int]:
     """A server with its append-only file; its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     settings = ["--port", str(port), "--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
     server = subprocess.Popen([server_binary(), *settings], stdout=subprocess.DEVNULL)
     try:

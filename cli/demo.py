@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import tempfile
 import time
 from pathlib import Path
@@ -103,7 +102,7 @@ def _check_data(spec: JobSpec) -> None:
 
 def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Any) -> dict[str, Any]:
     from cli.client import JobsClient
-    from cli.processes import Process, ProcessGroup
+    from cli.processes import Process, ProcessGroup, torchrun_environments
     from cli.summary import summarise
     from headrace.errors import HeadraceError, UnavailableError
 
@@ -129,10 +128,9 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
             display.say(f"to watch it from another terminal: headrace top --endpoint {endpoint}")
             arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, cores // trainers))]
             arguments += ["--topology", str(_write_topology(spec, out)), "--format", "json", "--transport", transport]
-            environment = {"WORLD_SIZE": str(trainers), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
             ranks = [
-                group.add(Process(f"trainer {n}", arguments, out / f"trainer-{n}.log", environment | {"RANK": str(n)}))
-                for n in range(trainers)
+                group.add(Process(f"trainer {n}", arguments, out / f"trainer-{n}.log", environment))
+                for n, environment in enumerate(torchrun_environments(trainers))
             ]
             while any(rank.exit_code() is None for rank in ranks) and not any(rank.exit_code() for rank in ranks):
                 if reorder.exit_code() is not None:
@@ -157,14 +155,6 @@ def _write_topology(spec: JobSpec, out: Path) -> Path:
     path = out / "topology.yaml"
     path.write_text(yaml.safe_dump({"units": {"encoder": {"dp": 1}, "llm": {"dp": spec.topology.replicas}}}, sort_keys=False))
     return path
-
-
-def _free_port() -> int:
-    """Where the trainers meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _check_trainer(trainer: Any, client: JobsClient, job: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -125,3 +126,17 @@ class ProcessGroup:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def free_port() -> int:
+    """Of this host; whoever is first takes it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def torchrun_environments(num_ranks: int, port: int | None = None) -> list[dict[str, str]]:
+    """What torchrun tells each of so many processes of this host. They meet at `port`; None: at a free one."""
+    world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+    return [world | {"RANK": str(rank)} for rank in range(num_ranks)]

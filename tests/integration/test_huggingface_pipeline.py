@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.processes import Process, ProcessGroup
+from cli.processes import Process, ProcessGroup, torchrun_environments
 from tests.integration.test_pipeline_training import losses, wait
 from tests.wire import free_ports
 
@@ -36,9 +36,9 @@ def start(group: ProcessGroup, cluster: Any, job: str, folder: Path) -> list[Pro
     (folder / "topology.yaml").write_text(yaml.safe_dump({"units": UNITS, "model": {"llm": str(folder)}}))
     arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1", "--format", "json"]
     arguments += ["--topology", str(folder / "topology.yaml")]
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     return [
-        group.add(Process(f"trainer {rank}", arguments, folder / f"{rank}.log", world | {"RANK": str(rank)})) for rank in range(2)
+        group.add(Process(f"trainer {rank}", arguments, folder / f"{rank}.log", environment))
+        for rank, environment in enumerate(torchrun_environments(2, free_ports(1)[0]))
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from cli.processes import Process, ProcessGroup
+from cli.processes import Process, ProcessGroup, torchrun_environments
 from tests.wire import free_ports
 
 END_S = 60.0
@@ -25,10 +25,9 @@ def start(
         (folder / "topology.yaml").write_text(yaml.safe_dump({"units": units}))
         arguments += ["--topology", str(folder / "topology.yaml")]
     (port,) = free_ports(1)
-    world_of = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
-        group.add(Process(f"trainer {rank}", arguments, folder / f"{job}-{rank}.log", world_of | {"RANK": str(rank)}))
-        for rank in range(count)
+        group.add(Process(f"trainer {rank}", arguments, folder / f"{job}-{rank}.log", environment))
+        for rank, environment in enumerate(torchrun_environments(world, port)[:count])
     ]
 
 

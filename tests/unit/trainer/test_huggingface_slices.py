@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from trainer.pipeline.topology import PipelineTopology, Place
 transformers = pytest.importorskip("transformers", reason="adapters of transformers need it: pip install 'transformers>=5'")
 
 SLICES = 2
+TIMEOUT_S = 60.0  # of a wait for each other
 TOPOLOGY = {"units": {"vision": {"tp": SLICES}, "llm": {"tp": SLICES}}}
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLM = {**SIZES, "num_key_value_heads": 2, "vocab_size": VOCAB, "initializer_range": 0.1}
@@ -69,7 +71,8 @@ def compute(rank: int, units: HuggingFaceUnits, folder: Path) -> None:
     from trainer.models.huggingface.model import adapted_shape, initialise
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=SLICES)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=SLICES, timeout=timedelta(seconds=TIMEOUT_S))
     topology = parse(PipelineTopology, TOPOLOGY, "topology")
     cuts = bounds(topology, adapted_shape(units, SHAPE), vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
     stages = {}
