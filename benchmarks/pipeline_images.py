@@ -66,7 +66,8 @@ def section(folder: Path, *, quick: bool) -> Section:
         ),
     ]
     megabytes = IMAGES * image.probe(jpegs[0], SPEC).patches * 3 * SPEC.patch**2 / 1e6
-    what = f"one sample of {IMAGES} JPEGs of {SIDE} x {SIDE}, {megabytes:.0f} MB of patches; the model is EMULATED (DistTrain, figure 21)"
+    sample = f"one sample of {IMAGES} JPEGs of {SIDE} x {SIDE}, {megabytes:.0f} MB of patches"
+    what = f"{sample}; the model is EMULATED (DistTrain, figure 21)"
     return Section(title=f"What data cost the trainer in a step: {what}", rows=rows)
 
 
