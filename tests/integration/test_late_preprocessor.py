@@ -14,31 +14,37 @@ pytestmark = pytest.mark.integration
 
 
 def test_what_a_preprocessor_hangs_on_is_probed_and_decoded_by_the_other(cluster, spec, undisturbed) -> None:
-    """With one step at a time, it hangs on just what the trainer waits for."""
+    """With one step at a time, it hangs on just what the trainer waits for.
+
+    One that is stopped has not always work just then, and may be slower than its silence where the machine is busy: each is
+    stopped until it was late once, in half of the steps at most.
+    """
+    num_steps = 16
     cluster.start_reorder()
     cluster.add_preprocessors(2)
     cluster.wait_for_preprocessors()
-    job = cluster.submit(spec("disturbed", steps=4, part_samples=2, window=1))
+    job = cluster.submit(spec("disturbed", steps=num_steps, part_samples=2, window=1))
+    log = cluster.folder / "reorder.log"
     with cluster.client() as client, trainer.connect(cluster.endpoint, job=job) as loader:
         members = {member.endpoint: member.preprocessor for member in client.show(job).preprocessors}
         processes = {members[process.endpoint()]: process.pid for process in cluster.preprocessors}
-        first, second = processes.values()
+        never_late = list(processes)
+        stopped, logged = None, 0
         try:
             for step in loader:
                 assert sum(len(microbatch.data.sample_ids) for microbatch in step) == 16
-                match step.index:
-                    case 0:
-                        os.kill(first, signal.SIGSTOP)
-                    case 1:
-                        os.kill(first, signal.SIGCONT)
-                    case 2:
-                        os.kill(second, signal.SIGSTOP)
+                if stopped is not None:
+                    os.kill(processes[stopped], signal.SIGCONT)
+                    late, left = (log.read_text().find(f"{what} preprocessor={stopped} ", logged) for what in ("late", "left"))
+                    if late >= 0 and not 0 <= left < late:
+                        never_late.remove(stopped)
+                    stopped = None
+                elif never_late:
+                    stopped, logged = never_late[step.index // 2 % len(never_late)], len(log.read_text())
+                    os.kill(processes[stopped], signal.SIGSTOP)
                 loader.commit(step)
         finally:
-            for pid in (first, second):
+            for pid in processes.values():
                 os.kill(pid, signal.SIGCONT)
-    log = (cluster.folder / "reorder.log").read_text()
-    for name in processes:
-        late, left = (log.find(f"{what} preprocessor={name} ") for what in ("late", "left"))
-        assert 0 <= late < (left if left >= 0 else len(log)), "with its probe, or with parts"
-    assert ledger_sha256(cluster.ledger(job)) == undisturbed(4)
+    assert not never_late, "with its probe, or with parts"
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(num_steps)
