@@ -61,10 +61,13 @@ bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 
 chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos --minutes 10
 
+chaos-trainer: setup  ## kill and stop the nodes of a training job at every kind of action, and compare parameters (ten minutes)
+	@$(BIN)/python -m tests.chaos_trainer
+
 verify: setup  ## compare the pipeline runtime with one process in all 4,360 combinations (more than an hour)
 	@$(BIN)/python -m tests.verify
 
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-scale chaos verify stubs
+.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-scale chaos chaos-trainer verify stubs

@@ -1,5 +1,5 @@
 """`python -m benchmarks.recovery`: how soon work goes on after a loss, how soon a job is resumed, and how long it takes to plan
-for the loss of nodes; a table and a JSON file.
+for the loss of nodes, and what a trace of losses leaves of the throughput; a table and a JSON file.
 
 Real processes on one Redis server: two reorder services, two preprocessors and this process as the trainer, which computes
 nothing. The window is one step, so that the step after a loss needs the whole way: a leader, a plan, decoding, fetching.
@@ -24,7 +24,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 import trainer
-from benchmarks import recovery_planning
+from benchmarks import recovery_nodes, recovery_planning, recovery_traces
 from benchmarks.report import Report, Row, Section, at_most
 from benchmarks.timing import progress
 from cli.client import JobsClient
@@ -95,7 +95,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name, _redis(Path(name)) as port, ProcessGroup() as group:
         cluster = Cluster(group, Path(name), f"redis://127.0.0.1:{port}/0")
         sections = [_losses(cluster, rounds), _resume(cluster, port, far_step)]
+    sections += recovery_nodes.sections(quick=options.quick)
     sections += recovery_planning.sections(quick=options.quick)
+    sections += recovery_traces.sections(quick=options.quick)
     report = Report(
         benchmark="recovery", date=datetime.now(UTC).isoformat(timespec="seconds"), quick=options.quick, sections=sections
     )

@@ -31,13 +31,10 @@ def sections(*, quick: bool) -> Iterator[Section]:
         "vision and llm": _profile({"vision": VISION_LAYERS, "llm": NUM_LAYERS - VISION_LAYERS}),
         "llm, every layer of its own cost": _profile({"llm": NUM_LAYERS}, uneven=True),
     }
-    for per_microbatch in (False, True):
-        objective = "the least time per microbatch" if per_microbatch else "the least T1 + T2 + T3"
-        rows = [_templates_row(name, profile, budget_s, per_microbatch=per_microbatch) for name, profile in profiles.items()]
-        yield Section(
-            title=f"All templates: {NUM_LAYERS} layers, 1 to {NUM_NODES} nodes of {NUM_GPUS} GPUs, {objective}; warm, one core",
-            rows=rows,
-        )
+    yield Section(
+        title=f"All templates: {NUM_LAYERS} layers, 1 to {NUM_NODES} nodes of {NUM_GPUS} GPUs; warm, one core",
+        rows=[_templates_row(name, profile, budget_s) for name, profile in profiles.items()],
+    )
     yield _changes_section(budget_s)
 
 
@@ -57,9 +54,9 @@ def _profile(units: dict[str, int], *, uneven: bool = False, memory_bytes: int |
     )
 
 
-def _templates_row(name: str, profile: ModelProfile, budget_s: float, *, per_microbatch: bool) -> Row:
+def _templates_row(name: str, profile: ModelProfile, budget_s: float) -> Row:
     progress(f"templates: {name}")
-    timing = time_calls(lambda: plan_templates(profile, NUM_NODES, 0, per_microbatch=per_microbatch), budget_s=budget_s)
+    timing = time_calls(lambda: plan_templates(profile, NUM_NODES, 0), budget_s=budget_s)
     return Row(name=name, value=timing.best_s, unit="s", rival=OOBLECK, goal=at_most(TEMPLATES_GOAL_S), detail=timing.detail)
 
 
@@ -68,16 +65,9 @@ def _changes_section(budget_s: float) -> Section:
     progress("reconfiguration")
     units = {"vision": VISION_LAYERS, "llm": NUM_LAYERS - VISION_LAYERS}
     profile = _profile(units, memory_bytes=GPU_BYTES)
-    fair = plan_templates(profile, NUM_NODES, MAX_FAILURES, per_microbatch=True)
     templates = plan_templates(profile, NUM_NODES, MAX_FAILURES)
     smallest = templates.specification.smallest
     start = instantiate(templates, NUM_NODES, GLOBAL_BATCH, 1)
-    predicted = Row(
-        name="predicted step, templates of the least time per microbatch",
-        value=instantiate(fair, NUM_NODES, GLOBAL_BATCH, 1).iteration_s,
-        unit="s",
-        rival=Rival(value=start.iteration_s, source="least T1 + T2 + T3"),
-    )
     names = iter(f"node{i}" for i in range(NUM_NODES))
     pipelines = [
         Pipeline(template=template, nodes=tuple(next(names) for _ in range(template.num_nodes))) for template in start.templates
@@ -94,8 +84,7 @@ def _changes_section(budget_s: float) -> Section:
         f"{NUM_NODES} nodes in {len(pipelines)} pipelines, each of {smallest} nodes or more; {MAX_FAILURES} may be lost at once; "
         f"{GLOBAL_BATCH:,} microbatches; warm, one core"
     )
-    rows = [_ms_row(name, time_calls(call, budget_s=budget_s / 4)) for name, call in changes.items()]
-    return Section(title=title, rows=[predicted, *rows])
+    return Section(title=title, rows=[_ms_row(name, time_calls(call, budget_s=budget_s / 4)) for name, call in changes.items()])
 
 
 def _ms_row(name: str, timing: Timing) -> Row:

@@ -43,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)"
     )
+    parser.add_argument(
+        "--kill",
+        choices=("node",),
+        help="train on five nodes without torchrun, kill one of them on the way, and draw the loss beside that of a run without",
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
 
 
@@ -62,7 +67,12 @@ def run(args: argparse.Namespace) -> int:
     except OSError as err:
         raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
     with Display() as display:
-        summary = _run_processes(spec, args.preprocessors, args.transport, args.out, display)
+        if args.kill:
+            from cli.demo_kill import run_with_a_loss
+
+            summary = run_with_a_loss(spec, args.preprocessors, args.transport, args.out, display)
+        else:
+            summary = _run_processes(spec, args.preprocessors, args.transport, args.out, display)
     print_summary(summary, args.format)
     return 0
 
@@ -102,27 +112,20 @@ def _check_data(spec: JobSpec) -> None:
 
 def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Any) -> dict[str, Any]:
     from cli.client import JobsClient
+    from cli.demo_services import Services
     from cli.processes import Process, ProcessGroup, torchrun_environments
     from cli.summary import summarise
-    from headrace.errors import HeadraceError, UnavailableError
+    from headrace.errors import UnavailableError
 
     cores = os.cpu_count() or 1
-    threads = max(1, cores // num_preprocessors)
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
         trainers = 1 + spec.topology.replicas
         display.say(
             f"starting 1 reorder service, {num_preprocessors} preprocessors and {trainers} trainers "
             f"(encoders on 1, the LLM's {spec.topology.replicas} replica(s) behind it); logs in {out}/"
         )
-        arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
-        reorder = group.add(Process("reorder service", arguments, out / "reorder.log"))
-        ucx = ["--ucx"] if transport == "ucx" else []
-        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--threads", str(threads), *ucx]
-        endpoint = reorder.endpoint()
-        preprocessors = [
-            group.add(Process(f"preprocessor {n}", [*arguments, "--reorder", endpoint], out / f"preprocessor-{n}.log"))
-            for n in range(num_preprocessors)
-        ]
+        services = Services.start(group, num_preprocessors, transport, out, store)
+        endpoint = services.endpoint
         with JobsClient(endpoint) as client:
             job = client.submit(spec)
             display.say(f"to watch it from another terminal: headrace top --endpoint {endpoint}")
@@ -133,13 +136,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
                 for n, environment in enumerate(torchrun_environments(trainers))
             ]
             while any(rank.exit_code() is None for rank in ranks) and not any(rank.exit_code() for rank in ranks):
-                if reorder.exit_code() is not None:
-                    raise HeadraceError(f"the reorder service ended: {reorder.last_words()}")
-                for process in preprocessors:
-                    code = process.exit_code()
-                    if code is not None:
-                        process.restart()
-                        display.say(f"{process.name} ended with {code}; started it again")
+                services.look_after(display)
                 with contextlib.suppress(UnavailableError):  # busy for a moment: its process lives
                     display.update(client.show(job))
                 time.sleep(POLL_S)

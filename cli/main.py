@@ -31,6 +31,7 @@ COMMANDS = {
     "compare": ("cli.compare", "what planning would gain on your data: every strategy against arrival order"),
     "plan": ("cli.plan", "plan one global batch from a cost table"),
     "simulate": ("cli.simulate", "simulate every strategy on one global batch: times, pictures, traces"),
+    "simulate-failures": ("cli.simulate_failures", "simulate lost nodes: throughput over time, beside what others do about them"),
     "bench": ("cli.bench", "measure what this machine can do: preprocessing, transports"),
     "health": ("cli.health", "exit 0 if the service at an endpoint is serving"),
 }
@@ -46,6 +47,7 @@ _EXTRAS = {
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
+EXIT_UNRECOVERABLE = 3  # nodes or layers are lost for good
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ends, as it does most others
 
@@ -88,7 +90,8 @@ def _drop_output() -> None:
 
 
 def _run(argv: list[str] | None) -> int:
-    from headrace.errors import HeadraceError, JobFailedError, UserError  # takes a moment, in which Ctrl-C is pressed too
+    # takes a moment, in which Ctrl-C is pressed too
+    from headrace.errors import HeadraceError, JobFailedError, UnrecoverableError, UserError
 
     args = _parse(argv)
     try:
@@ -96,6 +99,9 @@ def _run(argv: list[str] | None) -> int:
     except (UserError, JobFailedError) as err:
         print(f"headrace {args.command}: {err}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except UnrecoverableError as err:
+        print(f"headrace {args.command}: {err}", file=sys.stderr)
+        return EXIT_UNRECOVERABLE
     except HeadraceError as err:
         print(f"headrace {args.command}: {err}", file=sys.stderr)
         return EXIT_FAILURE

@@ -34,7 +34,7 @@ class Looks:
     held: list[Look] = field(default_factory=list)
 
     def add(self, look: Look) -> None:
-        """The next one. Looks at another term or generation, whose counters begin anew, are forgotten."""
+        """The next one. Looks at another job, term or generation, whose counters begin anew, are forgotten."""
         if self.held and _life(self.held[-1].status) != _life(look.status):
             self.held.clear()
         self.held.append(look)
@@ -84,8 +84,8 @@ def decoding_paces(looks: Sequence[Look]) -> dict[str, Pace]:
     return paces
 
 
-def _life(status: JobStatus) -> tuple[int, int]:
-    return status.term, status.generation
+def _life(status: JobStatus) -> tuple[str, int, int]:
+    return status.job, status.term, status.generation
 
 
 def _reaches_back(look: Look, last: Look) -> bool:

@@ -10,6 +10,7 @@ from cli.bottleneck import bottleneck
 from cli.client import state_name
 from cli.rates import Look, data_wait, decoding_paces, samples_per_s, steps_per_s
 from headrace.v1.jobs_pb2 import JobStatus, RankStatus
+from headrace.v1.membership_pb2 import Recovered, Snapshot
 
 
 def figures(jobs: Sequence[Sequence[Look]]) -> dict[str, Any]:
@@ -45,6 +46,8 @@ def _job(looks: Sequence[Look]) -> dict[str, Any]:
         "bottleneck": dataclasses.asdict(bottleneck(looks)),
         "sources": _sources(status),
         "ranks": [_rank(rank) for rank in status.ranks],
+        "nodes": _nodes(status.snapshot) if status.HasField("snapshot") else None,
+        "recoveries": [_recovery(recovered) for recovered in status.recoveries],
     }
 
 
@@ -69,6 +72,40 @@ def _rank(rank: RankStatus) -> dict[str, Any]:
         "next_step": rank.committed_steps,
         "data_wait_s": rank.data_wait_s if rank.step_s else None,
         "data_wait_fraction": rank.data_wait_s / rank.step_s if rank.step_s else None,
+    }
+
+
+def _nodes(snapshot: Snapshot) -> dict[str, Any]:
+    """Of a recoverable job: its newest pipelines, whose layers are counted within their unit."""
+    return {
+        "generation": snapshot.generation,
+        "change": snapshot.change,
+        "error": snapshot.error,
+        "pipelines": [
+            {
+                "microbatches": pipeline.num_microbatches,
+                "stages": [
+                    {
+                        "node": snapshot.nodes[stage.rank].name,
+                        "unit": stage.unit,
+                        "first_layer": stage.first_layer,
+                        "end_layer": stage.end_layer,
+                    }
+                    for stage in pipeline.stages
+                ],
+            }
+            for pipeline in snapshot.pipelines
+        ],
+    }
+
+
+def _recovery(recovered: Recovered) -> dict[str, Any]:
+    return {
+        "generation": recovered.generation,
+        "step": recovered.step,
+        "change": recovered.change,
+        "total_s": sum(phase.seconds for phase in recovered.phases),
+        "phases_s": {phase.name: phase.seconds for phase in recovered.phases},
     }
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 OVER = ("done", "failed", "cancelled")
 WIDE = 100  # columns from which on there is room for more than shares
+MAX_RECOVERIES = 3
 MAX_ENDED = 3  # jobs, where no job is named
 PLAIN_ROWS = 10  # of each table, where there is no end of the screen
 MIN_ROWS = 3
@@ -27,6 +28,8 @@ def picture(figures: dict[str, Any], *, width: int, height: int | None = None, t
     parts: list[RenderableType] = [Text(trouble, style="bold red") if trouble else _service(figures)]
     for job in shown:
         parts += ["", _head(job), _progress(job), _bottleneck(job["bottleneck"])]
+        if job["nodes"]:
+            parts += ["", *_nodes(job["nodes"], job["recoveries"])]
         if job["sources"] or job["ranks"]:
             parts += ["", _side_by_side(_sources(job["sources"], max_rows), _ranks(job["ranks"], max_rows))]
     if not jobs:
@@ -41,7 +44,8 @@ def picture(figures: dict[str, Any], *, width: int, height: int | None = None, t
 def _rows_that_fit(height: int, jobs: list[dict[str, Any]], preprocessors: list[dict[str, Any]]) -> int:
     """The most rows that every table may have; what is beyond them is counted."""
     rows = [len(preprocessors), *(max(len(job["sources"]), len(job["ranks"])) for job in jobs)]
-    free = height - _OTHER_LINES - _LINES_PER_JOB * len(jobs)
+    of_nodes = sum(2 + len(job["recoveries"][-MAX_RECOVERIES:]) for job in jobs if job["nodes"])
+    free = height - _OTHER_LINES - _LINES_PER_JOB * len(jobs) - of_nodes
     return max((most for most in range(MIN_ROWS, height) if sum(min(most, n) for n in rows) <= free), default=MIN_ROWS)
 
 
@@ -83,6 +87,21 @@ def _bottleneck(finding: dict[str, str]) -> Table:
         text.append(": ").append(finding["remedy"], style="bold green")
     line.add_row(Text("→", style="bold"), text)
     return line
+
+
+def _nodes(nodes: dict[str, Any], recoveries: list[dict[str, Any]]) -> list[Text]:
+    """The pipelines of a recoverable job, and its latest recoveries: a line each."""
+    sizes = [len(pipeline["stages"]) for pipeline in nodes["pipelines"]]
+    shares = "+".join(str(pipeline["microbatches"]) for pipeline in nodes["pipelines"])
+    shape = f"{sum(sizes)} nodes in pipelines of {'+'.join(map(str, sizes))} with {shares} microbatches"
+    lines = [Text.assemble((f"pipelines {nodes['generation']}", "bold"), f"  {nodes['error'] or shape}")]
+    for recovery in reversed(recoveries[-MAX_RECOVERIES:]):
+        phases = "  ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in recovery["phases_s"].items())
+        head = f"recovery {recovery['generation']}  step {recovery['step']}  {recovery['total_s'] * 1e3:.0f} ms"
+        lines.append(Text(f"{head}: {phases}  {recovery['change']}"))
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return lines
 
 
 def _side_by_side(*tables: Table) -> Table:

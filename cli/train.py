@@ -31,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.yaml",
         help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: whole replicas)",
     )
+    nodes = parser.add_argument_group("as a node of a job that outlasts the loss of others (no torchrun)")
+    nodes.add_argument("--nodes", type=Path, metavar="FILE.yaml", help="the nodes, units and failures to survive")
+    nodes.add_argument("--node", default="", metavar="NAME", help="of this one (default: HOST:PID)")
+    nodes.add_argument(
+        "--host", default="127.0.0.1", help="by which the other nodes reach this one (default: %(default)s, for one machine)"
+    )
     parser.add_argument("--model", choices=tuple(MODEL_SHAPES), help="named size (default: the job's)")
     parser.add_argument(
         "--precision",
@@ -49,8 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of preprocessors that speak TLS (default: they do not)"
     )
-    checkpoints = parser.add_argument_group("with --topology")
-    checkpoints.add_argument("--checkpoint", type=Path, metavar="DIR", help="save there, beside training (default: nowhere)")
+    checkpoints = parser.add_argument_group("with --topology or --nodes")
+    checkpoints.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="save there, beside training; with --nodes at the end, or when it cannot go on (default: nowhere)",
+    )
     checkpoints.add_argument(
         "--checkpoint-every", type=int, default=100, metavar="N", help="steps, and after the last one (default: %(default)s)"
     )
@@ -87,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--threads must be at least 1, got {args.threads}")
     if args.checkpoint_every < 1:
         raise UserError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
-    if args.topology is None and (args.checkpoint or args.resume):
-        raise UserError("--checkpoint and --resume go with --topology FILE.yaml only: take them away, or add that")
+    if args.topology is None and args.nodes is None and (args.checkpoint or args.resume):
+        raise UserError("--checkpoint and --resume go with --topology or --nodes only: take them away, or add one")
+    if args.topology is not None and args.nodes is not None:
+        raise UserError("--topology and --nodes exclude each other: with --nodes, the pipelines follow from the nodes")
     configure_logging("trainer", args.log_format)
     with JobsClient(args.endpoint) as client:
         # takes three seconds, which a wrong argument need not wait for
@@ -107,7 +120,21 @@ def run(args: argparse.Namespace) -> int:
                 "tls_ca": args.tls_ca,
                 "precision": args.precision,
             }
-            if args.topology is None:
+            if args.nodes is not None:
+                from trainer.recovery.node import train_recoverable
+                from trainer.recovery.spec import load_recovery_yaml
+
+                name = args.node or f"{args.host}:{os.getpid()}"
+                train_recoverable(
+                    args.endpoint,
+                    spec=load_recovery_yaml(args.nodes),
+                    node=name,
+                    host=args.host,
+                    checkpoint=args.checkpoint,
+                    resume=args.resume,
+                    **options,
+                )
+            elif args.topology is None:
                 train(args.endpoint, **options)
             else:
                 train_pipeline(
@@ -118,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
                     resume=args.resume,
                     **options,
                 )
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0" and args.nodes is None:
             print_summary(summarise(client, job), args.format)
     return 0
 

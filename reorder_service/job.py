@@ -307,18 +307,17 @@ class JobRun:
 
     # -- trainers -----------------------------------------------------------------------------------------------------
 
-    def open_session(self, rank: int, num_ranks: int, generation: int | None = None, replicas: Collection[int] = ()) -> Session:
-        """A session that first hears of what is planned already. Raises UserError or ConflictError.
-
-        `replicas`: that the rank names, see `Sessions.open`. `generation`: of a former session that it continues. Raises
-        SupersededError where that generation is over.
-        """
+    def open_session(
+        self, rank: int, num_ranks: int, generation: int | None = None, replicas: Collection[int] = (), *, together: bool = False
+    ) -> Session:
+        """A session that first hears of what is planned already. Raises as `Sessions.open`, whose `named` are `replicas`, and
+        SupersededError where `generation`, of a former session that it continues, is over."""
         if generation not in (None, self.generation):
             raise self._stale()
         former = self.sessions.num_ranks
-        session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas)
+        session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas, together=together)
         session.next_step = self.committed
-        if num_ranks != former:  # what a rank has committed meant other samples then
+        if self.sessions.num_ranks != former:  # what a rank has committed meant other samples then
             for step in self.steps.values():
                 step.commits.clear()
         for index in sorted(self.steps):

@@ -117,6 +117,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     async def _status(self, run: JobRun) -> jobs_pb2.JobStatus:
         service = self._post.service
+        nodes = service.nodes[run.name]
         return jobs_pb2.JobStatus(
             job=run.name,
             state=jobs_pb2.JobState.Value(f"JOB_STATE_{run.state}"),
@@ -166,6 +167,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             sources=[_source_status(run, number) for number in range(len(run.spec.sources))],
             up_s=time.monotonic() - service.began_s,
             mixture_json=json.dumps(run.layout.changes),
+            snapshot=nodes.snapshot if nodes.snapshot.generation else None,
+            recoveries=nodes.recoveries,
         )
 
 

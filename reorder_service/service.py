@@ -12,6 +12,7 @@ from headrace.telemetry import pairs
 from reorder_service.clock import Clock
 from reorder_service.fleet import LOOK_S, Fleet
 from reorder_service.job import FINAL, JobRun
+from reorder_service.nodes import Nodes
 from reorder_service.sessions import Session
 from reorder_service.state import StateStore
 
@@ -28,6 +29,8 @@ class ReorderService:
         self._clock = Clock()
         self.fleet = Fleet(self._clock.now_s)
         self.jobs: dict[str, JobRun] = {}
+        self.nodes: dict[str, Nodes] = {}
+        """Of each job."""
         self.began_s = time.monotonic()
         self._submitting = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
@@ -40,11 +43,15 @@ class ReorderService:
                 await self._take_up(name)
             except SpecError as err:  # written by another version: the other jobs go on
                 log.error("job left alone %s", pairs(job=name, error=err))
+        for nodes in self.nodes.values():
+            nodes.start()
 
     async def stop(self) -> None:
         """Stop working; everything goes on from the store, here or elsewhere."""
         if self._looking is not None:
             self._looking.cancel()
+        for nodes in self.nodes.values():
+            await nodes.stop()
         for run in self.jobs.values():
             run.sessions.end_all(UnavailableError("this reorder service has stopped"))
             await run.stop()
@@ -79,6 +86,10 @@ class ReorderService:
             known = ", ".join(sorted(self.jobs)) or "none"
             raise NotFoundError(f"no job {job!r} here; there are: {known}") from None
 
+    def find_nodes(self, job: str) -> Nodes:
+        """Those of a job. Raises NotFoundError."""
+        return self.nodes[self.find(job).name]
+
     def find_session(self, session_id: str) -> tuple[JobRun, Session]:
         """Raises NotFoundError, or SupersededError where a newer session of the rank took over."""
         job, _, rest = session_id.partition("/")
@@ -103,6 +114,8 @@ class ReorderService:
     async def _take_up(self, job: str) -> JobRun:
         run = JobRun(await self.store.load_job(job), self.store, self.fleet)
         await run.manifest.load()
-        self.jobs[job] = run
+        nodes = Nodes(run, self.store)
+        await nodes.restore()
+        self.jobs[job], self.nodes[job] = run, nodes
         run.start()
         return run

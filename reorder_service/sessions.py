@@ -7,7 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
-from headrace.errors import ConflictError, HeadraceError, SupersededError, UserError
+from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UserError
 from reorder_service.step import Part, Step
 
 
@@ -20,7 +20,10 @@ class Ended:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
-    """One rank's view of a job. Rank r of n serves the replicas r, r + n, r + 2n, ..., unless it has named them."""
+    """One rank's view of a job. Rank r of n serves the replicas r, r + n, r + 2n, ..., unless it has named them.
+
+    Of nodes that commit together each serves all replicas, as one rank of one.
+    """
 
     id: str
     job: str
@@ -28,6 +31,8 @@ class Session:
     num_ranks: int
     replicas: frozenset[int] | None = None
     """Those that it has named: a process of a pipeline, which needs whole plans too."""
+    together: bool = False
+    """Whether it is of nodes that commit together, of which any number come and go."""
     streaming: bool = False
     over: HeadraceError | None = None
     """What the rank is told of any further call: the session has ended."""
@@ -59,6 +64,11 @@ class Session:
         """No step follows."""
         self._ended = Ended(message=message)
         self._wake.set()
+
+    @property
+    def told_all(self) -> bool:
+        """Whether no step follows."""
+        return self._ended is not None
 
     def end(self, error: HeadraceError) -> None:
         """The rank is told no more, but that."""
@@ -97,13 +107,16 @@ class Sessions:
         for session in self.by_rank.values() if self._named else filter(None, [one]):
             session.tell_place(part)
 
-    def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = ()) -> Session:
+    def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = (), *, together: bool = False) -> Session:
         """A new session for `rank`. Raises UserError or ConflictError where it does not fit.
 
-        `replicas`: that the job has. `named`: those of them that the rank takes; none: every `num_ranks`-th.
+        `replicas`: that the job has. `named`: those of them that the rank takes; none: every `num_ranks`-th. `together`: of
+        nodes of which one commits for all; each takes all replicas, and the rank only tells it from the others.
         """
-        if not 0 <= rank < num_ranks:
+        if not 0 <= rank < (rank + 1 if together else num_ranks):
             raise UserError(f"rank {rank} is not in 0 .. {num_ranks - 1}")
+        if together:
+            num_ranks, named = 1, range(replicas)
         if any(replica < 0 for replica in named):
             raise UserError(f"rank {rank} takes replica {min(named)}: they count from 0")
         if named and max(named) >= replicas:
@@ -116,12 +129,14 @@ class Sessions:
                 f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas}, "
                 f"or `headrace job topology {self._job} --replicas {num_ranks}`"
             )
-        others = [s for s in self.by_rank.values() if s.num_ranks != num_ranks or bool(s.replicas) != bool(named)]
-        streaming = [s.rank for s in others if s.streaming]
+        kind = (num_ranks, bool(named), together)
+        others = [s for s in self.by_rank.values() if (s.num_ranks, bool(s.replicas), s.together) != kind]
+        streaming = [s for s in others if s.streaming]
         if streaming:
+            one = streaming[0]
             raise ConflictError(
-                f"rank {rank} asks for {num_ranks} ranks, but rank {streaming[0]} of {others[0].num_ranks} is connected: "
-                "stop it first"
+                f"rank {rank} of {_company(num_ranks, together=together)} cannot open while rank {one.rank} of "
+                f"{_company(one.num_ranks, together=one.together)} is connected: stop it first"
             )
         for session in [*others, *filter(None, [self.by_rank.get(rank)])]:
             session.end(SupersededError(f"rank {session.rank} of job {self._job!r} was opened again"))
@@ -132,14 +147,26 @@ class Sessions:
             rank=rank,
             num_ranks=num_ranks,
             replicas=frozenset(named) if named else None,
+            together=together,
         )
         self.by_rank[rank] = session
         self._named = bool(named)
         self.num_ranks = num_ranks
         return session
 
+    def leave(self, session: Session) -> None:
+        """A rank hears no more. Nodes that commit together come and go: one that went is told no steps for ever."""
+        session.streaming = False
+        if session.together and not session.told_all and self.by_rank.get(session.rank) is session:
+            del self.by_rank[session.rank]
+            session.end(NotFoundError(f"session {session.id!r} ended with its stream; open one"))
+
     def end_all(self, error: HeadraceError) -> None:
         """Every rank must open again, if `error` lets it."""
         for session in self.by_rank.values():
             session.end(error)
         self.by_rank.clear()
+
+
+def _company(num_ranks: int, *, together: bool) -> str:
+    return "nodes that commit together" if together else str(num_ranks)

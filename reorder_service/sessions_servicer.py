@@ -35,7 +35,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
-        session = run.open_session(request.rank, request.num_ranks, generation, request.replicas)
+        session = run.open_session(request.rank, request.num_ranks, generation, request.replicas, together=request.together)
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
@@ -54,7 +54,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             async for events in session.events():
                 yield sessions_pb2.PlanEvents(events=[_plan_event(event, session) for event in events])
         finally:
-            session.streaming = False
+            run.sessions.leave(session)
         log.debug("plans ended job=%s rank=%d", run.name, session.rank)
 
     @answers

@@ -11,6 +11,7 @@ job, all under `headrace:{job}:`:
     quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
     ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, sums), one entry a committed step; the sums
                          are of all steps so far, so that nobody needs to read them all
+    nodes        string  JSON of the membership of a recoverable job's nodes (reorder_service.membership.Record)
 """
 
 from __future__ import annotations
@@ -151,6 +152,15 @@ class StateStore:
         key = _key(job, "job")
         fields = {"topology": topology_json, "generation": str(generation)}
         return await self.database.write(_hset(key, fields), when=[(str(generation - 1), "HGET", key, "generation")])
+
+    async def save_membership(self, job: str, document: str) -> None:
+        """In place of any former one."""
+        await self.database.write(("SET", _key(job, "nodes"), document))
+
+    async def load_membership(self, job: str) -> str | None:
+        """What `save_membership` has kept, if anything."""
+        document: str | None = await self._read(self._redis.get(_key(job, "nodes")))
+        return document
 
     async def set_mixture(self, job: str, mixture: Sequence[tuple[int, Sequence[float]]]) -> None:
         await self.database.write(_hset(_key(job, "job"), {"mixture": json.dumps(mixture)}))

@@ -53,9 +53,13 @@ class Part:
 class SessionClient:
     """One rank's session. It opens again by itself when the reorder service was restarted. Thread-safe."""
 
-    def __init__(self, endpoint: str, job: str, rank: int, num_ranks: int, replicas: Sequence[int] = ()) -> None:
-        """`replicas`: of a process of a pipeline, which is told whole plans; none: every `num_ranks`-th."""
+    def __init__(
+        self, endpoint: str, job: str, rank: int, num_ranks: int, replicas: Sequence[int] = (), *, together: bool = False
+    ) -> None:
+        """`replicas`: of a process of a pipeline, which is told whole plans; none: every `num_ranks`-th. `together`: of a node
+        of several of which one commits for all: it is told whole plans and all parts, and `num_ranks` does not matter."""
         self._replicas = replicas
+        self._together = together
         self.endpoint = endpoint
         self.job = job
         self._rank = rank
@@ -104,6 +108,7 @@ class SessionClient:
             resume_step=resume_step,
             generation=generation,
             replicas=self._replicas,
+            together=self._together,
         )
         deadline = time.monotonic() + timeout_s
         while True:
@@ -152,7 +157,7 @@ class SessionClient:
         """Ask for a part to be decoded elsewhere."""
         self._call(self._stub.ReportLost, sessions_pb2.ReportLostRequest(ticket=ticket, lease=lease))
 
-    def commit(self, step: int, rejected: list[Rejected], loss: float, step_s: float, data_wait_s: float) -> bool:
+    def commit(self, step: int, rejected: Sequence[Rejected], loss: float, step_s: float, data_wait_s: float) -> bool:
         """Whether the step is committed by all ranks now."""
         request = sessions_pb2.CommitRequest(
             step=step,

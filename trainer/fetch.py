@@ -151,6 +151,23 @@ class PartFetcher:
         for release, _ in taken:
             release()
 
+    def drop(self, tickets: Iterable[str]) -> None:
+        """These parts were queued, and nobody will take them: those that have come go back."""
+        came = []
+        with self._lock:
+            dropped = set(tickets)
+            self._queue = deque(ticket for ticket in self._queue if ticket not in dropped)
+            for ticket in dropped & self._futures.keys():
+                future = self._futures.pop(ticket)
+                if ticket in self._wanted:
+                    self._settle(self._wanted[ticket], UnavailableError(f"part {ticket} is not wanted any more"))
+                elif future.exception() is None:
+                    self._ready_bytes -= future.result().num_bytes
+                    came.append(future.result().delivery)
+            self._fetch_ahead()
+        for delivery in came:
+            delivery.release()
+
     def forget(self, tickets: Iterable[str]) -> None:
         """These parts are not needed any more."""
         with self._lock:

@@ -61,10 +61,11 @@ class StepLoader:
         columns: Sequence[str] | None,
         hedge_s: float,
         replicas: Sequence[int] = (),
+        together: bool = False,
     ) -> None:
-        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline."""
+        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`: as of SessionClient."""
         self._rank = rank
-        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas)
+        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together)
         self._parts = PartFetcher(
             self._client.report_lost,
             max_parts=prefetch_parts,

@@ -1,10 +1,12 @@
-"""The loaders that Headrace is compared with. All decode with the same function, in two workers, in batches of the same size.
+"""What Headrace is compared with: loaders, and a trainer that outlasts the loss of processes.
 
     environment.py   one virtual environment each
-    run.py           runs one of them in its environment: `python -m benchmarks.peers.run NAME ...`
-    torch_webdataset.py  spdl_threads.py  energon.py  lit.py  mosaicml.py  ray_data.py      `batches(folder)` of each
+    run.py           runs a loader in its environment: `python -m benchmarks.peers.run NAME ...`
+    torch_webdataset.py  spdl_threads.py  energon.py  lit.py  mosaicml.py  ray_data.py      `batches(folder)` of each loader
+    torchft_ddp.py   the trainer, a command of its own
 
-A peer's module imports what is in its own environment, so only run.py, running there, may import it.
+All loaders decode with the same function, in two workers, in batches of the same size. A peer's module imports what is in its
+own environment, so only what runs there may import it.
 """
 
 from __future__ import annotations
@@ -59,3 +61,5 @@ PEERS = (
     ),
     Peer(title="Ray Data", module="ray_data", requirements=("ray[data]==2.60.*",)),
 )
+"""The loaders."""
+TORCHFT = Peer(title="torchft", module="torchft_ddp", requirements=("torchft==0.2.*",))

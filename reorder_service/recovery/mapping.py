@@ -1,25 +1,26 @@
-"""GPU-stage mapping (Oobleck, dissertation section 2.4.1.2): the chain of stages that takes the least time on so many nodes.
+"""GPU-stage mapping (Oobleck, dissertation section 2.4.1.2): the chain of stages that is fastest on so many nodes.
 
-The time is T1 + T2 + T3 with four microbatches a stage. With t_j for the forward and backward of stage j of S, and k for the
+A step of four microbatches a stage takes T = T1 + T2 + T3. With t_j for the forward and backward of stage j of S, and k for the
 slowest stage (of equally slow ones the last, whose time is the longest):
 
     T = sum of all t_j  +  (3 S + k - 1) t_k  +  sum of t_j from k on
 
+Chains of different numbers of stages do different numbers of microbatches in T: the fastest has the least T / S. (The paper
+takes the least T, which has few stages of many GPUs even where these gain little.)
+
 Counted stage by stage, with tau = t_k: a stage before k costs t_j + 4 tau, one from k on costs 2 t_j + 3 tau, and tau is taken
 off at the end. For a given tau the best chain is a shortest path over (GPUs used, layers placed, slowest stage placed).
 
-Why the search is exact. Take all chains whose slowest stage takes a tau from low to high. Such a chain has stages of at most
-`high`, one of at least `low`, and behind that one only faster stages than `high`. The shortest path over all chains of which this
-is true, with `low` for tau, is no longer than the least T among them. An interval is dropped where this bound is no better
-than the best chain found so far; it is done where the path has its length as its true T, as always with low = high; else it
-is halved. tau is one of finitely many sums of layers, and the search begins at the smallest that any chain has.
+Why the search is exact. A chain has a T / S below T* / S*, that of the best one so far, if its S* T - T* S is below 0; that is a
+sum over its stages too, with S* for `scale` and T* for `rebate` (Dinkelbach, Management Science 13(7), 1967). Take all chains
+whose slowest stage takes a tau from low to high. Such a chain has stages of at most `high`, one of at least `low`, and behind
+that one only faster stages than `high`. The shortest path over all chains of which this is true, with `low` for tau, is no longer
+than the shortest among them. An interval is dropped where this bound is not below 0; where the path is really as long as the
+bound, as always with low = high, the interval is searched again with the better ratio; else it is halved. tau is one of finitely
+many sums of layers, and the search begins at the smallest that any chain has.
 
-Chains of different numbers of stages do different numbers of microbatches in T. T / S, as many times the seconds of a microbatch,
-compares them fairly. Some chain has a T / S below that of the best one so far, T* / S*, if S* T - T* S is below 0 for it: the
-same search with S* for `scale` and T* for `rebate` (Dinkelbach, Management Science 13(7), 1967), until there is none.
-
-Seconds are counted in whole quanta, so that sums are exact and equally slow stages equal. Of chains with the same T it is the one
-found first, which does not depend on the machine.
+Seconds are counted in whole quanta, so that sums are exact and equally slow stages equal. Of chains with the same T / S it is the
+one found first, which does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Chains:
         """Whether some chain uses all GPUs of so many nodes."""
         return bool(self.bottlenecks[num_nodes] < _NONE)
 
-    def fastest(self, num_nodes: int, *, per_microbatch: bool) -> Ints:
-        """(S, 3) number of GPUs, first and end layer of each stage of the chain with the least T, or T / S `per_microbatch`.
+    def fastest(self, num_nodes: int) -> Ints:
+        """(S, 3) number of GPUs, first and end layer of each stage of the chain with the least T / S.
 
         So many nodes are feasible.
         """
@@ -86,24 +87,24 @@ class Chains:
         intervals = deque([(low, _NONE)])
         while intervals:
             low, high = intervals.popleft()  # the widest: a good chain is found early, and more intervals are dropped
-            scale, rebate, below = (len(stages), best, 0) if per_microbatch else (1, 0, best)
-            count = most_stages if per_microbatch else num_nodes  # T is at least the least of all layers and 3 S slowest stages
-            high = min(high, (below + rebate * count - scale * int(least[0])) // (3 * scale * count))
+            scale, rebate = len(stages), best
+            # T is at least the least of all layers and 3 S slowest stages
+            high = min(high, (rebate * most_stages - scale * int(least[0])) // (3 * scale * most_stages))
             first, end = np.searchsorted(self.slowest, low), np.searchsorted(self.slowest, high, side="right")
             if first >= end:
                 continue
             low, high = int(self.slowest[first]), int(self.slowest[end - 1])
-            bound, found = _shortest(self.sums, self.ends, least, effort, num_nodes, low, high, scale, rebate, below)
-            if bound >= below:
+            bound, found = _shortest(self.sums, self.ends, least, effort, num_nodes, low, high, scale, rebate, 0)
+            if bound >= 0:
                 continue
             total = int(iteration_time(self.stage_quanta(found), 4 * len(found)))
             value = scale * total - rebate * len(found)
-            if value < below:
+            if value < 0:
                 best, stages = total, found
             if bound < value:
                 middle = int(self.slowest[(first + end - 1) // 2])
                 intervals += [(low, middle), (middle + 1, high)]
-            elif per_microbatch:
+            else:
                 intervals.append((low, high))  # again, with the better ratio
         return stages
 

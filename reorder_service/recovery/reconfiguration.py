@@ -61,11 +61,14 @@ def reconfigure(
     lost: Collection[str] = (),
     joined: Sequence[str] = (),
     max_pipelines: int | None = None,
+    sizes: Sequence[int] = (),
 ) -> Reconfiguration:
     """The pipelines after a change of nodes.
 
     lost may name nodes of no pipeline, and nodes that joined. max_pipelines: no new pipeline is made of nodes that joined
-    beyond so many, for there are only so many microbatches. None: no limit.
+    beyond so many, for there are only so many microbatches. None: no limit. sizes: numbers of nodes of the pipelines to come,
+    no more than there are, as of an `Instantiation`: they may be faster than those that follow from the rules above, of whose
+    changes there may have been many. They take the places of old pipelines that are as large, or else nearly.
 
     Raises UnrecoverableError where a layer has no copy left, or the nodes are too few to lose as many again; ValueError for a
     node that joined and is in a pipeline already.
@@ -77,7 +80,7 @@ def reconfigure(
     if known := {node for nodes in alive for node in nodes}.intersection(fresh):
         raise ValueError(f"nodes that joined are in a pipeline already: {', '.join(sorted(known))}")
     origins = [(len(old.nodes), *(i for i, node in enumerate(old.nodes) if node not in gone)) for old in pipelines]
-    choices = _target_sizes(templates.specification, origins, len(fresh), max_pipelines)
+    choices = [_given(origins, sizes)] if sizes else _target_sizes(templates.specification, origins, len(fresh), max_pipelines)
     placings = [_place(templates, pipelines, alive, fresh, sizes) for sizes in choices]
     copied_bytes, _, placed = min(placings, key=lambda placing: placing[:2])
     holders = _holders(pipelines, gone)
@@ -126,6 +129,19 @@ def _holders(pipelines: Sequence[Pipeline], gone: frozenset[str]) -> list[tuple[
                 for layer in pipeline.template.layers_of(position):
                     holders[layer].append(node)
     return [tuple(nodes) for nodes in holders]
+
+
+def _given(origins: Sequence[Origin], sizes: Sequence[int]) -> Sizes:
+    """Whole pipelines stay where the sizes have theirs; of the others, the largest comes from the one that has the most left."""
+    rest = sorted(sizes, reverse=True)
+    kept = {}
+    for i, (size, *left) in enumerate(origins):
+        if len(left) == size and size in rest:
+            rest.remove(size)
+            kept[i] = size
+    changed = sorted((i for i in range(len(origins)) if i not in kept), key=lambda i: -len(origins[i]))
+    places = [*changed, *range(len(origins), len(origins) + len(rest))]
+    return tuple(sorted({**kept, **dict(zip(places, rest, strict=False))}.items()))
 
 
 def _target_sizes(

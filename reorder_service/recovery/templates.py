@@ -138,11 +138,12 @@ class Templates:
     """(L,) what it takes to copy a layer."""
 
 
-def plan_templates(profile: ModelProfile, num_nodes: int, max_failures: int, *, per_microbatch: bool = False) -> Templates:
-    """The node specification and the fastest template of each size.
+def plan_templates(profile: ModelProfile, num_nodes: int, max_failures: int) -> Templates:
+    """The node specification and the fastest template of each size: the one with the least T1 + T2 + T3 for each of its
+    microbatches, four a stage.
 
-    per_microbatch: whether the fastest one has the least T1 + T2 + T3 for each of its microbatches, four a stage, or the least as
-    it is, as in the paper. That prefers few stages of many GPUs even where these gain little: fewer stages do fewer microbatches.
+    The paper takes the least T1 + T2 + T3 as it is, which prefers few stages of many GPUs even where these gain little: fewer
+    stages do fewer microbatches in it.
 
     Raises UserError where the nodes do not hold as many replicas as it takes to lose `max_failures` nodes at once.
     """
@@ -154,7 +155,7 @@ def plan_templates(profile: ModelProfile, num_nodes: int, max_failures: int, *, 
     gpus_of_node = profile.seconds.shape[1]
     of_size = {}
     for size in specification.sizes:
-        stages = chains.fastest(size, per_microbatch=per_microbatch)
+        stages = chains.fastest(size)
         quanta = chains.stage_quanta(stages)
         used = np.cumsum(stages[:, 0]) - 1
         of_size[size] = Template(

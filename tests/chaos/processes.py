@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from headrace.child import ending_with_us
 
@@ -23,10 +23,19 @@ RETRY_S = 0.3  # pause before a process that has ended by itself is started agai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a process takes now: memory of its own in KiB (VmRSS without shared memory, which has a budget), descriptors."""
+    """What a process takes: memory of its own in KiB (VmRSS without shared memory, which has a budget), descriptors, threads."""
 
     memory_kib: int
     num_fds: int
+    num_threads: int = 0
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Of a process now. Raises OSError where it is gone."""
+        folder = Path(f"/proc/{pid}")
+        found = dict(re.findall(r"(\w+):\s+(\d+)", (folder / "status").read_text()))
+        memory_kib = int(found["VmRSS"]) - int(found["RssShmem"])
+        return cls(memory_kib=memory_kib, num_fds=len(os.listdir(folder / "fd")), num_threads=int(found["Threads"]))
 
 
 class Standing:
@@ -93,9 +102,7 @@ class Standing:
         return ""
 
     def footprint(self) -> Footprint:
-        folder = Path(f"/proc/{self.popen.pid}")
-        kib = {key: int(value) for key, value in re.findall(r"(\w+):\s+(\d+) kB", (folder / "status").read_text())}
-        return Footprint(memory_kib=kib["VmRSS"] - kib["RssShmem"], num_fds=len(os.listdir(folder / "fd")))
+        return Footprint.of(self.popen.pid)
 
 
 class RankProcess(Standing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from headrace.model_shape import TransformerShape
@@ -22,7 +23,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.width = shape.width
         self.head_dim = shape.width // shape.heads
-        self.embed = nn.Embedding(vocab_size, shape.width)
+        # weights come later; drawn by torch on the meta device, they would cost every process seconds of imports
+        self.embed = nn.Embedding(vocab_size, shape.width, _weight=torch.empty(vocab_size, shape.width))
         self.layers = decoder_blocks(shape)
         self.norm = rms_norm(shape.width)
         self.head = None if tied else nn.Linear(shape.width, vocab_size, bias=False)

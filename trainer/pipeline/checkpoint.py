@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from headrace.errors import UserError
 from headrace.telemetry import pairs
-from trainer.pipeline.checkpoint_files import Checkpoint, TensorKey, complete_steps, prune, remove_incomplete, write
+from trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey, complete_steps, prune, remove_incomplete, write
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.tensor import cut_dimension
 
 log = logging.getLogger(__name__)
 
-_WEIGHT = "weight"
 _STEP = "step"
 _STATE = (_STEP, "exp_avg", "exp_avg_sq")
 
@@ -116,9 +115,9 @@ def _held(step: PipelineStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
     for name, parameter in held.items():
         dim = cut_dimension(name) if slices > 1 else None
         if dim is None:
-            yield TensorKey(name=name, kind=_WEIGHT), parameter
+            yield TensorKey(name=name, kind=WEIGHT), parameter
         else:
-            yield TensorKey(name=name, kind=_WEIGHT, dim=dim, index=place.slice, count=slices), parameter
+            yield TensorKey(name=name, kind=WEIGHT, dim=dim, index=place.slice, count=slices), parameter
 
 
 def _written(step: PipelineStep) -> Iterator[tuple[TensorKey, Tensor]]:

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from headrace.errors import UserError
 
+WEIGHT = "weight"
+"""The kind of a `TensorKey` that is no state of the optimizer."""
 KEPT = 2
 """Complete checkpoints: one may turn out to be unreadable."""
 _LOADER = b"loader"

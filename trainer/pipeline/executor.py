@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from headrace.schedule import ZERO_BUBBLE, Action, Kind
@@ -89,8 +90,15 @@ class _Cargo:
 class Executor:
     """The stages of one process: as many as the schedule has chunks."""
 
-    def __init__(self, topology: PipelineTopology, place: Place, stages: Sequence[Chunk], dtype: torch.dtype) -> None:
-        """`dtype`: of what is sent."""
+    def __init__(
+        self,
+        topology: PipelineTopology,
+        place: Place,
+        stages: Sequence[Chunk],
+        dtype: torch.dtype,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`dtype`: of what is sent. `group`: whose ranks are the topology's. None: all processes."""
         self.topology = topology
         self.place = place
         self.stages = stages
@@ -99,7 +107,7 @@ class Executor:
         self.exchanges = Exchanges(topology, place)
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Who has the stages of this replica and TP slice."""
-        self.wire = Wire(stages[0].device, dtype)
+        self.wire = Wire(stages[0].device, dtype, group)
         self.recording = Recording((), 0.0)
         """Of the last step."""
 

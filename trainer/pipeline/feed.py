@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import torch
@@ -23,7 +23,6 @@ from headrace.v1 import sessions_pb2
 from trainer.client import Part
 from trainer.collate import PackedMicrobatch, collate
 from trainer.device_copy import DeviceCopy, OnItsWay
-from trainer.fetch import PartFetcher
 from trainer.hedging import HEDGE_S
 from trainer.loader import PREFETCH_BYTES, PREFETCH_PARTS, THREADS, StepLoader
 from trainer.packing import PackAhead
@@ -40,6 +39,13 @@ class Where:
     row: int
 
 
+class Parts(Protocol):
+    """What a feed needs of a `trainer.fetch.PartFetcher`."""
+
+    def have_come(self, tickets: Sequence[str]) -> bool: ...
+    def take(self, ticket: str) -> Part: ...
+
+
 @dataclass(slots=True, eq=False)
 class StepFeed:
     """The data of one step. While the stage computes a portion, its next one is packed, from parts that were fetched ahead."""
@@ -48,7 +54,7 @@ class StepFeed:
     _place: Place
     _samples: Mapping[str, Sequence[int]]
     """Of each part of this process."""
-    _parts: PartFetcher
+    _parts: Parts
     _packing: PackAhead[tuple[StepFeed, Portion], OnItsWay]
     rejected: list[Rejected] = field(default_factory=list)
     data_wait_s: float = 0.0

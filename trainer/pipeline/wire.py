@@ -16,12 +16,14 @@ from torch import Tensor
 class Wire:
     """Messages of one process during a step. A pair of processes tells its messages of a step apart by their tags."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        assert dist.group.WORLD is not None, "torch.distributed is initialised"
-        self._group = dist.group.WORLD  # its own methods: what torch.distributed's check besides takes as long as a message
+    def __init__(self, device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> None:
+        """`group`: that ranks count in. None: all processes."""
+        group = group or dist.group.WORLD
+        assert group is not None, "torch.distributed is initialised"
+        self._group = group  # its own methods: what torch.distributed's check besides takes as long as a message
         self._device = device
         self._dtype = dtype
-        self._rank = dist.get_rank()
+        self._rank = group.rank()
         self._sent: dict[tuple[int, int], tuple[dist.Work, Tensor]] = {}  # by receiver and tag
         self._expected: dict[tuple[int, int], tuple[dist.Work, Tensor]] = {}  # by source and tag
         self._own: dict[int, Tensor] = {}  # by tag, from this process to itself

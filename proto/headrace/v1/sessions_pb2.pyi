@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRequest(_message.Message):
-    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas")
+    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas", "together")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     num_ranks: int
     resume_step: int
     generation: int
     replicas: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ...) -> None: ...
+    together: bool
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., together: _Optional[bool] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary")

@@ -20,6 +20,7 @@ from headrace.errors import NotFoundError, UnavailableError
 from headrace.v1 import jobs_pb2
 from headrace.v1.common_pb2 import Occupancy
 from headrace.v1.jobs_pb2 import JobStatus, PreprocessorStatus, RankStatus, SourceStatus
+from headrace.v1.membership_pb2 import Node, Phase, Pipeline, PipelineStage, Recovered, Snapshot
 
 MIB = 1 << 20
 WAIT = "trainers wait 34% of their time for data: preprocessors decode as fast as they can"
@@ -155,6 +156,31 @@ def test_the_json_form() -> None:
     assert job["ranks"][0] == {"rank": 0, "next_step": 41, "data_wait_s": 0.1, "data_wait_fraction": 0.25}
     assert job["sources"][0]["samples_share"] == pytest.approx(452 / 656)
     assert seen["preprocessors"][0]["slots"] == 34
+
+
+def test_nodes_and_recoveries_of_a_job_that_has_them_take_a_line_each() -> None:
+    nodes = [Node(name=name) for name in "abc"]
+    cuts = [[(0, 0, 2), (1, 2, 4)], [(2, 0, 4)]]
+    pipelines = [
+        Pipeline(stages=[PipelineStage(rank=r, unit="llm", first_layer=a, end_layer=b) for r, a, b in cut], num_microbatches=n)
+        for cut, n in zip(cuts, (5, 3), strict=True)
+    ]
+    phases = [Phase(name="detect", seconds=0.0121), Phase(name="rebuild", seconds=0.038)]
+    recoveries = [Recovered(generation=n, step=7, phases=phases, change="d was lost") for n in range(2, 7)]
+    recoverable = status(snapshot=Snapshot(generation=6, nodes=nodes, pipelines=pipelines), recoveries=recoveries)
+    lines = shown(recoverable)
+    start = lines.index("pipelines 6  3 nodes in pipelines of 2+1 with 5+3 microbatches")
+    assert lines[start + 1] == "recovery 6  step 7  50 ms: detect 12 ms  rebuild 38 ms  d was lost"
+    assert [line.split()[:2] for line in lines[start + 2 : start + 5]] == [["recovery", "5"], ["recovery", "4"], []]
+    assert len(shown(recoverable, height=24)) <= 24
+    [job] = figures([[Look(at_s=0.0, status=recoverable)]])["jobs"]
+    assert job["nodes"]["pipelines"][0]["stages"][1] == {"node": "b", "unit": "llm", "first_layer": 2, "end_layer": 4}
+    assert job["recoveries"][-1]["phases_s"] == {"detect": 0.0121, "rebuild": 0.038}
+
+
+def test_nodes_that_cannot_go_on_say_why() -> None:
+    lines = shown(status(snapshot=Snapshot(generation=6, error="1 nodes are left: add 1 or more nodes")))
+    assert "pipelines 6  1 nodes are left: add 1 or more nodes" in lines
 
 
 # -- the command ------------------------------------------------------------------------------------------------------

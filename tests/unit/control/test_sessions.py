@@ -78,6 +78,29 @@ def test_ranks_that_name_their_replicas_take_the_place_of_those_that_do_not() ->
     assert list(sessions.by_rank.values()) == [latter]
 
 
+def test_nodes_that_commit_together_each_hear_of_all_parts_and_come_and_go() -> None:
+    sessions = Sessions("job")
+    nodes = [sessions.open(rank, 0, 2, together=True) for rank in (0, 9, 4)]
+    for replica in range(2):
+        sessions.tell_place(part(f"t{replica}", replica))
+    assert [list(session._places) for session in nodes] == [["t0", "t1"]] * 3
+    assert sessions.num_ranks == 1
+    sessions.leave(nodes[1])
+    assert list(sessions.by_rank.values()) == [nodes[0], nodes[2]]
+    assert [session.over is not None for session in nodes] == [False, True, False]
+
+
+def test_nodes_that_commit_together_and_other_ranks_do_not_mix() -> None:
+    sessions = Sessions("job")
+    sessions.open(0, 1, 2, together=True).streaming = True
+    with pytest.raises(ConflictError, match="rank 1 of 2 cannot open while rank 0 of nodes that commit together is connected"):
+        sessions.open(1, 2, 2)
+    sessions.by_rank[0].streaming = False
+    sessions.open(1, 2, 2).streaming = True
+    with pytest.raises(ConflictError, match="rank 3 of nodes that commit together cannot open while rank 1 of 2 is connected"):
+        sessions.open(3, 2, 2, together=True)
+
+
 def test_a_replica_that_the_job_has_not_is_refused_with_the_remedy() -> None:
     with pytest.raises(UserError, match=r"takes replica 2, but job 'job' has 2.*--replicas 3"):
         Sessions("job").open(0, 3, 2, named=(1, 2))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UnrecoverableError
+from reorder_service.recovery.instantiation import instantiate
 from reorder_service.recovery.reconfiguration import Pipeline, Reconfiguration, reconfigure
 from reorder_service.recovery.templates import Templates
 from tests.unit.recovery.recovery_world import templates_of
@@ -95,6 +96,24 @@ def test_any_failures_up_to_the_threshold_are_survived_again_and_again_until_the
             assert after.copied_bytes == 0
         gone = [node for node in gone if node not in joined] + lost
         pipelines = after.pipelines
+
+
+@settings(max_examples=60)
+@given(job=jobs(), data=st.data())
+def test_given_sizes_come_out_with_every_layer_from_nodes_that_have_it(
+    job: tuple[Templates, tuple[Pipeline, ...]], data: st.DataObject
+) -> None:
+    templates, pipelines = job
+    specification = templates.specification
+    present = [node for pipeline in pipelines for node in pipeline.nodes]
+    most = min(specification.max_failures, len(present) - specification.least_nodes)
+    lost = data.draw(st.lists(st.sampled_from(present), max_size=most, unique=True))
+    best = instantiate(templates, specification.usable(len(present) - len(lost)), 64, 1)
+    sizes = [template.num_nodes for template in best.templates]
+    after = reconfigure(templates, pipelines, lost=lost, sizes=sizes)
+    check(templates, pipelines, after, lost, [])
+    assert sorted(len(pipeline.nodes) for pipeline in after.pipelines) == sorted(sizes)
+    assert reconfigure(templates, after.pipelines, sizes=sizes).pipelines == after.pipelines
 
 
 @settings(max_examples=60)

@@ -1,0 +1,154 @@
+"""From the loss of a node to the next committed step: nodes of `headrace train --nodes`, beside replicas of torchft."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import recovery_restart, recovery_torchft
+from benchmarks.recovery_training import NUM_NODES, REPLICAS, Log, Services, kill
+from benchmarks.report import Rival, Row, Section, at_most
+from benchmarks.timing import progress
+from cli.processes import Process, ProcessGroup
+
+KILL_GOAL_S, STOP_GOAL_S = 0.5, 2.0
+MOMENTS = (0.05, 0.65, 0.35, 0.95, 0.5, 0.2)
+"""Of a step, at which nodes of one place after the other are lost."""
+_WARM_STEPS = 2  # after a change, which are none to compare with
+_STEPS = 6  # before each loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Of a node, and how training went on."""
+
+    where: str
+    step_s: float
+    """Median of the steps before."""
+    seconds: float
+    """From the signal until the first step of the nodes that are left is committed."""
+    noticed_s: float
+    """Until they were told."""
+    phases: Mapping[str, float]
+
+    @property
+    def beyond_s(self) -> float:
+        return self.seconds - self.step_s
+
+
+class Nodes:
+    """Of a job without an end."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._job = services.submit("nodes", NUM_NODES // REPLICAS - 1)
+        self._processes = services.start_nodes(self._job, NUM_NODES)
+        self._logs = [Log(process.log) for process in self._processes]
+
+    def lose(self, number: int, moment: float, how: signal.Signals) -> Loss:
+        """Some node at some moment of a step; afterwards it is there again."""
+        since_s = self._services.wait(self._complete_since_s)
+        times = self._services.await_commits(self._job, _WARM_STEPS + _STEPS + 1, since_s)[_WARM_STEPS:]
+        step_s = median(end - begin for begin, end in pairwise(times))
+        victim, where = self._places()[number % NUM_NODES]
+        self._services.await_commits(self._job, 1, time.time())
+        time.sleep(moment * step_s)
+        lost_s = time.time()
+        os.kill(victim.pid, how)
+        recovered = self._services.wait(lambda: self._services.said("recovered", self._job, lost_s))[0]
+        committed = self._services.wait(
+            lambda: [e for e in self._services.said("committed", self._job, lost_s) if e["step"] >= recovered["step"]]
+        )[0]
+        told = next(e for e in self._services.said("pipelines", self._job, lost_s) if e["generation"] == recovered["generation"])
+        if how == signal.SIGSTOP:
+            os.kill(victim.pid, signal.SIGCONT)
+        else:
+            kill([victim])
+            victim.start()
+        return Loss(
+            where=where,
+            step_s=step_s,
+            seconds=committed["time_s"] - lost_s,
+            noticed_s=told["time_s"] - lost_s,
+            phases={name: recovered[name] for name in ("connect", "agree", "state", "groups")},
+        )
+
+    def close(self) -> None:
+        kill(self._processes)
+        self._services.cancel(self._job)
+
+    def _complete_since_s(self) -> float | None:
+        """When all nodes began to train; None where they do not."""
+        made = self._services.said("pipelines", self._job)
+        recovered = self._services.said("recovered", self._job)
+        done = made and recovered and made[-1]["nodes"] == NUM_NODES and recovered[-1]["generation"] == made[-1]["generation"]
+        return float(recovered[-1]["time_s"]) if done else None
+
+    def _places(self) -> list[tuple[Process, str]]:
+        """Who trains what, in the order of pipelines and stages."""
+        own = [[event for event in log.read() if event["event"] == "training"][-1] for log in self._logs]
+        found = [(e["pipeline"], e["unit"], e["stage"], n) for n, e in enumerate(own)]
+        return [(self._processes[n], f"{unit} {stage} of pipeline {pipeline}") for pipeline, unit, stage, n in sorted(found)]
+
+
+def sections(*, quick: bool) -> Iterator[Section]:
+    """What a loss costs, and what costs it saves."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
+        folder = Path(name)
+        torchft = recovery_torchft.rivals(folder, quick=quick)
+        with ProcessGroup() as group:
+            services = Services(group, folder)
+            killed, stopped = _losses(services, quick=quick)
+            yield Section(
+                title=f"From the loss of one of {NUM_NODES} nodes to the next committed step, beyond the median step before",
+                rows=list(_loss_rows(killed, stopped, torchft)),
+            )
+            recovery_s = median(loss.seconds for loss in killed)
+            rows = [
+                recovery_restart.faster_row(services, recovery_s, quick=quick),
+                recovery_restart.overhead_row(services, quick=quick),
+            ]
+        yield Section(title="Nodes of `headrace train --nodes` beside as many ranks of `headrace train --topology`", rows=rows)
+
+
+def _losses(services: Services, *, quick: bool) -> tuple[list[Loss], list[Loss]]:
+    """Of nodes that are killed, and of nodes that are stopped."""
+    nodes = Nodes(services)
+    found: list[list[Loss]] = []
+    for how, moments in ((signal.SIGKILL, MOMENTS), (signal.SIGSTOP, MOMENTS[::2])):
+        found.append([])
+        for number, moment in enumerate(moments[:1] if quick else moments):
+            progress(f"{how.name} of a node, round {number + 1} of {len(moments)}")
+            found[-1].append(nodes.lose(number, moment, how))
+    nodes.close()
+    killed, stopped = found
+    return killed, stopped
+
+
+def _loss_rows(killed: Sequence[Loss], stopped: Sequence[Loss], torchft: Mapping[str, Rival]) -> Iterator[Row]:
+    yield Row(name=f"a step of {NUM_NODES} nodes", value=median(loss.step_s for loss in [*killed, *stopped]), unit="s")
+    seconds = sorted(loss.beyond_s for loss in killed)
+    yield Row(
+        name=f"SIGKILL, median of {len(killed)}",
+        value=median(seconds),
+        unit="s",
+        rival=torchft["tuned"],
+        detail=f"rounds: {', '.join(f'{value:.2f}' for value in seconds)}",
+    )
+    yield _longest("SIGKILL, the longest", killed, torchft["default"], KILL_GOAL_S)
+    yield _longest(f"SIGSTOP, the longest of {len(stopped)}", stopped, torchft["stopped"], STOP_GOAL_S)
+
+
+def _longest(name: str, found: Sequence[Loss], rival: Rival, goal_s: float) -> Row:
+    loss = max(found, key=lambda loss: loss.beyond_s)
+    phases = {"told": loss.noticed_s, **loss.phases}
+    detail = ", ".join(f"{phase} {seconds * 1e3:.0f}" for phase, seconds in phases.items())
+    return Row(name=name, value=loss.beyond_s, unit="s", rival=rival, goal=at_most(goal_s), detail=f"{loss.where}: {detail} ms")

@@ -1,0 +1,172 @@
+"""Headrace on an availability trace, and what all policies share: the job, what is assumed of times, and the bound on throughput.
+
+The rivals are in `rivals.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from headrace.errors import UserError
+from reorder_service.recovery.instantiation import distribute, instantiate
+from reorder_service.recovery.reconfiguration import Pipeline, Reconfiguration, reconfigure
+from reorder_service.recovery.replay import Activity, Pace, Recovery, Run, Span, Undone
+from reorder_service.recovery.templates import ModelProfile, Templates, plan_templates
+from reorder_service.recovery.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions:
+    """What no template tells. The defaults were measured or published, and where one had to be chosen it favours the rivals."""
+
+    detect_s: float = 1.0
+    """From a loss until all know of it, for all policies but torchft: Headrace's lease, within which a node that hangs is missed.
+    A killed one is known in 0.02 s, by the end of its stream."""
+    rebuild_s: float = 0.5
+    """New process groups among processes that live on. Measured with gloo: 0.04 s."""
+    copy_bytes_per_s: float = 25e9
+    """Of a node's link, each way: 200 Gbit/s, as in Oobleck's evaluation (section 2.7.1)."""
+    horizon_s: float = 300.0
+    """Between changes of nodes. Headrace copies more bytes for pipelines that are faster if that pays in such a time."""
+    restart_s: float = 2.53
+    """Of all processes, until they load a checkpoint. Measured: torchrun on one machine."""
+    storage_bytes_per_s: float = 25e9
+    """Of the checkpoint storage, for all nodes together: six NVMe drives, as in Oobleck's evaluation."""
+    save_every: int = 10
+    """Steps between checkpoints, as in Oobleck's evaluation of Varuna."""
+    torchft_s: float = 5.07
+    """torchft, from a kill to the next commit. Measured, with its default heartbeat; 0.49 s with the tuned one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """What is trained. Raises UserError for a global batch that is no whole microbatches."""
+
+    profile: ModelProfile
+    templates: Templates
+    global_batch: int
+    microbatch: int
+    """Samples of one."""
+
+    def __post_init__(self) -> None:
+        if self.global_batch % self.microbatch:
+            nearest = max(1, round(self.global_batch / self.microbatch)) * self.microbatch
+            raise UserError(f"{self.global_batch} samples are no whole microbatches of {self.microbatch}: {nearest} would be")
+
+    @classmethod
+    def of(cls, profile: ModelProfile, num_nodes: int, max_failures: int, *, global_batch: int, microbatch: int = 1) -> Job:
+        """With its templates. Raises UserError as `plan_templates` does, too."""
+        templates = plan_templates(profile, num_nodes, max_failures)
+        return cls(profile=profile, templates=templates, global_batch=global_batch, microbatch=microbatch)
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.global_batch // self.microbatch
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the whole model."""
+        return int(self.templates.layer_bytes.sum())
+
+
+def failure_free(job: Job, trace: Trace) -> Run:
+    """The bound: as fast as the nodes there can be without failures, at each moment, with all replicas that they make, be it one.
+
+    The best pipelines of all sets of so many or fewer nodes, which change at once and for nothing.
+    """
+    specification = replace(job.templates.specification, max_failures=0)
+    templates = replace(job.templates, specification=specification)
+    best = {0: 0.0}
+
+    def rate(num_nodes: int) -> float:
+        for count in range(len(best), num_nodes + 1):
+            best[count] = best[count - 1]
+            if count >= specification.smallest and specification.usable(count) == count:
+                step_s = instantiate(templates, count, job.global_batch, job.microbatch).iteration_s
+                best[count] = max(best[count], job.global_batch / step_s)
+        return best[num_nodes]
+
+    spans = []
+    for start_s, end_s, count in trace.counts():
+        if end_s > start_s:
+            samples_per_s = rate(count)
+            activity = Activity.TRAINS if samples_per_s else Activity.WAITS
+            spans.append(Span(start_s=start_s, end_s=end_s, activity=activity, samples_per_s=samples_per_s))
+    return Run(name="failure-free", spans=spans)
+
+
+class Headrace:
+    """Recovery without checkpoints: other pipelines, the layers that they lack from nodes that have them, and once more the step
+    that was cut off.
+
+    Of the pipelines that copy the fewest bytes and those that are the fastest, it takes the ones that do more until the next
+    change. The fewest bytes at every change would add up to slow pipelines. Not modelled: rerouting the microbatches of the
+    step that was cut off, so that less than all of it is done again. Like a job, it stops where its guarantee ends.
+    """
+
+    name = "headrace"
+
+    def __init__(self, job: Job, assumed: Assumptions) -> None:
+        self._job = job
+        self._assumed = assumed
+        self._pipelines: tuple[Pipeline, ...] = ()
+        self._idle: tuple[str, ...] = ()
+
+    def start(self, nodes: Sequence[str]) -> Pace:
+        job = self._job
+        chosen = instantiate(job.templates, len(nodes), job.global_batch, job.microbatch)
+        names = iter(nodes)
+        self._pipelines = tuple(
+            Pipeline(template=template, nodes=tuple(next(names) for _ in range(template.num_nodes)))
+            for template in chosen.templates
+        )
+        return Pace(step_s=chosen.iteration_s, samples=job.global_batch)
+
+    def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
+        job = self._job
+        joined = (*self._idle, *joined)
+        before = self._pipelines
+        hit = any(node in lost for pipeline in before for node in pipeline.nodes)
+        few = reconfigure(job.templates, before, lost=lost, joined=joined, max_pipelines=job.num_microbatches)
+        num_nodes = sum(len(pipeline.nodes) for pipeline in few.pipelines)
+        best = instantiate(job.templates, num_nodes, job.global_batch, job.microbatch)
+        fast = reconfigure(
+            job.templates, before, lost=lost, joined=joined, sizes=[pipeline.num_nodes for pipeline in best.templates]
+        )
+        detect_s = self._assumed.detect_s if hit and not announced else 0.0
+        options = [(after, self._recovery(after, detect_s)) for after in (few, fast)]
+        after, recovery = max(options, key=lambda option: self._samples_soon(option[1]))
+        self._pipelines, self._idle = after.pipelines, after.idle
+        return None if after.pipelines == before else recovery
+
+    def _recovery(self, after: Reconfiguration, detect_s: float) -> Recovery:
+        templates = [pipeline.template for pipeline in after.pipelines]
+        counts = distribute(templates, self._job.num_microbatches)
+        copy_s = busiest_link(after.missing, self._job.templates) / self._assumed.copy_bytes_per_s
+        return Recovery(
+            pace=Pace(
+                step_s=max(template.iteration_s(count) for template, count in zip(templates, counts, strict=True)),
+                samples=self._job.global_batch,
+            ),
+            pause_s=detect_s + self._assumed.rebuild_s + copy_s,
+            undone=Undone.STEP,
+        )
+
+    def _samples_soon(self, recovery: Recovery) -> float:
+        """Until the next change, if it comes as soon as is assumed."""
+        assert recovery.pace is not None
+        return (self._assumed.horizon_s - recovery.pause_s) / recovery.pace.step_s
+
+
+def busiest_link(missing: Mapping[str, Mapping[int, Sequence[str]]], templates: Templates) -> float:
+    """Bytes that the node with the most sends or receives, where each layer comes in equal parts from all that have it."""
+    sent: dict[str, float] = defaultdict(float)
+    received: dict[str, float] = defaultdict(float)
+    for node, layers in missing.items():
+        for layer, holders in layers.items():
+            received[node] += float(templates.layer_bytes[layer])
+            for holder in holders:
+                sent[holder] += float(templates.layer_bytes[layer]) / len(holders)
+    return max([*sent.values(), *received.values()], default=0.0)

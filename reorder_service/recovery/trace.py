@@ -1,0 +1,126 @@
+"""Availability traces: which nodes of a cluster are lost and come back, and when. Given row by row, or drawn at random."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.errors import UserError
+
+LOST, BACK = "lost", "back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A row of a trace."""
+
+    time_s: float
+    """Since the start of the trace."""
+    node: str
+    event: str
+    """`LOST`, or `BACK`, which is also said of a node that was never there before."""
+    line: int = 0
+    """Where it was read, for errors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Nodes that are lost and come back at one moment."""
+
+    time_s: float
+    lost: tuple[str, ...] = ()
+    joined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What happens to the nodes of a cluster from 0 to `end_s`."""
+
+    nodes: tuple[str, ...]
+    """At the start."""
+    changes: tuple[Change, ...]
+    """Of rising times before `end_s`. A node is lost only while it is there, and comes back only while it is not."""
+    end_s: float
+
+    @property
+    def num_losses(self) -> int:
+        return sum(len(change.lost) for change in self.changes)
+
+    def counts(self) -> list[tuple[float, float, int]]:
+        """(from, until, number of nodes there), which together cover the whole trace."""
+        times = [0.0, *(change.time_s for change in self.changes), self.end_s]
+        steps = (len(change.joined) - len(change.lost) for change in self.changes)
+        numbers = itertools.accumulate(steps, initial=len(self.nodes))
+        return [(start, end, count) for (start, end), count in zip(itertools.pairwise(times), numbers, strict=True)]
+
+
+def nodes_at_start(events: Sequence[Event], num_nodes: int) -> tuple[str, ...]:
+    """Those whose first event is their loss, by name, and behind them nameless others up to `num_nodes`. Raises UserError."""
+    first = {event.node: event.event for event in reversed(events)}
+    named = sorted(node for node, event in first.items() if event == LOST)
+    if len(named) > num_nodes:
+        raise UserError(
+            f"{len(named)} nodes are lost that were there at the start, of {num_nodes}: start with {len(named)} or more"
+        )
+    others = (name for name in (f"node{number}" for number in itertools.count()) if name not in first)
+    return (*named, *itertools.islice(others, num_nodes - len(named)))
+
+
+def trace_of(events: Sequence[Event], nodes: Sequence[str], end_s: float) -> Trace:
+    """The trace of a cluster that has these nodes at the start. Events of `end_s` or later are left out.
+
+    Raises UserError, which names the line, for events that are not in order or contradict each other.
+    """
+    _check(events, set(nodes))
+    changes = []
+    for time_s, group in itertools.groupby(events, key=lambda event: event.time_s):
+        rows = list(group)
+        lost, joined = (tuple(row.node for row in rows if row.event == kind) for kind in (LOST, BACK))
+        changes.append(Change(time_s=time_s, lost=lost, joined=joined))
+    return Trace(nodes=tuple(nodes), changes=tuple(change for change in changes if change.time_s < end_s), end_s=end_s)
+
+
+def _check(events: Sequence[Event], there: set[str]) -> None:
+    last, changed_s = 0.0, dict.fromkeys(there, -math.inf)
+    for event in events:
+        where = f"line {event.line}, {event.node} {event.event} at {event.time_s:g} s"
+        if event.event not in (LOST, BACK):
+            raise UserError(f"{where}: an event is {LOST} or {BACK}")
+        if not last <= event.time_s < math.inf:
+            raise UserError(f"{where}: times begin at 0 and do not fall, and the one before is {last:g} s: sort the events")
+        if (event.node in there) != (event.event == LOST):
+            state = "is there already" if event.node in there else "is not there"
+            raise UserError(f"{where}: the node {state}: take the event out, or add the one that is missing before it")
+        if changed_s.get(event.node, -math.inf) == event.time_s:
+            raise UserError(f"{where}: the node has another event at the same time: give them different times")
+        last = changed_s[event.node] = event.time_s
+        there ^= {event.node}
+
+
+def draw(random: np.random.Generator, *, num_nodes: int, mtbf_s: float, mttr_s: float, end_s: float) -> Trace:
+    """A trace of exponential times: between losses, of a node that is as likely any of those there, and until a node is back.
+
+    mtbf_s: the mean time between losses of the whole cluster, however many nodes it has left. mttr_s: until a node is back.
+    """
+    nodes = [f"node{number}" for number in range(num_nodes)]
+    there = list(nodes)
+    away: list[tuple[float, str]] = []
+    events = []
+    loss_s = random.exponential(mtbf_s)
+    while min(loss_s, away[0][0] if away else math.inf) < end_s:
+        if away and away[0][0] <= loss_s:
+            back_s, node = heapq.heappop(away)
+            events.append(Event(time_s=back_s, node=node, event=BACK))
+            there.append(node)
+            continue
+        if there:
+            node = there.pop(int(random.integers(len(there))))
+            events.append(Event(time_s=loss_s, node=node, event=LOST))
+            heapq.heappush(away, (loss_s + random.exponential(mttr_s), node))
+        loss_s += random.exponential(mtbf_s)
+    return trace_of(events, nodes, end_s)

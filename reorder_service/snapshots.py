@@ -1,0 +1,156 @@
+"""Snapshots of the pipelines that the nodes of a job make: the planning of reorder_service.recovery between two messages.
+
+Pure: no stream, no store, no clock. A node has one GPU here, so a stage of a template is a node's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import numpy as np
+
+from headrace.errors import UnrecoverableError, UserError
+from headrace.v1 import membership_pb2
+from headrace.v1.membership_pb2 import Snapshot
+from reorder_service.recovery.instantiation import distribute, instantiate
+from reorder_service.recovery.reconfiguration import Pipeline, reconfigure
+from reorder_service.recovery.templates import ModelProfile, Stage, Templates, plan_templates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What happened to the nodes since a snapshot."""
+
+    lost: frozenset[str] = frozenset()
+    """Those of its nodes that the next one is without."""
+    leaving: frozenset[str] = frozenset()
+    """Those of them that are still there."""
+    joined: Mapping[str, str]
+    """Address of each node that is there and not in it."""
+    at_step_end: bool
+    """Nobody was lost who had not said so before."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """The snapshot after a change."""
+
+    snapshot: Snapshot
+    copied_bytes: int = 0
+    idle: frozenset[str] = frozenset()
+    """Nodes that are there and that no pipeline can use."""
+
+
+def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
+    """All that the nodes may ever need. Raises UserError where the specification is none, or the nodes are too few for it."""
+    profile = spec.profile
+    if spec.num_nodes < 1 or spec.max_failures < 0 or spec.num_microbatches <= spec.max_failures:
+        raise UserError(
+            f"{spec.num_nodes} nodes that outlast {spec.max_failures} failures with {spec.num_microbatches} microbatches are "
+            "none: there must be a node and a microbatch for each of the replicas, one more than failures"
+        )
+    try:
+        model = ModelProfile(
+            units={unit.unit: unit.num_layers for unit in profile.units},
+            seconds=np.array(profile.seconds, np.float64).reshape(-1, 1),
+            gpu_bytes=np.array(profile.layer_bytes, np.int64).reshape(-1, 1),
+            memory_bytes=profile.memory_bytes,
+        )
+    except ValueError as err:
+        raise UserError(f"the profile of the nodes' model does not fit together: {err}") from err
+    return plan_templates(model, spec.num_nodes, spec.max_failures)
+
+
+def succeed(spec: membership_pb2.NodesSpec, templates: Templates, former: Snapshot, change: Change) -> Successor:
+    """The first pipelines where `former` has none, of the first nodes that joined; else those after the change.
+
+    Where training cannot go on, a snapshot that says so. Raises UserError where the nodes never make pipelines.
+    """
+    generation = former.generation + 1
+    snapshot = Snapshot(
+        generation=generation,
+        at_step_end=change.at_step_end,
+        change=change.text,
+        urgent=former.urgent if change.at_step_end else generation,
+    )
+    copied_bytes, idle = 0, frozenset[str]()
+    if former.pipelines:
+        try:
+            after = reconfigure(
+                templates,
+                _pipelines(templates, former),
+                lost=change.lost,
+                joined=tuple(change.joined),
+                max_pipelines=spec.num_microbatches,
+            )
+        except UnrecoverableError as err:
+            snapshot.error = str(err)
+            gone = change.lost - change.leaving
+            snapshot.nodes.extend(node for node in former.nodes if node.name not in gone)  # who can still save what there is
+            return Successor(snapshot=snapshot)
+        pipelines, copied_bytes, idle = after.pipelines, after.copied_bytes, frozenset(after.idle)
+    else:
+        start = instantiate(templates, spec.num_nodes, spec.num_microbatches, 1)
+        names = iter(change.joined)
+        pipelines = tuple(
+            Pipeline(template=template, nodes=tuple(next(names) for _ in range(template.num_nodes)))
+            for template in start.templates
+        )
+    addresses = {node.name: node.address for node in former.nodes} | dict(change.joined)
+    used = set(chain.from_iterable(pipeline.nodes for pipeline in pipelines))
+    in_order = [node.name for node in former.nodes if node.name not in change.lost] + list(change.joined)
+    nodes = [name for name in in_order if name in used]
+    snapshot.nodes.extend(membership_pb2.Node(name=name, address=addresses[name]) for name in nodes)
+    snapshot.pipelines.extend(_messages(pipelines, spec, {name: rank for rank, name in enumerate(nodes)}))
+    return Successor(snapshot=snapshot, copied_bytes=copied_bytes, idle=idle)
+
+
+def shape(snapshot: Snapshot) -> str:
+    """ "3+2": the nodes of each pipeline."""
+    return "+".join(str(len(pipeline.stages)) for pipeline in snapshot.pipelines)
+
+
+def warm_up() -> None:
+    """Compile what a membership needs, or load it from numba's cache: nodes that wait for their pipelines wait no longer."""
+    units = [membership_pb2.UnitLayers(unit="llm", num_layers=4)]
+    profile = membership_pb2.ModelProfile(units=units, seconds=[1.0] * 4, layer_bytes=[1] * 4, memory_bytes=4)
+    spec = membership_pb2.NodesSpec(num_nodes=4, max_failures=1, num_microbatches=4, profile=profile)
+    joined = {f"node-{rank}": "" for rank in range(4)}
+    templates = templates_of(spec)
+    first = succeed(spec, templates, Snapshot(), Change(joined=joined, at_step_end=True, text="")).snapshot
+    succeed(spec, templates, first, Change(lost=frozenset({"node-3"}), joined={}, at_step_end=False, text=""))
+
+
+def _pipelines(templates: Templates, snapshot: Snapshot) -> list[Pipeline]:
+    return [
+        Pipeline(
+            template=templates.of_size[len(pipeline.stages)],
+            nodes=tuple(snapshot.nodes[stage.rank].name for stage in pipeline.stages),
+        )
+        for pipeline in snapshot.pipelines
+    ]
+
+
+def _messages(
+    pipelines: Sequence[Pipeline], spec: membership_pb2.NodesSpec, ranks: Mapping[str, int]
+) -> list[membership_pb2.Pipeline]:
+    counts = distribute([pipeline.template for pipeline in pipelines], spec.num_microbatches)
+    ends = accumulate(unit.num_layers for unit in spec.profile.units)
+    starts = {unit.unit: end - unit.num_layers for unit, end in zip(spec.profile.units, ends, strict=True)}
+    return [
+        membership_pb2.Pipeline(
+            stages=[_stage(stage, starts[stage.unit], ranks[pipeline.nodes[stage.node]]) for stage in pipeline.template.stages],
+            num_microbatches=count,
+        )
+        for pipeline, count in zip(pipelines, counts, strict=True)
+    ]
+
+
+def _stage(stage: Stage, start: int, rank: int) -> membership_pb2.PipelineStage:
+    """`start`: the unit's first layer, counted within the whole model."""
+    return membership_pb2.PipelineStage(
+        rank=rank, unit=stage.unit, first_layer=stage.layers.start - start, end_layer=stage.layers.stop - start
+    )

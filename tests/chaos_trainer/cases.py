@@ -1,0 +1,201 @@
+"""What is done to the nodes of a job. Pure: knows no process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.chaos_trainer.faults import RECOVERY, Fault, Kind, Place, Where, num_losses
+
+FOR_A_MOMENT_S = 0.4  # a node that stops for less than its lease is not lost
+FOR_LONG_S = 1.6  # longer than that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """Something from outside: a node begins (again)."""
+
+    node: str
+    step: int = -1
+    """As soon as some node has applied this one ..."""
+    generation: int = 0
+    """... and some node trains in this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A job, and what becomes of its nodes."""
+
+    name: str
+    faults: tuple[Fault, ...] = ()
+    starts: tuple[Act, ...] = ()
+    """Beside those at the beginning."""
+    nodes: int = 5
+    """At the beginning: n0, n1, ..."""
+    max_failures: int = 1
+    steps: int = 4
+    recovers: bool = True
+    """Else all nodes end by saying that they cannot go on."""
+
+    @property
+    def allowed_replays(self) -> int:
+        """Steps that may be begun again, in all."""
+        return num_losses(self.faults)
+
+
+# Where nodes are, of five: the encoder and two stages of the LLM beside the encoder and one.
+LONG = [Where(pipeline=0, unit="encoder"), Where(pipeline=0, unit="llm"), Where(pipeline=0, unit="llm", stage=-1)]
+SHORT = [Where(pipeline=1, unit="encoder"), Where(pipeline=1, unit="llm")]
+IN_STEP = {
+    Place.FORWARD: [1, 2],
+    Place.BACKWARD: [1, 2],
+    Place.SEND: [1, 2],
+    Place.RECEIVE: [1, 2],
+    Place.GRADIENTS: [1],
+    Place.VOTE: [1],
+    Place.VOTING: [1],
+    Place.UPDATE: [1],
+    Place.UPDATED: [1],
+}
+"""Places of a step that every node comes to, and how often it is struck there."""
+
+
+def cases() -> list[Case]:
+    """All, in order: the quick ones last."""
+    return [
+        *_in_steps(),
+        *_in_recoveries(),
+        *_returns(),
+        *_joins(),
+        *_two_at_once(),
+        *_departures(),
+        *_with_the_leader(),
+        *_to_the_end(),
+        many_generations(25),
+    ]
+
+
+def _kill(place: Place, where: Where, **fields: object) -> Fault:
+    return Fault(place=place, where=where, **fields)  # type: ignore[arg-type]
+
+
+def _in_steps() -> Iterator[Case]:
+    for place, occurrences in IN_STEP.items():
+        for number, where in enumerate(LONG + SHORT):
+            fault = _kill(place, where, occurrence=occurrences[number % len(occurrences)])
+            yield Case(name=str(fault), faults=(fault,))
+    for where in (LONG[0], SHORT[0]):
+        for occurrence in (1, 2):
+            fault = _kill(Place.BROKER, where, occurrence=occurrence)
+            yield Case(name=str(fault), faults=(fault,))
+    for place in (Place.COMMIT, Place.COMMITTED):
+        fault = _kill(place, Where(node="n0"))
+        yield Case(name=str(fault), faults=(fault,))
+    for step in (0, 3):
+        for place in (Place.BACKWARD, Place.UPDATED):
+            fault = _kill(place, LONG[2], step=step)
+            yield Case(name=str(fault), faults=(fault,))
+
+
+def _in_recoveries() -> Iterator[Case]:
+    """A second one is lost while the others recover from the first; there are two failures to survive."""
+    for place in RECOVERY:
+        for where in [Where()] if place == Place.MOVING else [Where(node="n0"), Where(pipeline=0, unit="llm", stage=-1)]:
+            first = _kill(Place.BACKWARD, Where(pipeline=1, unit="llm"))
+            second = _kill(place, where, generation=2)
+            yield Case(name=f"{second}", faults=(first, second), nodes=8, max_failures=2)
+
+
+def _returns() -> Iterator[Case]:
+    for place in (Place.FORWARD, Place.VOTING, Place.UPDATE):
+        for where in (LONG[1], Where(node="n0")):
+            for lasts_s in (FOR_A_MOMENT_S, FOR_LONG_S):
+                fault = Fault(kind=Kind.STOP, place=place, where=where, lasts_s=lasts_s)
+                yield Case(name=str(fault), faults=(fault,), steps=4 if lasts_s == FOR_A_MOMENT_S else 12)
+    for_good = Fault(kind=Kind.STOP, place=Place.BACKWARD, where=LONG[2])
+    yield Case(name=str(for_good), faults=(for_good,))
+    fault = _kill(Place.BACKWARD, Where(node="n1"))
+    yield Case(name=f"{fault}, back again", faults=(fault,), starts=(Act(node="n1", step=2),), steps=10)
+    yield from _missed()
+    slow = Fault(kind=Kind.STOP, place=Place.VOTING, where=Where(node="n2"), lasts_s=FOR_A_MOMENT_S)
+    fault = _kill(Place.UPDATED, Where(node="n4"))
+    yield Case(name=f"{slow}, {fault}", faults=(slow, fault))
+
+
+def _missed() -> Iterator[Case]:
+    """Not all see the outcome of the vote on a step."""
+
+    def miss(*names: str) -> tuple[Fault, ...]:
+        return tuple(Fault(kind=Kind.MISS, place=Place.VOTED, where=Where(node=name)) for name in names)
+
+    lost = _kill(Place.UPDATED, Where(node="n4"))
+    yield Case(name="one misses the outcome, another one is lost", faults=(*miss("n1"), lost))
+    yield Case(name="only the lost one sees the outcome", faults=(*miss("n0", "n1", "n2", "n3"), lost))
+    for place in (Place.COMMIT, Place.COMMITTED):
+        lost = _kill(place, Where(node="n0"))
+        yield Case(name=f"only the lost one sees the outcome, at {place}", faults=(*miss("n1", "n2", "n3", "n4"), lost))
+    others = ["n0", "n1", "n2", "n4", "n5", "n6"]
+    for place in (Place.AGREE, Place.MOVE, Place.BARRIER):
+        faults = (*miss(*others), _kill(Place.UPDATED, Where(node="n7")), _kill(place, Where(node="n3"), generation=2))
+        yield Case(name=f"only one sees the outcome and is lost at {place}", faults=faults, nodes=8, max_failures=2)
+
+
+def _joins() -> Iterator[Case]:
+    yield Case(name="two nodes join", starts=(Act(node="n5", step=1), Act(node="n6", step=3)), steps=12)
+    for place in RECOVERY:
+        for where in [Where()] if place == Place.MOVING else [Where(node="n5"), Where(node="n1")]:
+            fault = _kill(place, where, generation=2)
+            yield Case(name=f"{fault}, a join", faults=(fault,), starts=(Act(node="n5", step=0),), steps=8)
+    fault = _kill(Place.BACKWARD, LONG[0])
+    yield Case(name=f"{fault}, two join", faults=(fault,), starts=(Act(node="n5", step=1), Act(node="n6", step=2)), steps=10)
+
+
+def _two_at_once() -> Iterator[Case]:
+    for names in (("n0", "n1"), ("n2", "n6"), ("n3", "n7")):
+        for place in (Place.FORWARD, Place.VOTE, Place.UPDATED):
+            faults = tuple(_kill(place, Where(node=name)) for name in names)
+            yield Case(name=" and ".join(map(str, faults)), faults=faults, nodes=8, max_failures=2)
+
+
+def _departures() -> Iterator[Case]:
+    for place in (Place.FORWARD, Place.VOTE, Place.UPDATED):
+        for name in ("n0", "n3"):
+            fault = Fault(kind=Kind.LEAVE, place=place, where=Where(node=name))
+            yield Case(name=str(fault), faults=(fault,), steps=8)
+    leaver = Fault(kind=Kind.LEAVE, place=Place.FORWARD, where=Where(node="n1"))
+    fault = _kill(Place.BACKWARD, Where(node="n0"), step=3, generation=2)
+    yield Case(name=f"{leaver}, {fault}", faults=(leaver, fault), nodes=6, steps=8)
+
+
+def _with_the_leader() -> Iterator[Case]:
+    for place in (Place.BACKWARD, Place.VOTING, Place.UPDATED, Place.COMMIT):
+        fault = _kill(place, Where(node="n0"), leader=True)
+        yield Case(name=str(fault), faults=(fault,), steps=6)
+
+
+def _to_the_end() -> Iterator[Case]:
+    for place in (Place.FORWARD, Place.VOTING, Place.UPDATED):
+        faults = (_kill(place, Where(node="n4")), _kill(place, Where(node="n3"), step=2, generation=2))
+        yield Case(name=" then ".join(map(str, faults)), faults=faults, recovers=False)
+    faults = (_kill(Place.FORWARD, Where(node="n4")), _kill(Place.COMMIT, Where(node="n0"), step=2, generation=2))
+    yield Case(name=" then ".join(map(str, faults)), faults=faults, recovers=False)
+
+
+def many_generations(count: int) -> Case:
+    """One node is lost in every generation of an odd number, and another one joins in the next. n0 lives through all."""
+    num_losses = count // 2
+    kills = [_kill(Place.BACKWARD, Where(node=f"n{k}"), step=None, generation=2 * k - 1) for k in range(1, num_losses + 1)]
+    holds = [
+        Fault(kind=Kind.HOLD, place=Place.BEGIN, where=Where(node="n0"), step=None, generation=2 * k)
+        for k in range(1, num_losses + 1)
+    ]
+    starts = tuple(Act(node=f"n{4 + k}", generation=2 * k) for k in range(1, num_losses + 1))
+    return Case(name=f"{count} generations", faults=(*kills, *holds), starts=starts, steps=num_losses + 4)
+
+
+def shuffled(seed: int) -> list[Case]:
+    """All, in an order of the seed: what one leaves behind meets another one."""
+    found = cases()
+    random.Random(seed).shuffle(found)
+    return found

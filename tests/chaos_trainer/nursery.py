@@ -1,0 +1,84 @@
+"""Forks the nodes of a case: `python -m tests.chaos_trainer.nursery`. It has imported what takes a node seconds.
+
+Each line on stdin is a JSON value: {"node", "arguments" of `headrace train`, "log", "folder", "leader", "faults"}. It says
+{"node", "pid"} for each on stdout, and later {"pid", "code"}: its exit code, or minus the signal that ended it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch._dynamo  # which the first model that is built without weights needs
+import cli.train
+from cli import client, summary
+from cli import main as command
+from headrace import metrics, tracing
+from preprocessor.sources import metadataset
+from tests.chaos_trainer.faults import Fault
+from tests.chaos_trainer.strike import Strikes, install
+from trainer.pipeline import train
+from trainer.recovery import node
+
+LATER = (torch._dynamo, client, summary, metrics, tracing, metadataset, train, node)
+"""What `headrace train` imports when it comes to it."""
+POLL_S = 0.02
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def main() -> int:
+    """Until stdin ends. No thread runs here: a fork has all of the process."""
+    gc.freeze()
+    said = b""
+    while True:
+        if select.select([0], [], [], POLL_S)[0]:
+            chunk = os.read(0, 1 << 16)
+            if not chunk:
+                return 0
+            *lines, said = (said + chunk).split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                pid = os.fork()
+                if not pid:
+                    return _run(**order)
+                _say(node=order["node"], pid=pid)
+        _bury()
+
+
+def _bury() -> None:
+    """Tell of all nodes that have ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        _say(pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def _say(**message: Any) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def _run(node: str, arguments: list[str], log: str, folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
+    """In the child."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    os.setsid()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    install(Strikes(node, [Fault.of_dict(fault) for fault in faults], Path(folder), leader))
+    return command.main([cli.train.__name__.partition(".")[2], *arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""A case: its job on the standing cluster, and what becomes of the nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headrace.errors import HeadraceError
+from tests.chaos.processes import Footprint
+from tests.chaos_trainer.cases import Case
+from tests.chaos_trainer.cluster import POLL_S, Cluster, job_spec, shared_memory
+from tests.chaos_trainer.faults import Kind
+from tests.chaos_trainer.verdict import Trained
+from trainer.pipeline.checkpoint_files import complete_steps, step_folder
+
+TIMEOUT_S = 120.0
+EXIT_UNRECOVERABLE = 3
+_numbers = itertools.count()
+
+
+@dataclass(slots=True)
+class _Life:
+    """Of a node, from a start to its end."""
+
+    node: str
+    pid: int
+    dies: bool = False
+    """As a fault wants it."""
+    is_stopped: bool = False
+
+
+class Run:
+    """One case, from the first node's start to the last one's end."""
+
+    def __init__(self, cluster: Cluster, case: Case) -> None:
+        self._cluster, self._case = cluster, case
+        self.folder = cluster.folder / f"case-{next(_numbers)}"
+        self._lives: list[_Life] = []
+        self._read: dict[str, int] = {}  # bytes of each node's events
+        self._waiting = list(case.starts)
+        self._continues: list[tuple[float, _Life]] = []
+        self._struck_s: list[float] = []
+        self._applied = -1
+        self._generation = 0
+        self._trained = Trained()
+
+    def run(self) -> Trained:
+        """What it has come to."""
+        trained, before = self._trained, shared_memory()
+        try:
+            self._begin()
+            self._watch()
+            self._cluster.make_whole()
+            trained.ledger = self._cluster.ledger(self._job)
+            trained.errors += self._wrong_ends()
+            trained.errors += [f"{name} stays in shared memory" for name in shared_memory() - before if self._is_ours(name)]
+            self._read_checkpoint()
+        except (HeadraceError, TimeoutError) as err:
+            trained.errors.append(str(err))
+        finally:
+            for life in self._running():
+                _signal(life.pid, signal.SIGKILL)
+        return trained
+
+    def _is_ours(self, name: str) -> bool:
+        """Preprocessors have their arenas there."""
+        return not name.startswith("headrace")
+
+    def _begin(self) -> None:
+        case = self._case
+        self.folder.mkdir()
+        (self.folder / "case").write_text(f"{case}\n")
+        nodes = {"nodes": case.nodes, "max_failures": case.max_failures, "units": {"encoder": {}, "llm": {}}}
+        (self.folder / "nodes.yaml").write_text(json.dumps(nodes))
+        self._leader = self._cluster.leader()
+        self._job = self._cluster.submit(job_spec(self.folder.name, case.steps))
+        for number in range(case.nodes):
+            self._start(f"n{number}")
+
+    def _start(self, node: str) -> None:
+        arguments = ["--endpoint", self._cluster.endpoint, "--job", self._job, "--node", node, "--threads", "1"]
+        arguments += ["--nodes", str(self.folder / "nodes.yaml"), "--checkpoint", str(self.folder / "checkpoint")]
+        pid = self._cluster.nursery.start(node, arguments, self.folder, self._leader.popen.pid, self._case.faults)
+        self._lives.append(_Life(node, pid))
+
+    def _running(self) -> list[_Life]:
+        return [life for life in self._lives if self._cluster.nursery.code(life.pid) is None]
+
+    def _watch(self) -> None:
+        """Until all have ended but those that are stopped for good. Raises TimeoutError."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while running := [life for life in self._running() if not (life.dies and life.is_stopped)]:
+            now_s = time.monotonic()
+            if now_s > deadline:
+                raise TimeoutError(f"{', '.join(life.node for life in running)} did not end: see {self.folder}")
+            for node in {life.node for life in self._lives}:
+                self._hear(node)
+            for act in [act for act in self._waiting if act.step <= self._applied and act.generation <= self._generation]:
+                self._waiting.remove(act)
+                self._start(act.node)
+            for at_s, life in [due for due in self._continues if due[0] <= now_s]:
+                self._continues.remove((at_s, life))
+                life.is_stopped = False
+                _signal(life.pid, signal.SIGCONT)
+            time.sleep(POLL_S)  # polls real processes
+        for node in {life.node for life in self._lives}:
+            self._hear(node)
+
+    def _hear(self, node: str) -> None:
+        path = self.folder / f"{node}.events"
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self._read.get(node, 0))
+            lines = file.read().rpartition(b"\n")[0]
+        if lines:
+            self._read[node] = self._read.get(node, 0) + len(lines) + 1
+        for line in lines.splitlines():
+            self._take(node, json.loads(line))
+
+    def _take(self, node: str, event: dict[str, Any]) -> None:
+        now_s, trained = time.monotonic(), self._trained
+        if "attempt" in event:
+            trained.attempts[node][event["attempt"]] += 1
+        elif "applied" in event:
+            trained.losses[event["applied"]].append(event["loss"])
+            if event["applied"] > self._applied:
+                self._applied = event["applied"]
+                trained.recovery_s += [now_s - struck_s for struck_s in self._struck_s]
+                self._struck_s.clear()
+        elif "prepared" in event:
+            self._generation = max(self._generation, event["prepared"])
+            life = self._life(node)
+            with contextlib.suppress(OSError):  # it has gone meanwhile
+                trained.footprints[node].append(Footprint.of(life.pid))
+        elif "struck" in event:
+            fault = self._case.faults[event["struck"]]
+            trained.struck.add(event["struck"])
+            self._struck_s.append(now_s)
+            life = self._life(node)
+            life.dies = fault.kind == Kind.KILL or (fault.kind == Kind.STOP and fault.lasts_s is None)
+            life.is_stopped = fault.kind == Kind.STOP
+            if fault.lasts_s is not None:
+                self._continues.append((now_s + fault.lasts_s, life))
+
+    def _life(self, node: str) -> _Life:
+        return [life for life in self._lives if life.node == node][-1]
+
+    def _wrong_ends(self) -> list[str]:
+        wrong = [f"{self._case.faults[n]} never came" for n in set(range(len(self._case.faults))) - self._trained.struck]
+        right = 0 if self._case.recovers else EXIT_UNRECOVERABLE
+        for life in self._lives:
+            code = self._cluster.nursery.code(life.pid)
+            if not life.dies and code != right:
+                words = (self.folder / f"{life.node}.log").read_text(errors="replace").strip().splitlines()
+                wrong.append(f"{life.node} ended with {code}: {words[-1] if words else ''}")
+        return wrong
+
+    def _read_checkpoint(self) -> None:
+        steps = complete_steps(self.folder / "checkpoint")
+        if not steps:
+            self._trained.errors.append(f"there is no complete checkpoint in {self.folder}")
+            return
+        self._trained.steps = steps[-1]
+        self._trained.weights = _weights(step_folder(self.folder / "checkpoint", steps[-1]))
+
+
+def _weights(folder: Path) -> dict[str, npt.NDArray[np.float32]]:
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for path in sorted(folder.glob("*.arrow")):
+        with pa.ipc.open_file(str(path)) as reader:
+            for row in reader.read_all().to_pylist() if reader.num_record_batches else ():
+                if row["kind"] == "weight":
+                    found[row["name"]] = np.array(row["values"], np.float32)
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

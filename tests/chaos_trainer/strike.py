@@ -1,0 +1,217 @@
+"""The node's side: the product's functions, wrapped so that they say what happens, and strike this process at a place."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.v1 import membership_pb2, sessions_pb2
+from tests.chaos_trainer.faults import RECOVERY, Fault, Kind, Place
+from trainer.pipeline import executor
+from trainer.pipeline.stage import Stage
+from trainer.pipeline.wire import Wire
+from trainer.recovery import step as recovery_step
+from trainer.recovery import training
+from trainer.recovery.feed import NodeLoader
+from trainer.recovery.layout import Layout
+from trainer.recovery.membership import Membership
+from trainer.recovery.mesh import Mesh, MeshCutError
+from trainer.recovery.step import RecoverableStep
+from trainer.recovery.training import Training
+
+OTHERS_KNOW_S = 0.3  # what this node does not see: by then all others have
+
+
+class Strikes:
+    """Where this node is, and what strikes it there."""
+
+    def __init__(self, node: str, faults: Sequence[Fault], folder: Path, leader: int) -> None:
+        """folder: of the case, for what nodes tell and for which faults have struck. leader: its process."""
+        self._node, self._faults, self._folder, self._leader = node, faults, folder, leader
+        self._events = (folder / f"{node}.events").open("a", buffering=1)
+        self._layout: Layout | None = None
+        self._step = -1
+        self._counts = [0] * len(faults)
+        self.newest = 0
+        """Generation that this node knows."""
+
+    def tell(self, **event: Any) -> None:
+        """To whoever runs the case."""
+        self._events.write(json.dumps(event) + "\n")
+
+    def prepares(self, layout: Layout) -> None:
+        """A recovery, or the beginning."""
+        self._layout, self._step, self._counts = layout, -1, [0] * len(self._faults)
+
+    def begins(self, step: int) -> None:
+        """An attempt at a step."""
+        self._step, self._counts = step, [0] * len(self._faults)
+        assert self._layout is not None
+        self.tell(attempt=step, generation=self._layout.generation)
+
+    def reach(self, place: Place, step: int | None = None) -> None:
+        """This node is at a place. step: where it is not that of the last attempt."""
+        layout = self._layout
+        if layout is None:
+            return
+        at = layout.place.unit, layout.place.stage, len(layout.bounds[layout.place.unit]) - 1
+        for number, fault in enumerate(self._faults):
+            if fault.place != place or layout.generation < fault.generation:
+                continue
+            if place not in RECOVERY and fault.step not in (None, self._step if step is None else step):
+                continue
+            if not fault.where.is_at(self._node, layout.pipeline, *at):
+                continue
+            self._counts[number] += 1
+            if self._counts[number] == fault.occurrence and self._is_first(number):
+                self._strike(number, fault)
+
+    def _is_first(self, number: int) -> bool:
+        try:
+            (self._folder / f"{number}.struck").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _strike(self, number: int, fault: Fault) -> None:
+        self.tell(struck=number)
+        if fault.leader:
+            os.kill(self._leader, signal.SIGKILL)
+        match fault.kind:
+            case Kind.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Kind.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(0)  # it takes effect before this thread goes on
+            case Kind.LEAVE:
+                os.kill(os.getpid(), signal.SIGTERM)
+            case Kind.HOLD:
+                assert self._layout is not None
+                while self.newest <= self._layout.generation:
+                    time.sleep(0.01)  # another thread hears of it
+            case Kind.MISS:
+                time.sleep(OTHERS_KNOW_S)
+                raise MeshCutError(str(fault))
+
+
+class _Voting:
+    """Everybody, until this node's vote is under way."""
+
+    def __init__(self, group: Any, reach: Callable[[], None]) -> None:
+        self._group, self._reach = group, reach
+
+    def allgather(self, *arguments: Any) -> Any:
+        work = self._group.allgather(*arguments)
+        self._reach()
+        return work
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+
+def install(strikes: Strikes) -> None:
+    """Wrap what leads to each place, for the rest of this process."""
+    reach = strikes.reach
+
+    def before(owner: Any, name: str, place: Place) -> None:
+        _wrap(owner, name, lambda run, *a, **k: (reach(place), run(*a, **k))[1])
+
+    def behind(owner: Any, name: str, place: Place) -> None:
+        _wrap(owner, name, lambda run, *a, **k: (run(*a, **k), reach(place))[0])
+
+    before(Stage, "forward", Place.FORWARD)
+    before(torch.autograd, "backward", Place.BACKWARD)
+    before(Wire, "receive", Place.RECEIVE)
+    before(executor._Run, "_send", Place.BROKER)
+    before(recovery_step, "_sum_gradients", Place.GRADIENTS)
+    before(RecoverableStep, "vote", Place.VOTE)
+    before(training, "apply", Place.UPDATE)
+    behind(training, "apply", Place.UPDATED)
+    before(Mesh, "connect", Place.CONNECT)
+    before(Mesh, "group", Place.GROUPS)
+    before(Mesh, "barrier", Place.BARRIER)
+    before(training, "agree", Place.AGREE)
+    before(training, "move", Place.MOVE)
+
+    def send(run: Any, wire: Wire, tensor: torch.Tensor, to: int, tag: int) -> None:
+        if to != wire._rank:
+            reach(Place.SEND)
+        run(wire, tensor, to, tag)
+
+    def vote(run: Any, step: RecoverableStep, *arguments: Any) -> Any:
+        mesh, everybody = step._mesh, step._mesh.everybody
+        mesh.everybody = _Voting(everybody, lambda: reach(Place.VOTING))  # type: ignore[assignment]
+        try:
+            outcome = run(step, *arguments)
+        finally:
+            mesh.everybody = everybody
+        try:
+            reach(Place.VOTED)
+        except MeshCutError:
+            mesh.cut()
+            raise
+        return outcome
+
+    def move(run: Any, mesh: Mesh, sizes: Any, transfers: Any, state: Callable[[str], torch.Tensor]) -> Any:
+        first_left = False
+
+        def reaching(name: str) -> torch.Tensor:
+            nonlocal first_left
+            if first_left:
+                reach(Place.MOVING)
+            first_left = True
+            return state(name)
+
+        return run(mesh, sizes, transfers, reaching)
+
+    def prepare(run: Any, self: Training, layout: Layout, mesh: Mesh) -> Any:
+        strikes.prepares(layout)
+        phases = run(self, layout, mesh)
+        strikes.tell(prepared=layout.generation, step=self.next_step, phases=phases)
+        return phases
+
+    def begin(run: Any, loader: NodeLoader, plan: sessions_pb2.RankPlan) -> Any:
+        strikes.begins(plan.step)
+        reach(Place.BEGIN)
+        return run(loader, plan)
+
+    def take(run: Any, membership: Membership, snapshot: membership_pb2.Snapshot) -> None:
+        run(membership, snapshot)
+        strikes.newest = max(strikes.newest, snapshot.generation)
+
+    def commit_for_all(run: Any, loader: NodeLoader, step: int, *arguments: Any, **options: Any) -> None:
+        reach(Place.COMMIT, step)
+        run(loader, step, *arguments, **options)
+        reach(Place.COMMITTED, step)
+
+    def log_step(run: Any, job: str, step: Any, result: Any) -> None:
+        strikes.tell(applied=step.index, loss=result.loss)
+        run(job, step, result)
+
+    _wrap(Wire, "send", send)
+    _wrap(RecoverableStep, "vote", vote)
+    _wrap(training, "move", move)
+    _wrap(Training, "prepare", prepare)
+    _wrap(NodeLoader, "begin", begin)
+    _wrap(Membership, "_take", take)
+    _wrap(NodeLoader, "commit_for_all", commit_for_all)
+    _wrap(training, "log_step", log_step)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """`owner.name(...)` becomes `around(owner.name, ...)`."""
+    run = getattr(owner, name)
+
+    @functools.wraps(run)
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        return around(run, *arguments, **options)
+
+    setattr(owner, name, wrapped)

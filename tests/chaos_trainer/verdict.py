@@ -1,0 +1,103 @@
+"""What a case has come to, beside a job with which nothing went wrong. Pure: knows no process."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.ledger import LedgerEntry, ledger_sha256
+from tests.chaos.processes import Footprint
+
+TOLERANCE = 1e-5
+"""Of a loss, and of a parameter: the norm of what differs, beside its own. Other pipelines add in another order."""
+WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs
+ALLOWED = {"memory_kib": 32 << 10, "num_fds": 8, "num_threads": 4}
+STOOD_STILL_S = 10.0
+"""Whoever needs so long has waited for somebody who was gone."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trained:
+    """A job that has ended."""
+
+    ledger: Sequence[LedgerEntry] = ()
+    weights: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """Of the checkpoint at its end."""
+    steps: int = 0
+    """In that checkpoint."""
+    losses: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Of each step, as the nodes say."""
+    attempts: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """At each step, by node."""
+    footprints: defaultdict[str, list[Footprint]] = field(default_factory=lambda: defaultdict(list))
+    """Of each node, in every generation that it lived through."""
+    struck: set[int] = field(default_factory=set)
+    """Numbers of the faults that came."""
+    recovery_s: list[float] = field(default_factory=list)
+    """From each fault to the next step that any node has applied."""
+    errors: list[str] = field(default_factory=list)
+    """Of nodes and of the harness."""
+
+    @property
+    def num_replays(self) -> int:
+        """Steps that were begun again, in all."""
+        most: Counter[int] = Counter()
+        for attempts in self.attempts.values():
+            most |= attempts
+        return sum(count - 1 for count in most.values())
+
+
+def judge(expected: Trained, found: Trained, allowed_replays: int) -> list[str]:
+    """All that is wrong."""
+    wrong = list(found.errors)
+    if ledger_sha256(found.ledger) != ledger_sha256(expected.ledger):
+        wrong.append(f"the ledger is another one: {_differing(expected.ledger, found.ledger)}")
+    for step, losses in found.losses.items():
+        right = expected.losses.get(step, [np.nan])[0]
+        far = [loss for loss in losses if not abs(loss - right) <= TOLERANCE * abs(right)]
+        if far:
+            wrong.append(f"step {step} has losses {far}, not {right}")
+    wrong += _wrong_weights(expected.weights, found.weights)
+    if found.num_replays > allowed_replays:
+        wrong.append(f"{found.num_replays} steps were begun again, {allowed_replays} may be")
+    wrong += [f"nobody applied a step for {pause_s:.0f} s" for pause_s in found.recovery_s if pause_s > STOOD_STILL_S]
+    wrong += [f"{node} grew: {words}" for node, lived in found.footprints.items() if (words := _growth(lived))]
+    return wrong
+
+
+def _growth(lived: Sequence[Footprint]) -> str:
+    """Of a node that has lived long enough to tell."""
+    if len(lived) < 3 * WARM_GENERATIONS:
+        return ""
+    before, after = lived[WARM_GENERATIONS], lived[-1]
+    for name, allowed in ALLOWED.items():
+        if getattr(after, name) > getattr(before, name) + allowed:
+            return f"{name} from {getattr(before, name)} to {getattr(after, name)} in {len(lived) - WARM_GENERATIONS} generations"
+    return ""
+
+
+def _differing(expected: Iterable[LedgerEntry], found: Iterable[LedgerEntry]) -> str:
+    right = {entry.step: entry.samples for entry in expected}
+    got = {entry.step: entry.samples for entry in found}
+    return f"steps {sorted(step for step in right.keys() | got.keys() if right.get(step) != got.get(step))}"
+
+
+def _wrong_weights(
+    expected: Mapping[str, npt.NDArray[np.float32]], found: Mapping[str, npt.NDArray[np.float32]]
+) -> Iterable[str]:
+    if expected.keys() != found.keys():
+        yield f"the checkpoint has {len(found)} parameters, not {len(expected)}: {sorted(expected.keys() ^ found.keys())[:3]}"
+        return
+    errors = {
+        name: float(np.linalg.norm(found[name] - right) / np.linalg.norm(right))
+        for name, right in expected.items()
+        if right.any()
+    }
+    far = {name: error for name, error in errors.items() if not error <= TOLERANCE}
+    if far:
+        name = max(far, key=lambda name: far[name])
+        yield f"{len(far)} of {len(errors)} parameters differ, {name} by {far[name]:.1e}"

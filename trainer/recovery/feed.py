@@ -1,0 +1,198 @@
+"""Steps for a node of a recoverable job: whole plans, and parts that outlast a change of its share of them."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+
+from headrace.errors import JobFailedError
+from headrace.plan import StepPlan
+from headrace.quarantine import Rejected
+from headrace.transport.base import TRANSPORTS
+from headrace.transport.tls import load_ca
+from headrace.v1 import sessions_pb2
+from trainer.client import Part
+from trainer.collate import collate
+from trainer.device_copy import DeviceCopy, OnItsWay
+from trainer.fetch import PartFetcher
+from trainer.hedging import HEDGE_S
+from trainer.loader import PREFETCH_BYTES, PREFETCH_PARTS, THREADS, StepLoader
+from trainer.packing import PackAhead
+from trainer.pipeline.feed import StepFeed, tickets_of
+from trainer.pipeline.routes import Portion
+from trainer.recovery.layout import Layout
+from trainer.steps import Step
+
+_CHECK_S = 0.02  # how often a node that waits for a plan looks whether there is a newer snapshot
+
+
+class KeptParts:
+    """Parts that were taken, until their step is over: an attempt that was cut off may have had them. Thread-safe."""
+
+    def __init__(self, parts: PartFetcher) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._taken: dict[str, Future[Part]] = {}
+
+    def have_come(self, tickets: Sequence[str]) -> bool:
+        """As of PartFetcher."""
+        return self._parts.have_come([ticket for ticket in tickets if ticket not in self._taken])
+
+    def take(self, ticket: str) -> Part:
+        """As of PartFetcher, and again."""
+        with self._lock:
+            taken = self._taken.get(ticket)
+            if taken is None:
+                mine = self._taken[ticket] = Future()
+        if taken is not None:
+            return taken.result()
+        try:
+            mine.set_result(self._parts.take(ticket))
+        except BaseException as err:
+            mine.set_exception(err)
+        return mine.result()
+
+    def is_taken(self, ticket: str) -> bool:
+        """Whether some attempt has had it."""
+        return ticket in self._taken
+
+    def release(self) -> list[str]:
+        """All that were taken go back: their step is over."""
+        with self._lock:
+            tickets = list(self._taken)
+            self._taken.clear()
+        self._parts.release(tickets)
+        return tickets
+
+
+class NodeLoader(StepLoader):
+    """Steps with their whole plans. Of the nodes one commits each, for all."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        job: str,
+        number: int,
+        device: torch.device,
+        transports: Sequence[str] = TRANSPORTS,
+        tls_ca: Path | None = None,
+    ) -> None:
+        """`number`: tells the sessions of nodes apart."""
+        self._copy = DeviceCopy(device)
+        self._kept: KeptParts
+        self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
+        self._layout: Layout | None = None
+        self._wanted: dict[int, list[str]] = {}  # by step
+        super().__init__(
+            endpoint,
+            job=job,
+            rank=number,
+            num_ranks=1,
+            prefetch_parts=PREFETCH_PARTS,
+            prefetch_bytes=PREFETCH_BYTES,
+            threads=THREADS,
+            transports=transports,
+            tls_ca=load_ca(tls_ca) if tls_ca is not None else None,
+            columns=None,
+            hedge_s=HEDGE_S,
+            together=True,
+        )
+        self._kept = KeptParts(self._parts)
+
+    def assign(self, layout: Layout, next_step: int) -> None:
+        """From `next_step` on the node has this share; what it fetched for another one, and does not need, goes back."""
+        with self._changed:
+            self._layout = layout
+            for step in [step for step in self._plans if step < next_step]:
+                self._forget(step)
+            if next_step != self._next_step:
+                self._kept.release()
+            before = {ticket for tickets in self._wanted.values() for ticket in tickets}
+            self._next_step = self._committed = self._queued_step = next_step
+            self._wanted = {}
+            while (plan := self._plans.get(self._queued_step)) is not None:
+                self._wanted[self._queued_step] = self._tickets_of(plan)
+                self._queued_step += 1
+            after = {ticket for tickets in self._wanted.values() for ticket in tickets}
+            self._parts.drop([ticket for ticket in before - after if not self._kept.is_taken(ticket)])
+            for tickets in self._wanted.values():
+                self._parts.queue([t for t in tickets if t not in before and not self._kept.is_taken(t)])
+
+    def next_plan(self, check: Callable[[], None]) -> sessions_pb2.RankPlan | None:
+        """Of the next step; None at the job's end. Calls `check`, which may raise, while it waits."""
+        with self._changed:
+            while self._next_step not in self._plans:
+                check()
+                if self._error is not None:
+                    raise self._error
+                if self._ended:
+                    raise JobFailedError(self._ended)
+                if self._ended is not None:
+                    return None
+                self._changed.wait(timeout=_CHECK_S)
+            return self._plans[self._next_step]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of the job's steps are committed."""
+        return self._ended == ""
+
+    def begin(self, plan: sessions_pb2.RankPlan) -> tuple[Step, StepFeed]:
+        """An attempt at a step."""
+        assert self._layout is not None, "the node has a share"
+        routes = self._layout.routes(_plan_of(plan))
+        samples = tickets_of(plan, routes, self._layout.place)
+        step = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=list(samples))
+        feed = StepFeed(routes, self._layout.place, samples, self._kept, self._portions)
+        feed.announce()
+        return step, feed
+
+    def finish(self, step: Step) -> None:
+        """The step is applied here."""
+        self._kept.release()
+        with self._changed:
+            self._committed = self._next_step = step.index + 1
+            self._forget(step.index)
+
+    def commit_for_all(self, step: int, rejected: Sequence[Rejected], *, loss: float = math.nan, step_s: float = 0.0) -> None:
+        """All nodes have applied the step. Saying it again is harmless."""
+        self._client.commit(step, rejected, loss, step_s, 0.0)
+
+    def close(self) -> None:
+        """As of StepLoader."""
+        self._portions.close()
+        super().close()
+
+    def _forget(self, step: int) -> None:
+        self._wanted.pop(step, None)
+        plan = self._plans.pop(step, None)
+        if plan is not None:
+            self._parts.forget([ticket for microbatch in plan.microbatches for ticket in microbatch.tickets])
+
+    def _queue_parts(self) -> None:
+        while self._layout is not None and (plan := self._plans.get(self._queued_step)) is not None:
+            tickets = self._wanted[self._queued_step] = self._tickets_of(plan)
+            self._parts.queue(tickets)
+            self._queued_step += 1
+
+    def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
+        assert self._layout is not None, "the node has a share"
+        return list(tickets_of(plan, self._layout.routes(_plan_of(plan)), self._layout.place))
+
+    def _part_came(self) -> None:
+        self._portions.look()
+
+    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> OnItsWay:
+        feed, portion = what
+        return self._copy.begin(collate(feed.rows(portion), **self._sizes, buffers=self._buffers))
+
+
+def _plan_of(plan: sessions_pb2.RankPlan) -> StepPlan:
+    return StepPlan.from_json(json.loads(plan.plan_json))

@@ -1,0 +1,212 @@
+"""The connections of a generation's nodes: groups of torch.distributed that can be cut.
+
+A wait for a message of gloo ends when the peer's process does; one for a peer that lives, but waits itself or hangs, does not,
+and nothing in torch.distributed ends it. So the connections themselves are shut down: whoever waits on them then fails at
+once, here and on the other side. That costs nothing while nobody is lost. All nodes then make a new mesh.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
+
+from headrace.errors import UnavailableError
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = timedelta(seconds=1800)
+_RETRY_S = 0.01
+_IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
+_MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: whoever does not come is lost, and the mesh is cut before
+
+
+class MeshCutError(UnavailableError):
+    """A node was lost, or the others know of a newer snapshot."""
+
+
+class Meeting:
+    """Where the nodes of a snapshot meet whose first one this node is. It is there as long as the node."""
+
+    def __init__(self, host: str) -> None:
+        """`host`: by which the other nodes reach this one."""
+        self._store = TCPStore(host, 0, None, True, wait_for_workers=False)
+        self.address = f"{host}:{self._store.port}"
+
+
+class Mesh:
+    """All nodes of a generation. Each makes one, and the same groups in the same order."""
+
+    everybody: dist.ProcessGroup
+
+    def __init__(self, address: str, name: str, rank: int, num_ranks: int, host: str) -> None:
+        """The others are met at `address`. `name`: of the generation; `host`: of this node."""
+        self.rank, self.num_ranks = rank, num_ranks
+        meeting_host, meeting_port = _address(address)
+        self._meeting = socket.gethostbyname(meeting_host), meeting_port
+        self._name, self._host = name, host
+        self._lock = threading.Lock()  # of what is cut
+        self._cut = False
+        self._devices: set[tuple[str, int]] = set()  # on which nodes listen
+        self._groups: list[dist.ProcessGroup] = []
+
+    def connect(self) -> None:
+        """Meet the others. Raises MeshCutError."""
+        with self.interruptible():
+            host, port = self._reach()
+            self._store = PrefixStore(self._name, TCPStore(host, port, None, False, timeout=_MEET_TIMEOUT))
+            before = _listening()
+            self._device = ProcessGroupGloo.create_device(hostname=self._host)
+            (own,) = {port for fd, port in _listening().items() if fd not in before}
+            self._store.set(f"device/{self.rank}", f"{socket.gethostbyname(self._host)}:{own}")
+            found = {_address(self._store.get(f"device/{other}").decode()) for other in range(self.num_ranks)}
+            with self._lock:
+                self._devices = found
+            self.check()
+            self.everybody = self.group("everybody", range(self.num_ranks))
+
+    def _reach(self) -> tuple[str, int]:
+        """The meeting's address, once somebody listens there: torch's own attempts could not be cut off."""
+        deadline = time.monotonic() + _MEET_TIMEOUT.total_seconds()
+        while True:
+            self.check()
+            try:
+                socket.create_connection(self._meeting, timeout=1.0).close()
+            except OSError as err:
+                if time.monotonic() > deadline:
+                    raise MeshCutError(f"the first node of the snapshot does not answer at {self._meeting}: {err}") from err
+                time.sleep(_RETRY_S)
+            else:
+                return self._meeting
+
+    def group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Of some nodes, this one among them. Raises MeshCutError."""
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices, options._timeout = [self._device], _MEET_TIMEOUT
+        with self.interruptible():
+            backend = ProcessGroupGloo(PrefixStore(name, self._store), ranks.index(self.rank), len(ranks), options)
+            backend.set_timeout(_TIMEOUT)
+            group = cast(dist.ProcessGroup, backend)  # it has the same methods
+        self._groups.append(group)
+        return group
+
+    def gather(self, said: bytes, lengths: Sequence[int]) -> list[bytes]:
+        """What every node says, whose lengths all know; nothing is sent where nobody says anything. Raises MeshCutError."""
+        if not any(lengths):
+            return [b""] * len(lengths)
+        own = torch.frombuffer(bytearray(said.ljust(max(lengths), b"\0")), dtype=torch.uint8)
+        everybody = [torch.empty_like(own) for _ in lengths]
+        with self.interruptible():
+            self.everybody.allgather([everybody], [own]).wait()
+        return [bytes(one[:length].numpy()) for one, length in zip(everybody, lengths, strict=True)]
+
+    def barrier(self) -> None:
+        """Once all nodes are here. Raises MeshCutError."""
+        with self.interruptible():
+            self.everybody.barrier().wait()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Raises MeshCutError in place of what torch.distributed says of a lost connection."""
+        self.check()
+        try:
+            yield
+        except (dist.DistError, RuntimeError) as err:
+            if isinstance(err, dist.DistError) or "gloo" in str(err) or "onnection" in str(err):
+                raise MeshCutError(f"a connection to another node ended: {_what(str(err))}") from err
+            raise
+        self.check()
+
+    def cut(self) -> None:
+        """End every wait for another node, here and there. From any thread."""
+        with self._lock:
+            if self._cut:
+                return
+            self._cut = True
+            for connection in _sockets():
+                with connection:
+                    if self._devices & {connection.getsockname()[:2], _peer(connection)} or _peer(connection) == self._meeting:
+                        connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.cut()
+        self._groups.clear()
+        self.__dict__.pop("everybody", None)
+
+    def check(self) -> None:
+        """Raise MeshCutError where the mesh is cut."""
+        if self._cut:
+            raise MeshCutError("there is a newer snapshot of the nodes")
+
+
+def _what(words: str) -> str:
+    """ "Connection closed by peer [127.0.0.1]:9642" of what gloo says."""
+    return words.splitlines()[0].partition(". This is typically")[0].rpartition("cc:")[2].partition("] ")[2] or words
+
+
+def _listening() -> dict[int, int]:
+    """Ports on which this process listens, by file descriptor."""
+    ports = {}
+    for fd in _descriptors():
+        try:
+            with socket.socket(fileno=os.dup(fd)) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockopt(
+                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+                ):
+                    ports[fd] = int(found.getsockname()[1])
+        except OSError:
+            continue
+    return ports
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """A second descriptor of every connection over TCP that this process has."""
+    for fd in _descriptors():
+        try:
+            found = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        if _is_tcp(found) and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            yield found
+        else:
+            found.close()
+
+
+def _is_tcp(found: socket.socket) -> bool:
+    return found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
+
+
+def _descriptors() -> Iterator[int]:
+    """Of sockets: a `socket.socket` that finds another file behind its descriptor raises, and leaves it open."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                yield int(name)
+        except OSError:  # closed meanwhile
+            continue
+
+
+def _peer(connection: socket.socket) -> tuple[str, int] | None:
+    try:
+        host, port = connection.getpeername()[:2]
+        return host.removeprefix(_IN_IPV6), port
+    except OSError:
+        return None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)

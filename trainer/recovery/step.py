@@ -1,0 +1,132 @@
+"""One step of a recoverable pipeline: its gradients over all pipelines, layer by layer, and the vote that commits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headrace.errors import HeadraceError
+from trainer.gradients import buckets
+from trainer.pipeline.executor import Executor, Feed
+from trainer.pipeline.routes import Routes
+from trainer.recovery.holding import Holding
+from trainer.recovery.layout import Layout
+from trainer.recovery.mesh import Mesh
+from trainer.step import StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of a vote: all nodes have the same."""
+
+    result: StepResult
+    generation: int
+    """The newest snapshot that every node knows."""
+    said: Sequence[bytes]
+    """What nodes had to say, those that had anything."""
+
+
+class RecoverableStep:
+    """A node's share of the steps of one generation."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        mesh: Mesh,
+        holding: Holding,
+        holders: Mapping[str, Sequence[int]],
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_grad_norm: float = 1.0,
+    ) -> None:
+        """`holders`: ranks that have each parameter. Raises MeshCutError."""
+        self._mesh, self._holding = mesh, holding
+        self._max_grad_norm = max_grad_norm
+        stage = holding.stage
+        self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
+        group = mesh.group("pipeline/" + "-".join(map(str, layout.ranks)), layout.ranks)
+        self._executor = Executor(layout.topology, layout.place, [stage], dtype, group)
+        self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
+        sharing: dict[tuple[int, ...], list[str]] = {}
+        for name, ranks in holders.items():
+            if len(ranks) > 1:
+                sharing.setdefault(tuple(ranks), []).append(name)
+        for number, (ranks, names) in enumerate(sharing.items()):  # in the same order on all nodes, so that none waits for itself
+            parameters = [holding.learning[name] for name in names if name in holding.learning]
+            if mesh.rank in ranks and parameters:
+                self._sums.append((mesh.group(f"sum/{number}", ranks), parameters))
+        self._counted = [p for name, p in holding.learning.items() if holders[name][0] == mesh.rank]
+        self._not_finite: Sequence[int] = ()
+
+    def accumulate(self, routes: Routes, feed: Feed) -> StepResult:
+        """Forward and backward; gradients are then those of the global batch. `grad_norm` is not known yet: NaN.
+
+        Raises MeshCutError where a node was lost meanwhile.
+        """
+        with self._mesh.interruptible():
+            with self._autocast:
+                totals = self._executor.run(routes, feed)
+            self._not_finite = totals.not_finite
+            sums = torch.tensor([totals.loss_sum, totals.num_targets], dtype=torch.float64)
+            self._mesh.everybody.allreduce([sums]).wait()
+            loss_sum, num_targets = sums.tolist()
+            if num_targets:
+                for group, parameters in self._sums:
+                    _sum_gradients(group, parameters)
+        if not num_targets:
+            return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
+        for parameter in self._holding.learning.values():
+            if parameter.grad is not None:
+                parameter.grad.div_(num_targets)
+        return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=math.nan)
+
+    def vote(self, result: StepResult, generation: int, said: bytes) -> Outcome:
+        """Whoever gets an outcome knows that all nodes have the step's gradients. generation: of the newest snapshot known.
+
+        Raises HeadraceError, on all nodes, where loss or gradient is not finite, and MeshCutError.
+        """
+        squares = sum(float(p.grad.double().square().sum()) for p in self._counted if p.grad is not None)
+        own = torch.tensor([squares, generation, len(said)], dtype=torch.float64)
+        everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
+        with self._mesh.interruptible():
+            self._mesh.everybody.allgather([everybody], [own]).wait()
+            table = torch.stack(everybody)
+            messages = self._mesh.gather(said, table[:, 2].long().tolist())
+        norm = math.sqrt(float(table[:, 0].sum())) if result.num_targets else 0.0
+        if result.num_targets and not (math.isfinite(result.loss) and math.isfinite(norm)):
+            names = f" in a microbatch of the samples {', '.join(map(str, self._not_finite))}" if self._not_finite else ""
+            raise HeadraceError(
+                f"the step is not finite (loss {result.loss}, gradient norm {norm}){names}; "
+                "it is not committed, and the weights are as before it"
+            )
+        return Outcome(
+            result=StepResult(loss=result.loss, num_targets=result.num_targets, grad_norm=norm),
+            generation=int(table[:, 1].min()),
+            said=messages,
+        )
+
+
+def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_norm: float = 1.0) -> None:
+    """Clip the gradients of a step that was voted for, and update the weights."""
+    parameters = list(holding.learning.values())
+    if any(parameter.grad is not None for parameter in parameters):
+        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(grad_norm))
+        holding.update(learning_rate)
+    holding.discard()
+
+
+def _sum_gradients(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+    """As `trainer.gradients.sum_gradients`, with what says whether there is a gradient in the same message."""
+    for bucket in buckets(parameters):
+        flags = torch.tensor([float(p.grad is not None) for p in bucket], device=bucket[0].device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([flags, *(gradient.flatten() for gradient in gradients)])
+        group.allreduce([flat]).wait()
+        summed = torch.split(flat[len(bucket) :], [p.numel() for p in bucket])
+        for parameter, gradient, num_ranks in zip(bucket, summed, flat[: len(bucket)].tolist(), strict=True):
+            parameter.grad = gradient.view_as(parameter) if num_ranks else None

@@ -1,0 +1,252 @@
+"""The training of one node: what it has of the model, and its steps under a layout."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from headrace.codec import rejection_message, rejection_value
+from headrace.errors import UserError
+from headrace.quarantine import Rejected
+from headrace.telemetry import pairs
+from headrace.v1 import sessions_pb2
+from trainer.models.multimodal import MultimodalModel, build_model, initialise
+from trainer.pipeline.checkpoint_files import Checkpoint, TensorKey, write
+from trainer.recovery.feed import NodeLoader
+from trainer.recovery.holding import Holding, make_holding, state_sizes
+from trainer.recovery.layout import Layout
+from trainer.recovery.mesh import Mesh
+from trainer.recovery.movement import Agreement, Standing, agree, move, named
+from trainer.recovery.spec import RecoverySpec
+from trainer.recovery.step import RecoverableStep, apply
+from trainer.step import PEAK_LEARNING_RATES, learning_rate
+from trainer.train import log_step
+
+log = logging.getLogger(__name__)
+
+
+class Training:
+    """Of one node, through all generations."""
+
+    def __init__(
+        self,
+        loader: NodeLoader,
+        spec: RecoverySpec,
+        model_name: str,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        checkpoint: Path | None = None,
+        resume: Path | None = None,
+    ) -> None:
+        """`checkpoint`, `resume`: as of `trainer.recovery.node.train_recoverable`."""
+        self.spec, self.job = spec, loader.spec.name
+        self._loader, self._device, self._dtype = loader, device, dtype
+        self._rate = partial(learning_rate, peak=PEAK_LEARNING_RATES[model_name])
+        vocabulary = loader.vocabulary
+        self._make_model: Callable[[], MultimodalModel] = lambda: build_model(
+            model_name,
+            loader.spec,
+            vocabulary.size,
+            vocabulary.image_token,
+            vocabulary.audio_token,
+            seed=loader.spec.seed,
+            device="meta",
+        )
+        self._sizes = state_sizes(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
+        self._standing = Standing()
+        self._held: list[Holding] = []  # the present one, and after a move that was cut off also the one before
+        self._rejected = b""  # of the last step, as nodes tell each other
+        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._committing: Future[None] | None = None
+        self._checkpoint, self._resume = checkpoint, resume
+        self._holders: Mapping[str, Sequence[int]] = {}
+        self._layout: Layout
+        self._mesh: Mesh
+        self._step: RecoverableStep
+
+    @property
+    def next_step(self) -> int:
+        """As far as the weights have come."""
+        return self._standing.applied
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps of the job are committed."""
+        return self._loader.is_over
+
+    def forget(self) -> None:
+        """The node has no place any more: what it has will soon be old."""
+        self._held, self._standing = [], Standing()
+
+    def close(self) -> None:
+        """Once the last commit is heard."""
+        self._commits.shutdown()
+
+    def prepare(self, layout: Layout, mesh: Mesh) -> Mapping[str, float]:
+        """Meet the others, agree with them, and come by the layers of the layout. Seconds of each phase.
+
+        Raises UnrecoverableError where nobody has a layer any more, and MeshCutError.
+        """
+        began_s = time.monotonic()
+        seconds: dict[str, float] = {}
+
+        def ended(phase: str) -> None:
+            seconds[phase] = time.monotonic() - began_s - sum(seconds.values())
+
+        mesh.connect()
+        ended("connect")
+        target = self._target(layout)
+        has = {name for held in self._held for name in held.parameters}
+        agreement = agree(mesh, self._sizes, self._standing, has, target.parameters, self._rejected)
+        ended("agree")
+        if agreement.standing.applied < 0:
+            self._begin(target, layout)
+        else:
+            self._continue(target, mesh, agreement)
+        ended("state")
+        self._layout, self._mesh, self._holders = layout, mesh, agreement.holders
+        self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, dtype=self._dtype)
+        if layout.rank == 0 and agreement.standing.applied > 0:
+            self._commit(self.next_step - 1)  # whoever was the first node before may have been lost with it
+        self._loader.assign(layout, self.next_step)
+        ended("groups")
+        return seconds
+
+    def run(self, known: Callable[[], int]) -> bool:
+        """Train until the job is over, or until all nodes know of a newer snapshot than that of the layout. Whether it is over.
+
+        known: generation of the newest snapshot that this node knows.
+        """
+        while (plan := self._loader.next_plan(self._mesh.check)) is not None:
+            began_s = time.monotonic()
+            step, feed = self._loader.begin(plan)
+            result = self._step.accumulate(feed.routes, feed)
+            speaks = self._layout.rank == self._layout.ranks[0]
+            self._standing = replace(self._standing, awaited=self._layout.generation)
+            self._await_commit()
+            outcome = self._step.vote(result, known(), _encoded(feed.rejected) if speaks and feed.rejected else b"")
+            apply(self._held[0], outcome.result.grad_norm, self._rate(plan.step))
+            self._standing = Standing(
+                applied=plan.step + 1, generation=self._layout.generation, grad_norm=outcome.result.grad_norm
+            )
+            self._rejected = b"".join(outcome.said)  # serialised messages join
+            self._loader.finish(step)
+            log_step(self.job, step, outcome.result)
+            if self._layout.rank == 0:
+                self._commit(plan.step, outcome.result.loss, time.monotonic() - began_s)
+            if outcome.generation > self._layout.generation:
+                return False
+        return True
+
+    def save(self) -> None:
+        """What there is after the last step, once all nodes of the layout are there."""
+        if self._checkpoint is not None:
+            self._save(self._checkpoint, self._layout.rank, self._layout.num_ranks)
+
+    def rescue(self, mesh: Mesh) -> str:
+        """Save what the nodes that are left have together. The mesh is theirs. A sentence on it; none without a folder for it.
+
+        Raises MeshCutError where another one is lost.
+        """
+        if self._checkpoint is None:
+            return ""
+        mesh.connect()
+        has = {name for held in self._held for name in held.parameters}
+        agreement = agree(mesh, self._sizes, self._standing, has, (), self._rejected)
+        if agreement.standing.applied < 0:
+            return ""
+        if agreement.catches_up:
+            apply(self._held[0], agreement.standing.grad_norm, self._rate(self._standing.applied))
+        if not agreement.is_current:
+            self._held = []
+        self._stand_as(agreement)
+        self._holders = agreement.sources
+        if mesh.rank == 0 and self.next_step > 0:
+            self._commit(self.next_step - 1)
+        self._save(self._checkpoint, mesh.rank, mesh.num_ranks)
+        lacking = [name for name, ranks in agreement.sources.items() if not ranks]
+        if lacking:
+            return f"what is left after {self.next_step} steps was saved in {self._checkpoint}, without {named(lacking)}"
+        return f"the model after {self.next_step} steps was saved in {self._checkpoint}: `--resume {self._checkpoint}` goes on"
+
+    def _save(self, folder: Path, rank: int, num_ranks: int) -> None:
+        """Every parameter once, by the first node that has it."""
+        tensors: dict[TensorKey, torch.Tensor] = {}
+        for held in self._held:
+            for name in held.parameters:
+                if self._holders[name][0] == rank:
+                    tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
+        applied = self._standing.applied
+        write(folder, applied, rank, num_ranks, self._loader.state_dict() | {"step": applied}, tensors)
+        log.info("checkpoint written %s", pairs(step=applied, folder=folder, tensors=len(tensors)))
+
+    def _target(self, layout: Layout) -> Holding:
+        """Of the layout, without weights; the present one where that is what it needs."""
+        unit, stage = layout.place.unit, layout.place.stage
+        first, end = layout.bounds[unit][stage : stage + 2]
+        if self._held and self._held[0].covers(unit, first, end):
+            return self._held[0]
+        return make_holding(layout, self._make_model, device=self._device)
+
+    def _begin(self, target: Holding, layout: Layout) -> None:
+        """Fresh weights, which every node draws for itself, or those of a checkpoint."""
+        next_step = self._loader.next_step
+        if self._resume is not None:
+            checkpoint = Checkpoint.newest(self._resume)
+            if checkpoint.step != next_step:
+                raise UserError(
+                    f"{self._resume} has a checkpoint after {checkpoint.step} steps, but {next_step} are committed: "
+                    f"`headrace job reset {self.job} --step {checkpoint.step}` first"
+                )
+            target.load(checkpoint)
+        else:
+            if next_step:
+                log.warning("weights are fresh, and the job goes on %s", pairs(job=self.job, from_step=next_step))
+            initialise(target.stage.model, self._loader.spec.seed)
+        self._held = [target]
+        self._standing = Standing(applied=next_step, generation=layout.generation)
+
+    def _continue(self, target: Holding, mesh: Mesh, agreement: Agreement) -> None:
+        """Catch up where need be, and take over what the node lacks."""
+        if agreement.catches_up:
+            apply(self._held[0], agreement.standing.grad_norm, self._rate(self._standing.applied))
+            self._stand_as(agreement)
+        for held in self._held:
+            held.discard()
+        received = move(mesh, self._sizes, agreement.transfers, self._state)
+        for name in target.parameters:
+            if name in received:
+                target.set_state(name, received[name])
+            elif target not in self._held:
+                target.set_state(name, self._state(name))
+        former = [held for held in self._held if held is not target] if agreement.is_current else []
+        self._held = [target, *former]
+        self._stand_as(agreement)
+        mesh.barrier()
+        self._held = [target]  # everybody has what it needs
+
+    def _stand_as(self, agreement: Agreement) -> None:
+        self._standing, self._rejected = replace(agreement.standing, awaited=-1), agreement.rejected
+
+    def _state(self, name: str) -> torch.Tensor:
+        return next(held for held in self._held if name in held.parameters).state(name)
+
+    def _commit(self, step: int, loss: float = float("nan"), step_s: float = 0.0) -> None:
+        """For all nodes, beside the next step."""
+        if self._committing is not None:
+            self._committing.result()
+        message = sessions_pb2.CommitRequest.FromString(self._rejected)
+        rejected = [rejection_value(item) for item in message.rejections]
+        self._committing = self._commits.submit(self._loader.commit_for_all, step, rejected, loss=loss, step_s=step_s)
+
+
+def _encoded(rejected: Sequence[Rejected]) -> bytes:
+    return bytes(sessions_pb2.CommitRequest(rejections=map(rejection_message, rejected)).SerializeToString())
