@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from benchmarks import recovery_restart, recovery_torchft
 from benchmarks.recovery_training import NUM_NODES, REPLICAS, Log, Services, kill

@@ -141,7 +141,7 @@ class Membership:
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
 
     def cut_off(self, name: str, generation: int) -> None:
-        """A node of the newest snapshot lost its connections to others, of whom none is lost: a snapshot of the same nodes helps."""
+        """A node of the newest snapshot lost its connections, though no other node is lost: all are to connect anew."""
         if generation == self.snapshot.generation and name in self.record.since and not self._losses:
             self._losses.append(f"{name} was cut off from other nodes")
 

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from headrace import metrics, tracing
@@ -81,7 +82,8 @@ class PartFetcher:
         self._max_bytes = max_bytes
         self._threads = threads
         self._hedging = Hedging(hedge_s)
-        self._client = PartClient(transports, columns, tls_ca=tls_ca)
+        self._make_client = partial(PartClient, transports, tls_ca=tls_ca)
+        self._client = self._make_client(columns)
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="fetch")
         self._closed = threading.Event()
         self._lock = threading.Lock()  # of all below
@@ -167,6 +169,11 @@ class PartFetcher:
             self._fetch_ahead()
         for delivery in came:
             delivery.release()
+
+    def set_columns(self, columns: Sequence[str]) -> None:
+        """Of what is queued from now on. To be called when everything that was queued before is taken or dropped."""
+        former, self._client = self._client, self._make_client(columns)
+        former.close()
 
     def forget(self, tickets: Iterable[str]) -> None:
         """These parts are not needed any more."""

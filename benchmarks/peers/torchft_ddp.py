@@ -20,6 +20,7 @@ from torchft.coordination import LighthouseServer  # type: ignore[import-not-fou
 
 WIDTH, NUM_LAYERS, BATCH = 512, 8, 512  # two million parameters
 LEAST_REPLICAS = 2
+JOIN_TIMEOUT_MS = 10_000  # as in its own example; less, and replicas that are a little late train apart from the others
 
 
 def main() -> None:
@@ -45,6 +46,7 @@ def _watch_over(options: argparse.Namespace) -> None:
     server = LighthouseServer(
         bind="[::]:0",
         min_replicas=LEAST_REPLICAS,
+        join_timeout_ms=JOIN_TIMEOUT_MS,
         quorum_tick_ms=options.tick_ms,
         heartbeat_timeout_ms=options.heartbeat_timeout_ms,
     )

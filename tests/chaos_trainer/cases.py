@@ -90,7 +90,7 @@ def _in_steps() -> Iterator[Case]:
             fault = _kill(Place.BROKER, where, occurrence=occurrence)
             yield Case(name=str(fault), faults=(fault,))
     for place in (Place.COMMIT, Place.COMMITTED):
-        fault = _kill(place, Where(node="n0"))
+        fault = _kill(place, Where(rank=0))
         yield Case(name=str(fault), faults=(fault,))
     for step in (0, 3):
         for place in (Place.BACKWARD, Place.UPDATED):
@@ -101,7 +101,7 @@ def _in_steps() -> Iterator[Case]:
 def _in_recoveries() -> Iterator[Case]:
     """A second one is lost while the others recover from the first; there are two failures to survive."""
     for place in RECOVERY:
-        for where in [Where()] if place == Place.MOVING else [Where(node="n0"), Where(pipeline=0, unit="llm", stage=-1)]:
+        for where in [Where()] if place == Place.MOVING else [Where(rank=0), Where(pipeline=0, unit="llm", stage=-1)]:
             first = _kill(Place.BACKWARD, Where(pipeline=1, unit="llm"))
             second = _kill(place, where, generation=2)
             yield Case(name=f"{second}", faults=(first, second), nodes=8, max_failures=2)
@@ -109,7 +109,7 @@ def _in_recoveries() -> Iterator[Case]:
 
 def _returns() -> Iterator[Case]:
     for place in (Place.FORWARD, Place.VOTING, Place.UPDATE):
-        for where in (LONG[1], Where(node="n0")):
+        for where in (LONG[1], Where(rank=0)):
             for lasts_s in (FOR_A_MOMENT_S, FOR_LONG_S):
                 fault = Fault(kind=Kind.STOP, place=place, where=where, lasts_s=lasts_s)
                 yield Case(name=str(fault), faults=(fault,), steps=4 if lasts_s == FOR_A_MOMENT_S else 12)
@@ -126,18 +126,17 @@ def _returns() -> Iterator[Case]:
 def _missed() -> Iterator[Case]:
     """Not all see the outcome of the vote on a step."""
 
-    def miss(*names: str) -> tuple[Fault, ...]:
-        return tuple(Fault(kind=Kind.MISS, place=Place.VOTED, where=Where(node=name)) for name in names)
+    def miss(*ranks: int) -> tuple[Fault, ...]:
+        return tuple(Fault(kind=Kind.MISS, place=Place.VOTED, where=Where(rank=rank)) for rank in ranks)
 
-    lost = _kill(Place.UPDATED, Where(node="n4"))
-    yield Case(name="one misses the outcome, another one is lost", faults=(*miss("n1"), lost))
-    yield Case(name="only the lost one sees the outcome", faults=(*miss("n0", "n1", "n2", "n3"), lost))
+    lost = _kill(Place.UPDATED, Where(rank=4))
+    yield Case(name="one misses the outcome, another one is lost", faults=(*miss(1), lost))
+    yield Case(name="only the lost one sees the outcome", faults=(*miss(0, 1, 2, 3), lost))
     for place in (Place.COMMIT, Place.COMMITTED):
-        lost = _kill(place, Where(node="n0"))
-        yield Case(name=f"only the lost one sees the outcome, at {place}", faults=(*miss("n1", "n2", "n3", "n4"), lost))
-    others = ["n0", "n1", "n2", "n4", "n5", "n6"]
+        faults = (*miss(1, 2, 3, 4), _kill(place, Where(rank=0)))
+        yield Case(name=f"only the lost one sees the outcome, at {place}", faults=faults)
     for place in (Place.AGREE, Place.MOVE, Place.BARRIER):
-        faults = (*miss(*others), _kill(Place.UPDATED, Where(node="n7")), _kill(place, Where(node="n3"), generation=2))
+        faults = (*miss(0, 1, 2, 4, 5, 6), _kill(Place.UPDATED, Where(rank=7)), _kill(place, Where(rank=3), generation=2))
         yield Case(name=f"only one sees the outcome and is lost at {place}", faults=faults, nodes=8, max_failures=2)
 
 
@@ -160,8 +159,8 @@ def _two_at_once() -> Iterator[Case]:
 
 def _departures() -> Iterator[Case]:
     for place in (Place.FORWARD, Place.VOTE, Place.UPDATED):
-        for name in ("n0", "n3"):
-            fault = Fault(kind=Kind.LEAVE, place=place, where=Where(node=name))
+        for rank in (0, 3):
+            fault = Fault(kind=Kind.LEAVE, place=place, where=Where(rank=rank))
             yield Case(name=str(fault), faults=(fault,), steps=8)
     leaver = Fault(kind=Kind.LEAVE, place=Place.FORWARD, where=Where(node="n1"))
     fault = _kill(Place.BACKWARD, Where(node="n0"), step=3, generation=2)
@@ -170,7 +169,7 @@ def _departures() -> Iterator[Case]:
 
 def _with_the_leader() -> Iterator[Case]:
     for place in (Place.BACKWARD, Place.VOTING, Place.UPDATED, Place.COMMIT):
-        fault = _kill(place, Where(node="n0"), leader=True)
+        fault = _kill(place, Where(rank=0), leader=True)
         yield Case(name=str(fault), faults=(fault,), steps=6)
 
 
@@ -178,7 +177,7 @@ def _to_the_end() -> Iterator[Case]:
     for place in (Place.FORWARD, Place.VOTING, Place.UPDATED):
         faults = (_kill(place, Where(node="n4")), _kill(place, Where(node="n3"), step=2, generation=2))
         yield Case(name=" then ".join(map(str, faults)), faults=faults, recovers=False)
-    faults = (_kill(Place.FORWARD, Where(node="n4")), _kill(Place.COMMIT, Where(node="n0"), step=2, generation=2))
+    faults = (_kill(Place.FORWARD, Where(node="n4")), _kill(Place.COMMIT, Where(rank=0), step=2, generation=2))
     yield Case(name=" then ".join(map(str, faults)), faults=faults, recovers=False)
 
 

@@ -59,21 +59,24 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """The place of a node in the pipelines of a generation, or its name; neither: whoever comes first."""
+    """The place of a node in the pipelines of a generation, or its rank there, or its name; nothing: whoever comes first."""
 
     node: str = ""
+    rank: int | None = None
     pipeline: int = 0
     unit: str = ""
     stage: int = 0
     """-1: the unit's last one."""
 
     def __str__(self) -> str:
-        return self.node or (f"{self.unit} {self.stage} of pipeline {self.pipeline}" if self.unit else "the first node")
+        if self.unit:
+            return f"{self.unit} {self.stage} of pipeline {self.pipeline}"
+        return self.node or ("the first node" if self.rank is None else f"rank {self.rank}")
 
-    def is_at(self, node: str, pipeline: int, unit: str, stage: int, num_stages: int) -> bool:
+    def is_at(self, node: str, rank: int, pipeline: int, unit: str, stage: int, num_stages: int) -> bool:
         """Whether that is the node."""
-        if self.node or not self.unit:
-            return self.node in ("", node)
+        if not self.unit:
+            return self.node in ("", node) and self.rank in (None, rank)
         return (pipeline, unit, stage) == (self.pipeline, self.unit, self.stage % num_stages)
 
 

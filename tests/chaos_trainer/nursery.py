@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # which the first model that is built without weights needs
 import cli.train
 from cli import client, summary
 from cli import main as command
@@ -27,7 +26,7 @@ from tests.chaos_trainer.strike import Strikes, install
 from trainer.pipeline import train
 from trainer.recovery import node
 
-LATER = (torch._dynamo, client, summary, metrics, tracing, metadataset, train, node)
+LATER = (client, summary, metrics, tracing, metadataset, train, node)
 """What `headrace train` imports when it comes to it."""
 POLL_S = 0.02
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG

@@ -68,7 +68,7 @@ class Strikes:
                 continue
             if place not in RECOVERY and fault.step not in (None, self._step if step is None else step):
                 continue
-            if not fault.where.is_at(self._node, layout.pipeline, *at):
+            if not fault.where.is_at(self._node, layout.rank, layout.pipeline, *at):
                 continue
             self._counts[number] += 1
             if self._counts[number] == fault.occurrence and self._is_first(number):

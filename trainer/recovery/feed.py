@@ -24,7 +24,7 @@ from trainer.fetch import PartFetcher
 from trainer.hedging import HEDGE_S
 from trainer.loader import PREFETCH_BYTES, PREFETCH_PARTS, THREADS, StepLoader
 from trainer.packing import PackAhead
-from trainer.pipeline.feed import StepFeed, tickets_of
+from trainer.pipeline.feed import StepFeed, columns_of, tickets_of
 from trainer.pipeline.routes import Portion
 from trainer.recovery.layout import Layout
 from trainer.steps import Step
@@ -55,6 +55,9 @@ class KeptParts:
         try:
             mine.set_result(self._parts.take(ticket))
         except BaseException as err:
+            with self._lock:
+                if self._taken.get(ticket) is mine:  # another attempt may have more luck
+                    del self._taken[ticket]
             mine.set_exception(err)
         return mine.result()
 
@@ -89,6 +92,7 @@ class NodeLoader(StepLoader):
         self._kept: KeptParts
         self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
         self._layout: Layout | None = None
+        self._columns: Sequence[str] = ()  # that are fetched
         self._wanted: dict[int, list[str]] = {}  # by step
         super().__init__(
             endpoint,
@@ -115,6 +119,12 @@ class NodeLoader(StepLoader):
             if next_step != self._next_step:
                 self._kept.release()
             before = {ticket for tickets in self._wanted.values() for ticket in tickets}
+            columns = columns_of(layout.topology, layout.place)
+            if columns != self._columns:
+                self._kept.release()
+                self._parts.drop(before)
+                self._parts.set_columns(columns)
+                self._columns, before = columns, set()
             self._next_step = self._committed = self._queued_step = next_step
             self._wanted = {}
             while (plan := self._plans.get(self._queued_step)) is not None:

@@ -154,7 +154,8 @@ class Mesh:
 
 def _what(words: str) -> str:
     """ "Connection closed by peer [127.0.0.1]:9642" of what gloo says."""
-    return words.splitlines()[0].partition(". This is typically")[0].rpartition("cc:")[2].partition("] ")[2] or words
+    first = words.splitlines()[0].partition(". This is typically")[0]
+    return first.rpartition("cc:")[2].partition("] ")[2] or first
 
 
 def _listening() -> dict[int, int]:

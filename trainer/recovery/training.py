@@ -240,12 +240,14 @@ class Training:
         return next(held for held in self._held if name in held.parameters).state(name)
 
     def _commit(self, step: int, loss: float = float("nan"), step_s: float = 0.0) -> None:
-        """For all nodes, beside the next step."""
-        if self._committing is not None:
-            self._committing.result()
+        """For all nodes, beside the next step. Before the vote on that it is done, so that one at most is open."""
         message = sessions_pb2.CommitRequest.FromString(self._rejected)
         rejected = [rejection_value(item) for item in message.rejections]
         self._committing = self._commits.submit(self._loader.commit_for_all, step, rejected, loss=loss, step_s=step_s)
+
+    def _await_commit(self) -> None:
+        if self._committing is not None:
+            self._committing.result()
 
 
 def _encoded(rejected: Sequence[Rejected]) -> bytes:
