@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -64,6 +65,7 @@ class Training:
         self._standing = Standing()
         self._held: list[Holding] = []  # the present one, and after a move that was cut off also the one before
         self._rejected = b""  # of the last step, as nodes tell each other
+        self._loss = math.nan  # of the last step that this node has asked for the vote on
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._committing: Future[None] | None = None
         self._checkpoint, self._resume = checkpoint, resume
@@ -130,7 +132,7 @@ class Training:
             step, feed = self._loader.begin(plan)
             result = self._step.accumulate(feed.routes, feed)
             speaks = self._layout.rank == self._layout.ranks[0]
-            self._standing = replace(self._standing, awaited=self._layout.generation)
+            self._standing, self._loss = replace(self._standing, awaited=self._layout.generation), result.loss
             self._await_commit()
             outcome = self._step.vote(result, known(), _encoded(feed.rejected) if speaks and feed.rejected else b"")
             apply(self._held[0], outcome.result.grad_norm, self._rate(plan.step))
@@ -141,7 +143,7 @@ class Training:
             self._loader.finish(step)
             log_step(self.job, step, outcome.result)
             if self._layout.rank == 0:
-                self._commit(plan.step, outcome.result.loss, time.monotonic() - began_s)
+                self._commit(plan.step, time.monotonic() - began_s)
             if outcome.generation > self._layout.generation:
                 return False
         return True
@@ -239,11 +241,11 @@ class Training:
     def _state(self, name: str) -> torch.Tensor:
         return next(held for held in self._held if name in held.parameters).state(name)
 
-    def _commit(self, step: int, loss: float = float("nan"), step_s: float = 0.0) -> None:
+    def _commit(self, step: int, step_s: float = 0.0) -> None:
         """For all nodes, beside the next step. Before the vote on that it is done, so that one at most is open."""
         message = sessions_pb2.CommitRequest.FromString(self._rejected)
         rejected = [rejection_value(item) for item in message.rejections]
-        self._committing = self._commits.submit(self._loader.commit_for_all, step, rejected, loss=loss, step_s=step_s)
+        self._committing = self._commits.submit(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s)
 
     def _await_commit(self) -> None:
         if self._committing is not None:
