@@ -14,7 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import cast
 
@@ -135,9 +135,10 @@ class Mesh:
             if self._cut:
                 return
             self._cut = True
-            for connection in _sockets():
-                with connection:
-                    if self._devices & {connection.getsockname()[:2], _peer(connection)} or _peer(connection) == self._meeting:
+            for _, connection in _tcp_sockets(listening=False):
+                with suppress(OSError):  # ended meanwhile
+                    peer = _peer(connection)
+                    if peer == self._meeting or self._devices & {connection.getsockname()[:2], peer}:
                         connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -160,34 +161,16 @@ def _what(words: str) -> str:
 
 def _listening() -> dict[int, int]:
     """Ports on which this process listens, by file descriptor."""
-    ports = {}
+    return {fd: int(found.getsockname()[1]) for fd, found in _tcp_sockets(listening=True)}
+
+
+def _tcp_sockets(*, listening: bool) -> Iterator[tuple[int, socket.socket]]:
+    """Those of this process: file descriptor, and a second one of it while the caller looks at it."""
     for fd in _descriptors():
-        try:
-            with socket.socket(fileno=os.dup(fd)) as found:
-                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockopt(
-                    socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-                ):
-                    ports[fd] = int(found.getsockname()[1])
-        except OSError:
-            continue
-    return ports
-
-
-def _sockets() -> Iterator[socket.socket]:
-    """A second descriptor of every connection over TCP that this process has."""
-    for fd in _descriptors():
-        try:
-            found = socket.socket(fileno=os.dup(fd))
-        except OSError:
-            continue
-        if _is_tcp(found) and not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            yield found
-        else:
-            found.close()
-
-
-def _is_tcp(found: socket.socket) -> bool:
-    return found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:
+            is_tcp = found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
+            if is_tcp and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening:
+                yield fd, found
 
 
 def _descriptors() -> Iterator[int]:
@@ -200,12 +183,9 @@ def _descriptors() -> Iterator[int]:
             continue
 
 
-def _peer(connection: socket.socket) -> tuple[str, int] | None:
-    try:
-        host, port = connection.getpeername()[:2]
-        return host.removeprefix(_IN_IPV6), port
-    except OSError:
-        return None
+def _peer(connection: socket.socket) -> tuple[str, int]:
+    host, port = connection.getpeername()[:2]
+    return host.removeprefix(_IN_IPV6), port
 
 
 def _address(text: str) -> tuple[str, int]:

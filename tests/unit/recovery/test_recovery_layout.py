@@ -78,6 +78,13 @@ def test_other_shares_take_the_microbatches_in_order_and_defer_nothing() -> None
     assert [microbatch.units for microbatch in second] == [{"vision": (4,), "llm": (4,)}]
 
 
+def test_a_sample_that_changes_its_replica_stays_where_its_loss_is() -> None:
+    crossing = plan([[{"vision": (0, 3), "llm": (0, 1)}], [{"vision": (1, 2), "llm": (2, 3)}]])
+    first, second = shared(crossing, (1, 1))
+    assert [microbatch.units for microbatch in first] == [{"vision": (0, 1), "llm": (0, 1)}]
+    assert [microbatch.units for microbatch in second] == [{"vision": (2, 3), "llm": (2, 3)}]
+
+
 def test_a_plan_with_another_number_of_microbatches_is_refused() -> None:
     with pytest.raises(UserError, match="has 4 microbatches, but the nodes were told of 6"):
         shared(DEFERRED, (3, 3))
