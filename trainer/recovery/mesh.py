@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT = timedelta(seconds=1800)
 _RETRY_S = 0.01
 _IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
+_TRY_TIMEOUT = timedelta(seconds=1)
 _MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: whoever does not come is lost, and the mesh is cut before
 
 
@@ -65,8 +66,7 @@ class Mesh:
     def connect(self) -> None:
         """Meet the others. Raises MeshCutError."""
         with self.interruptible():
-            host, port = self._reach()
-            self._store = PrefixStore(self._name, TCPStore(host, port, None, False, timeout=_MEET_TIMEOUT))
+            self._store = PrefixStore(self._name, self._meet())
             before = _listening()
             self._device = ProcessGroupGloo.create_device(hostname=self._host)
             (own,) = {port for fd, port in _listening().items() if fd not in before}
@@ -77,19 +77,21 @@ class Mesh:
             self.check()
             self.everybody = self.group("everybody", range(self.num_ranks))
 
-    def _reach(self) -> tuple[str, int]:
-        """The meeting's address, once somebody listens there: torch's own attempts could not be cut off."""
+    def _meet(self) -> TCPStore:
+        """The meeting's store, once it is there: torch's own attempts, which cannot be cut off, last no longer than a moment."""
         deadline = time.monotonic() + _MEET_TIMEOUT.total_seconds()
         while True:
             self.check()
             try:
                 socket.create_connection(self._meeting, timeout=1.0).close()
-            except OSError as err:
+                store = TCPStore(*self._meeting, None, False, timeout=_TRY_TIMEOUT)
+            except (OSError, dist.DistError) as err:
                 if time.monotonic() > deadline:
                     raise MeshCutError(f"the first node of the snapshot does not answer at {self._meeting}: {err}") from err
                 time.sleep(_RETRY_S)
             else:
-                return self._meeting
+                store.set_timeout(_MEET_TIMEOUT)
+                return store
 
     def group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Of some nodes, this one among them. Raises MeshCutError."""

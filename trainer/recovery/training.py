@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from headrace.codec import rejection_message, rejection_value
 from headrace.errors import UserError
@@ -27,7 +28,7 @@ from trainer.recovery.mesh import Mesh
 from trainer.recovery.movement import Agreement, Standing, agree, move, named
 from trainer.recovery.spec import RecoverySpec
 from trainer.recovery.step import RecoverableStep, apply
-from trainer.step import PEAK_LEARNING_RATES, learning_rate
+from trainer.step import PEAK_LEARNING_RATES, learning_rate, make_optimizer
 from trainer.train import log_step
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ class Training:
             seed=loader.spec.seed,
             device="meta",
         )
+        make_optimizer(nn.Linear(1, 1))  # the first one imports for seconds, for which others would wait
         self._sizes = state_sizes(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
         self._standing = Standing()
         self._held: list[Holding] = []  # the present one, and after a move that was cut off also the one before
