@@ -34,7 +34,7 @@ class Case:
     nodes: int = 5
     """At the beginning: n0, n1, ..."""
     max_failures: int = 1
-    steps: int = 4
+    steps: int = 5
     recovers: bool = True
     """Else all nodes end by saying that they cannot go on."""
 
@@ -80,6 +80,11 @@ def _kill(place: Place, where: Where, **fields: object) -> Fault:
     return Fault(place=place, where=where, **fields)  # type: ignore[arg-type]
 
 
+def _hold(step: int, generation: int = 1) -> Fault:
+    """The step waits until a node has joined."""
+    return Fault(kind=Kind.HOLD, place=Place.BEGIN, where=Where(rank=0), step=step, generation=generation)
+
+
 def _in_steps() -> Iterator[Case]:
     for place, occurrences in IN_STEP.items():
         for number, where in enumerate(LONG + SHORT):
@@ -102,7 +107,7 @@ def _in_recoveries() -> Iterator[Case]:
     """A second one is lost while the others recover from the first; there are two failures to survive."""
     for place in RECOVERY:
         for where in [Where()] if place == Place.MOVING else [Where(rank=0), Where(pipeline=0, unit="llm", stage=-1)]:
-            first = _kill(Place.BACKWARD, Where(pipeline=1, unit="llm"))
+            first = _kill(Place.GRADIENTS, Where(pipeline=1, unit="llm"))
             second = _kill(place, where, generation=2)
             yield Case(name=f"{second}", faults=(first, second), nodes=8, max_failures=2)
 
@@ -112,11 +117,13 @@ def _returns() -> Iterator[Case]:
         for where in (LONG[1], Where(rank=0)):
             for lasts_s in (FOR_A_MOMENT_S, FOR_LONG_S):
                 fault = Fault(kind=Kind.STOP, place=place, where=where, lasts_s=lasts_s)
-                yield Case(name=str(fault), faults=(fault,), steps=4 if lasts_s == FOR_A_MOMENT_S else 12)
+                holds = [_hold(3, generation=2)] if fault.is_loss else []
+                yield Case(name=str(fault), faults=(fault, *holds), steps=5)
     for_good = Fault(kind=Kind.STOP, place=Place.BACKWARD, where=LONG[2])
     yield Case(name=str(for_good), faults=(for_good,))
     fault = _kill(Place.BACKWARD, Where(node="n1"))
-    yield Case(name=f"{fault}, back again", faults=(fault,), starts=(Act(node="n1", step=2),), steps=10)
+    faults, starts = (fault, _hold(3, generation=2)), (Act(node="n1", step=2),)
+    yield Case(name=f"{fault}, back again", faults=faults, starts=starts, steps=5)
     yield from _missed()
     slow = Fault(kind=Kind.STOP, place=Place.VOTING, where=Where(node="n2"), lasts_s=FOR_A_MOMENT_S)
     fault = _kill(Place.UPDATED, Where(node="n4"))
@@ -141,19 +148,23 @@ def _missed() -> Iterator[Case]:
 
 
 def _joins() -> Iterator[Case]:
-    yield Case(name="two nodes join", starts=(Act(node="n5", step=1), Act(node="n6", step=3)), steps=12)
+    starts = (Act(node="n5", step=1), Act(node="n6", generation=2))
+    yield Case(name="two nodes join", faults=(_hold(2), _hold(4, generation=2)), starts=starts, steps=6)
     for place in RECOVERY:
         for where in [Where()] if place == Place.MOVING else [Where(node="n5"), Where(node="n1")]:
             fault = _kill(place, where, generation=2)
-            yield Case(name=f"{fault}, a join", faults=(fault,), starts=(Act(node="n5", step=0),), steps=8)
+            yield Case(name=f"{fault}, a join", faults=(fault, _hold(2)), starts=(Act(node="n5", step=0),))
     fault = _kill(Place.BACKWARD, LONG[0])
-    yield Case(name=f"{fault}, two join", faults=(fault,), starts=(Act(node="n5", step=1), Act(node="n6", step=2)), steps=10)
+    faults = (fault, _hold(2, generation=2), _hold(4, generation=3))
+    starts = (Act(node="n5", generation=2), Act(node="n6", generation=3))
+    yield Case(name=f"{fault}, two join", faults=faults, starts=starts, steps=6)
 
 
 def _two_at_once() -> Iterator[Case]:
-    for names in (("n0", "n1"), ("n2", "n6"), ("n3", "n7")):
-        for place in (Place.FORWARD, Place.VOTE, Place.UPDATED):
-            faults = tuple(_kill(place, Where(node=name)) for name in names)
+    for pipelines in ((0, 1), (2, 2), (1, 3)):
+        for place in (Place.GRADIENTS, Place.VOTE, Place.UPDATED):  # of a microbatch each: it may be empty
+            wheres = [Where(pipeline=pipeline, unit=unit) for pipeline, unit in zip(pipelines, ("encoder", "llm"), strict=True)]
+            faults = tuple(_kill(place, where) for where in wheres)
             yield Case(name=" and ".join(map(str, faults)), faults=faults, nodes=8, max_failures=2)
 
 
@@ -161,7 +172,7 @@ def _departures() -> Iterator[Case]:
     for place in (Place.FORWARD, Place.VOTE, Place.UPDATED):
         for rank in (0, 3):
             fault = Fault(kind=Kind.LEAVE, place=place, where=Where(rank=rank))
-            yield Case(name=str(fault), faults=(fault,), steps=8)
+            yield Case(name=str(fault), faults=(fault,))
     leaver = Fault(kind=Kind.LEAVE, place=Place.FORWARD, where=Where(node="n1"))
     fault = _kill(Place.BACKWARD, Where(node="n0"), step=3, generation=2)
     yield Case(name=f"{leaver}, {fault}", faults=(leaver, fault), nodes=6, steps=8)
@@ -170,14 +181,14 @@ def _departures() -> Iterator[Case]:
 def _with_the_leader() -> Iterator[Case]:
     for place in (Place.BACKWARD, Place.VOTING, Place.UPDATED, Place.COMMIT):
         fault = _kill(place, Where(rank=0), leader=True)
-        yield Case(name=str(fault), faults=(fault,), steps=6)
+        yield Case(name=str(fault), faults=(fault,))
 
 
 def _to_the_end() -> Iterator[Case]:
     for place in (Place.FORWARD, Place.VOTING, Place.UPDATED):
-        faults = (_kill(place, Where(node="n4")), _kill(place, Where(node="n3"), step=2, generation=2))
+        faults = (_kill(place, Where(node="n4")), _kill(place, Where(node="n3"), step=3, generation=2))
         yield Case(name=" then ".join(map(str, faults)), faults=faults, recovers=False)
-    faults = (_kill(Place.FORWARD, Where(node="n4")), _kill(Place.COMMIT, Where(rank=0), step=2, generation=2))
+    faults = (_kill(Place.FORWARD, Where(node="n4")), _kill(Place.COMMIT, Where(rank=0), step=3, generation=2))
     yield Case(name=" then ".join(map(str, faults)), faults=faults, recovers=False)
 
 

@@ -101,6 +101,8 @@ class Nursery:
 
     def close(self) -> None:
         """All nodes end with it."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
         self._popen.kill()
         self._popen.wait()
 

@@ -87,7 +87,7 @@ class Fault:
     place: Place
     where: Where
     kind: Kind = Kind.KILL
-    step: int | None = 1
+    step: int | None = 2
     """None: any; of no meaning during a recovery."""
     occurrence: int = 1
     """The how many-th time, within the step or the recovery, that the node comes there."""

@@ -145,6 +145,8 @@ class Node:
             return self._train(layout, mesh)
         except MeshCutError as err:
             log.info("cut off %s", pairs(node=self._name, generation=layout.generation, why=err))
+            if self._training.is_over:
+                return self._end_alone(err)
             self._await_notice(layout.generation, err)
             return False
         finally:
@@ -169,6 +171,12 @@ class Node:
         if is_over:
             self._training.save()
         return is_over
+
+    def _end_alone(self, err: MeshCutError) -> bool:
+        """The job is over, and its nodes with it: whoever is lost then has no snapshot any more."""
+        if self._training.is_saved:
+            return True
+        raise HeadraceError(f"all steps are committed, but a node was lost before all had saved the model: {err}") from err
 
     def _rescue(self, snapshot: membership_pb2.Snapshot) -> str:
         """Have those that are left save what they have together. A sentence on it, if there is anything to say."""

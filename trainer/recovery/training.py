@@ -71,6 +71,7 @@ class Training:
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._committing: Future[None] | None = None
         self._checkpoint, self._resume = checkpoint, resume
+        self._saved = False
         self._holders: Mapping[str, Sequence[int]] = {}
         self._layout: Layout
         self._mesh: Mesh
@@ -85,6 +86,11 @@ class Training:
     def is_over(self) -> bool:
         """Whether all steps of the job are committed."""
         return self._loader.is_over
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether this node has no more to save."""
+        return self._checkpoint is None or self._saved
 
     def forget(self) -> None:
         """The node has no place any more: what it has will soon be old."""
@@ -190,6 +196,7 @@ class Training:
                     tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
         applied = self._standing.applied
         write(folder, applied, rank, num_ranks, self._loader.state_dict() | {"step": applied}, tensors)
+        self._saved = True
         log.info("checkpoint written %s", pairs(step=applied, folder=folder, tensors=len(tensors)))
 
     def _target(self, layout: Layout) -> Holding:

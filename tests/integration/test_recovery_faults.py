@@ -1,0 +1,41 @@
+"""Nodes of a recoverable job that are lost at the places where most goes wrong. All places: `make chaos-trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos_trainer.__main__ import References, run_case
+from tests.chaos_trainer.cases import Case, cases
+from tests.chaos_trainer.cluster import Cluster
+
+pytestmark = pytest.mark.integration
+
+SELECTION = [
+    "kill encoder 0 of pipeline 0 at backward 1 of step 2",
+    "only the lost one sees the outcome, at commit",
+    "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s",
+    "kill n5 at connect 1 of generation 2, a join",
+    "leave rank 0 at forward 1 of step 2",
+    "kill n4 at forward 1 of step 2 then kill rank 0 at commit 1 of step 3",
+]
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[tuple[Cluster, References]]:
+    with Cluster() as cluster:
+        yield cluster, References(cluster)
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.name in SELECTION], ids=lambda case: case.name)
+def test_a_lost_node_changes_nothing(standing: tuple[Cluster, References], case: Case) -> None:
+    cluster, references = standing
+    _, wrong = run_case(cluster, references, case)
+    assert not wrong
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    names = [case.name for case in cases()]
+    assert len(set(names)) == len(names)
+    assert set(SELECTION) <= set(names)
