@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -47,11 +48,15 @@ def main(arguments: list[str] | None = None) -> int:
     """0: all was well; 1: something was not; 130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos_trainer", description=__doc__)
     parser.add_argument("--only", default="", metavar="TEXT", help="cases with this in their name")
-    parser.add_argument("--seed", type=int, help="of the order (default: as they are listed)")
+    parser.add_argument("--seed", type=int, help="of the order (default: as they are listed; with --minutes, another each time)")
     parser.add_argument("--minutes", type=float, metavar="M", help="begin no case after so many (default: no limit)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="for the logs (default: they are removed)")
     args = parser.parse_args(arguments)
-    found = cases() if args.seed is None else shuffled(args.seed)
+    seed = args.seed
+    if seed is None and args.minutes is not None:
+        seed = secrets.randbelow(1000)
+        print(f"seed {seed}")
+    found = cases() if seed is None else shuffled(seed)
     try:
         with Cluster(args.keep) as cluster:
             return run(cluster, [case for case in found if args.only in case.name], args.minutes)
