@@ -126,6 +126,6 @@ class Services:
 
 
 def kill(processes: Iterable[Process]) -> None:
-    """All at once."""
+    """One after the other, and none is asked."""
     for process in processes:
         process.wait(0.0)

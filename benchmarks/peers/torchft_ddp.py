@@ -91,7 +91,7 @@ def _train(options: argparse.Namespace) -> None:
         model(batch).square().mean().backward()
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        manager.allreduce(flat).wait()  # its DDP fails here: after a loss, on the next bucket (an AttributeError in 0.2.0)
+        manager.allreduce(flat).wait()  # not by its DDP, which 0.2.0 has ended with an AttributeError in here
         for gradient, summed in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(summed.view_as(gradient))
         optimizer.step()

@@ -135,6 +135,14 @@ class NodeLoader(StepLoader):
             for tickets in self._wanted.values():
                 self._parts.queue([t for t in tickets if t not in before and not self._kept.is_taken(t)])
 
+    def unassign(self) -> None:
+        """The node has no share."""
+        with self._changed:
+            self._layout = None
+            self._kept.release()
+            self._parts.drop({ticket for tickets in self._wanted.values() for ticket in tickets})
+            self._wanted = {}
+
     def next_plan(self, check: Callable[[], None]) -> sessions_pb2.RankPlan | None:
         """Of the next step; None at the job's end. Calls `check`, which may raise, while it waits."""
         with self._changed:
@@ -187,6 +195,9 @@ class NodeLoader(StepLoader):
             self._parts.forget([ticket for microbatch in plan.microbatches for ticket in microbatch.tickets])
 
     def _queue_parts(self) -> None:
+        if self._layout is None:  # for a share that begins later, the window's plans are enough
+            for step in [step for step in self._plans if step <= max(self._plans) - self.spec.window]:
+                self._forget(step)
         while self._layout is not None and (plan := self._plans.get(self._queued_step)) is not None:
             tickets = self._wanted[self._queued_step] = self._tickets_of(plan)
             self._parts.queue(tickets)

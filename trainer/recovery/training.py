@@ -95,6 +95,7 @@ class Training:
     def forget(self) -> None:
         """The node has no place any more: what it has will soon be old."""
         self._held, self._standing = [], Standing()
+        self._loader.unassign()
 
     def close(self) -> None:
         """Once the last commit is heard."""
