@@ -173,11 +173,12 @@ class NodeLoader(StepLoader):
         return step, feed
 
     def finish(self, step: Step) -> None:
-        """The step is applied here."""
+        """The step is applied here. Its plan stays: where the others have not seen the outcome, all repeat it."""
         self._kept.release()
         with self._changed:
             self._committed = self._next_step = step.index + 1
-            self._forget(step.index)
+            self._wanted.pop(step.index, None)
+            self._forget(step.index - 1)
 
     def commit_for_all(self, step: int, rejected: Sequence[Rejected], *, loss: float = math.nan, step_s: float = 0.0) -> None:
         """All nodes have applied the step. Saying it again is harmless."""

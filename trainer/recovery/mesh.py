@@ -114,10 +114,15 @@ class Mesh:
             self.everybody.allgather([everybody], [own]).wait()
         return [bytes(one[:length].numpy()) for one, length in zip(everybody, lengths, strict=True)]
 
+    def arrive(self) -> dist.Work:
+        """Say that this node is here: what it returns is done when all nodes have said so. Raises MeshCutError."""
+        with self.interruptible():
+            return self.everybody.barrier()
+
     def barrier(self) -> None:
         """Once all nodes are here. Raises MeshCutError."""
         with self.interruptible():
-            self.everybody.barrier().wait()
+            self.arrive().wait()
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

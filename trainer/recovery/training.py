@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from headrace.codec import rejection_message, rejection_value
@@ -151,9 +152,12 @@ class Training:
             self._rejected = b"".join(outcome.said)  # serialised messages join
             self._loader.finish(step)
             log_step(self.job, step, outcome.result)
+            applied = self._mesh.arrive()
             if self._layout.rank == 0:
-                self._commit(plan.step, time.monotonic() - began_s)
+                self._commit(plan.step, time.monotonic() - began_s, once=applied)
             if outcome.generation > self._layout.generation:
+                with self._mesh.interruptible():
+                    applied.wait()
                 return False
         return True
 
@@ -251,15 +255,28 @@ class Training:
     def _state(self, name: str) -> torch.Tensor:
         return next(held for held in self._held if name in held.parameters).state(name)
 
-    def _commit(self, step: int, step_s: float = 0.0) -> None:
+    def _commit(self, step: int, step_s: float = 0.0, *, once: dist.Work | None = None) -> None:
         """For all nodes, beside the next step. Before the vote on that it is done, so that one at most is open."""
         message = sessions_pb2.CommitRequest.FromString(self._rejected)
         rejected = [rejection_value(item) for item in message.rejections]
-        self._committing = self._commits.submit(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s)
+        say = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s)
+        self._committing = self._commits.submit(_say_once, once, say)
 
     def _await_commit(self) -> None:
         if self._committing is not None:
             self._committing.result()
+
+
+def _say_once(applied: dist.Work | None, commit: Callable[[], None]) -> None:
+    """Not before all nodes have applied the step: else they would repeat one whose data are gone. Where a node is lost before,
+    the next generation says it."""
+    if applied is not None:
+        try:
+            applied.wait()
+        except RuntimeError as err:
+            log.debug("not committed yet: %s", err)
+            return
+    commit()
 
 
 def _encoded(rejected: Sequence[Rejected]) -> bytes:
