@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 
 SELECTION = [
     "kill encoder 0 of pipeline 0 at backward 1 of step 2",
-    "only the lost one sees the outcome, at commit",
+    "only the first node sees the outcome, and is lost before it commits",
     "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s",
     "kill n5 at connect 1 of generation 2, a join",
     "leave rank 0 at forward 1 of step 2",

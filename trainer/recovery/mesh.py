@@ -28,6 +28,7 @@ from headrace.errors import UnavailableError
 log = logging.getLogger(__name__)
 
 _TIMEOUT = timedelta(seconds=1800)
+_CONNECT_TIMEOUT = timedelta(seconds=4)  # of nodes that were all there just before: gloo waits without a connection to cut
 _RETRY_S = 0.01
 _IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
 _TRY_TIMEOUT = timedelta(seconds=1)
@@ -94,9 +95,9 @@ class Mesh:
                 return store
 
     def group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """Of some nodes, this one among them. Raises MeshCutError."""
+        """Of some nodes, this one among them, which all make it at this moment. Raises MeshCutError."""
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices, options._timeout = [self._device], _MEET_TIMEOUT
+        options._devices, options._timeout = [self._device], _CONNECT_TIMEOUT
         with self.interruptible():
             backend = ProcessGroupGloo(PrefixStore(name, self._store), ranks.index(self.rank), len(ranks), options)
             backend.set_timeout(_TIMEOUT)

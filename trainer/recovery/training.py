@@ -123,6 +123,8 @@ class Training:
             self._begin(target, layout)
         else:
             self._continue(target, mesh, agreement)
+        mesh.barrier()
+        self._held = [target]  # everybody has what it needs
         ended("state")
         self._layout, self._mesh, self._holders = layout, mesh, agreement.holders
         self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, dtype=self._dtype)
@@ -246,8 +248,6 @@ class Training:
         former = [held for held in self._held if held is not target] if agreement.is_current else []
         self._held = [target, *former]
         self._stand_as(agreement)
-        mesh.barrier()
-        self._held = [target]  # everybody has what it needs
 
     def _stand_as(self, agreement: Agreement) -> None:
         self._standing, self._rejected = replace(agreement.standing, awaited=-1), agreement.rejected
