@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,9 +99,11 @@ class TrainStep:
             gradient.div_(num_targets)
         grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         loss = loss_sum / num_targets
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        try:
+            check_finite(loss, grad_norm)
+        except HeadraceError:
             self.discard()
-            raise HeadraceError(f"the step is not finite (loss {loss}, gradient norm {grad_norm}); the weights are as before it")
+            raise
         if learning_rate is not None:
             for options in self._optimizer.param_groups:
                 options["lr"] = learning_rate
@@ -123,6 +126,16 @@ class TrainStep:
             return float(self._loss_sum), self._num_targets
         loss_sum, num_targets = sum_gradients(self._parameters, self._group, [float(self._loss_sum), self._num_targets])
         return loss_sum, int(num_targets)
+
+
+def check_finite(loss: float, grad_norm: float, samples: Sequence[int] = ()) -> None:
+    """Raise HeadraceError, before anything is updated, where either is no number. samples: of microbatches whose loss is none."""
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        names = f" in a microbatch of the samples {', '.join(map(str, samples))}" if samples else ""
+        raise HeadraceError(
+            f"the step is not finite (loss {loss}, gradient norm {grad_norm}){names}; "
+            "it is not committed, and the weights are as before it"
+        )
 
 
 def make_optimizer(model: nn.Module, *, lr: float = PEAK_LEARNING_RATES["tiny"], weight_decay: float = 0.1) -> torch.optim.AdamW:

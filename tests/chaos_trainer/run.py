@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError
 from tests.chaos.processes import Footprint
+from tests.chaos.standing_cluster import POLL_S
 from tests.chaos_trainer.cases import Case
-from tests.chaos_trainer.cluster import POLL_S, Cluster, job_spec, shared_memory
+from tests.chaos_trainer.cluster import Cluster, job_spec, shared_memory
 from tests.chaos_trainer.faults import Kind
 from tests.chaos_trainer.verdict import Trained
 from trainer.pipeline.checkpoint_files import complete_steps, step_folder

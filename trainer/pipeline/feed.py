@@ -107,7 +107,37 @@ class StepFeed:
                 self._where[sample] = Where(batch, row)
 
 
-class PipelineLoader(StepLoader):
+class PortionLoader(StepLoader):
+    """Steps of whose data a portion is packed ahead, while the stage computes the one before."""
+
+    def __init__(self, endpoint: str, *, device: torch.device, tls_ca: Path | None = None, **options: Any) -> None:
+        """`device`: where the data go. `tls_ca`: as of `trainer.connect`. `options`: other arguments of StepLoader."""
+        self._copy = DeviceCopy(device)
+        self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
+        super().__init__(
+            endpoint,
+            prefetch_parts=PREFETCH_PARTS,
+            prefetch_bytes=PREFETCH_BYTES,
+            threads=THREADS,
+            tls_ca=load_ca(tls_ca) if tls_ca is not None else None,
+            hedge_s=HEDGE_S,
+            **options,
+        )
+
+    def close(self) -> None:
+        """As of StepLoader."""
+        self._portions.close()
+        super().close()
+
+    def _part_came(self) -> None:
+        self._portions.look()
+
+    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> OnItsWay:
+        feed, portion = what
+        return self._copy.begin(collate(feed.rows(portion), **self._sizes, buffers=self._buffers))
+
+
+class PipelineLoader(PortionLoader):
     """Steps with their whole plans, for one process of a pipeline. Each is to be committed by all processes."""
 
     def __init__(
@@ -123,21 +153,16 @@ class PipelineLoader(StepLoader):
     ) -> None:
         """`device`: where the data go. `transports`, `tls_ca`: as of `trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
-        self._copy = DeviceCopy(device)
-        self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
         self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step
         super().__init__(
             endpoint,
             job=job,
             rank=rank,
             num_ranks=topology.world_size,
-            prefetch_parts=PREFETCH_PARTS,
-            prefetch_bytes=PREFETCH_BYTES,
-            threads=THREADS,
+            device=device,
             transports=transports,
-            tls_ca=load_ca(tls_ca) if tls_ca is not None else None,
+            tls_ca=tls_ca,
             columns=columns_of(topology, self._place),
-            hedge_s=HEDGE_S,
             replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
         )
 
@@ -157,18 +182,6 @@ class PipelineLoader(StepLoader):
             feed = StepFeed(routes, self._place, samples, self._parts, self._portions)
             feed.announce()
             yield step, feed
-
-    def close(self) -> None:
-        """As of StepLoader."""
-        self._portions.close()
-        super().close()
-
-    def _part_came(self) -> None:
-        self._portions.look()
-
-    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> OnItsWay:
-        feed, portion = what
-        return self._copy.begin(collate(feed.rows(portion), **self._sizes, buffers=self._buffers))
 
     def commit_fed(self, step: Step, feed: StepFeed, *, loss: float) -> None:
         """The step is applied by this process."""

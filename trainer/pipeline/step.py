@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headrace.errors import HeadraceError
 from trainer.gradients import sum_gradients
 from trainer.pipeline.executor import Executor, Feed
 from trainer.pipeline.groups import ProcessGroups
@@ -19,7 +18,7 @@ from trainer.pipeline.stage import Stage
 from trainer.pipeline.stages import LlmStage
 from trainer.pipeline.tensor import cut_dimension
 from trainer.pipeline.topology import PipelineTopology
-from trainer.step import StepResult
+from trainer.step import StepResult, check_finite
 
 
 class PipelineStep:
@@ -61,16 +60,12 @@ class PipelineStep:
         stages of LLM and generator name the samples.
         """
         result = self.accumulate(routes, feed)
-        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)) and result.num_targets:
+        try:
+            if result.num_targets:
+                check_finite(result.loss, result.grad_norm, self._not_finite)
+                self.optimizer.step(learning_rate)
+        finally:
             self.discard()
-            names = f" in a microbatch of the samples {', '.join(map(str, self._not_finite))}" if self._not_finite else ""
-            raise HeadraceError(
-                f"the step is not finite (loss {result.loss}, gradient norm {result.grad_norm}){names}; "
-                "it is not committed, and the weights are as before it"
-            )
-        if result.num_targets:
-            self.optimizer.step(learning_rate)
-        self.discard()
         return result
 
     def accumulate(self, routes: Routes, feed: Feed) -> StepResult:

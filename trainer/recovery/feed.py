@@ -15,17 +15,10 @@ from headrace.errors import JobFailedError
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
 from headrace.transport.base import TRANSPORTS
-from headrace.transport.tls import load_ca
 from headrace.v1 import sessions_pb2
 from trainer.client import Part
-from trainer.collate import collate
-from trainer.device_copy import DeviceCopy, OnItsWay
 from trainer.fetch import PartFetcher
-from trainer.hedging import HEDGE_S
-from trainer.loader import PREFETCH_BYTES, PREFETCH_PARTS, THREADS, StepLoader
-from trainer.packing import PackAhead
-from trainer.pipeline.feed import StepFeed, columns_of, tickets_of
-from trainer.pipeline.routes import Portion
+from trainer.pipeline.feed import PortionLoader, StepFeed, columns_of, tickets_of
 from trainer.recovery.layout import Layout
 from trainer.steps import Step
 
@@ -74,7 +67,7 @@ class KeptParts:
         return tickets
 
 
-class NodeLoader(StepLoader):
+class NodeLoader(PortionLoader):
     """Steps with their whole plans. Of the nodes one commits each, for all."""
 
     def __init__(
@@ -88,9 +81,6 @@ class NodeLoader(StepLoader):
         tls_ca: Path | None = None,
     ) -> None:
         """`number`: tells the sessions of nodes apart."""
-        self._copy = DeviceCopy(device)
-        self._kept: KeptParts
-        self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
         self._layout: Layout | None = None
         self._columns: Sequence[str] = ()  # that are fetched
         self._wanted: dict[int, list[str]] = {}  # by step
@@ -99,13 +89,10 @@ class NodeLoader(StepLoader):
             job=job,
             rank=number,
             num_ranks=1,
-            prefetch_parts=PREFETCH_PARTS,
-            prefetch_bytes=PREFETCH_BYTES,
-            threads=THREADS,
+            device=device,
             transports=transports,
-            tls_ca=load_ca(tls_ca) if tls_ca is not None else None,
+            tls_ca=tls_ca,
             columns=None,
-            hedge_s=HEDGE_S,
             together=True,
         )
         self._kept = KeptParts(self._parts)
@@ -184,11 +171,6 @@ class NodeLoader(StepLoader):
         """All nodes have applied the step. Saying it again is harmless."""
         self._client.commit(step, rejected, loss, step_s, 0.0)
 
-    def close(self) -> None:
-        """As of StepLoader."""
-        self._portions.close()
-        super().close()
-
     def _forget(self, step: int) -> None:
         self._wanted.pop(step, None)
         plan = self._plans.pop(step, None)
@@ -207,13 +189,6 @@ class NodeLoader(StepLoader):
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
         assert self._layout is not None, "the node has a share"
         return list(tickets_of(plan, self._layout.routes(_plan_of(plan)), self._layout.place))
-
-    def _part_came(self) -> None:
-        self._portions.look()
-
-    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> OnItsWay:
-        feed, portion = what
-        return self._copy.begin(collate(feed.rows(portion), **self._sizes, buffers=self._buffers))
 
 
 def _plan_of(plan: sessions_pb2.RankPlan) -> StepPlan:

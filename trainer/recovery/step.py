@@ -10,14 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headrace.errors import HeadraceError
 from trainer.gradients import buckets
 from trainer.pipeline.executor import Executor, Feed
 from trainer.pipeline.routes import Routes
 from trainer.recovery.holding import Holding
 from trainer.recovery.layout import Layout
 from trainer.recovery.mesh import Mesh
-from trainer.step import StepResult
+from trainer.step import StepResult, check_finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +41,9 @@ class RecoverableStep:
         holders: Mapping[str, Sequence[int]],
         *,
         dtype: torch.dtype = torch.float32,
-        max_grad_norm: float = 1.0,
     ) -> None:
         """`holders`: ranks that have each parameter. Raises MeshCutError."""
         self._mesh, self._holding = mesh, holding
-        self._max_grad_norm = max_grad_norm
         stage = holding.stage
         self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
         group = mesh.group("pipeline/" + "-".join(map(str, layout.ranks)), layout.ranks)
@@ -98,12 +95,8 @@ class RecoverableStep:
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
         norm = math.sqrt(float(table[:, 0].sum())) if result.num_targets else 0.0
-        if result.num_targets and not (math.isfinite(result.loss) and math.isfinite(norm)):
-            names = f" in a microbatch of the samples {', '.join(map(str, self._not_finite))}" if self._not_finite else ""
-            raise HeadraceError(
-                f"the step is not finite (loss {result.loss}, gradient norm {norm}){names}; "
-                "it is not committed, and the weights are as before it"
-            )
+        if result.num_targets:
+            check_finite(result.loss, norm, self._not_finite)
         return Outcome(
             result=StepResult(loss=result.loss, num_targets=result.num_targets, grad_norm=norm),
             generation=int(table[:, 1].min()),
