@@ -32,6 +32,8 @@ _BITS = 22  # of a weight's fraction: 8 bits of pixel, 22 and a sign leave one b
 _LANES = 32  # bytes of a line that are blended at once
 _ROWS = _LANES // 4  # that are turned and narrowed together
 _PIXELS = 16  # of a line that are cut into channels at once
+_AHEAD = 1176  # bytes: how far in front of what is written a processor is told what comes
+_CACHE_LINE = 64
 
 Pixels = NDArray[np.uint8]
 
@@ -285,12 +287,33 @@ def _spreading(_context: Any, words: Any, _start: Any, out: Any, _to: Any, _plan
 _spread = cast(Callable[..., None], intrinsic(_spreading))
 
 
+def _announcing(_context: Any, out: Any, _to: Any) -> tuple[Any, Any]:
+    """`_announce(out, to)`: a hint that out[to] will be written soon, which may lie behind the array's end."""
+    signature = types.void(out, types.intp)
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+        to_write, into_all_caches, data_not_code = word(1), word(3), word(1)
+        place = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
+        builder.call(prefetch, [place, to_write, into_all_caches, data_not_code])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+_announce = cast(Callable[..., None], intrinsic(_announcing))
+
+
 @_kernel
 def _cut(words: NDArray[np.uint32], patch: int, merge: int, out: NDArray[np.uint8]) -> None:
-    """`out`: (patches * 3 * patch * patch,), written from front to back, which processors foresee.
+    """`out`: (patches * 3 * patch * patch,), written from front to back.
 
-    A row of a narrow patch is written too wide, into what is written next: not in a channel's last bytes, behind which
-    another channel stands already.
+    It is rarely in a cache, and a line that is written in pieces waits for what it held before: so each is announced, which
+    saves a fifth of the time. A row of a narrow patch is written too wide, into what is written next: not in a channel's last
+    bytes, behind which another channel stands already.
     """
     height, width = words.shape
     flat, plane, to = words.reshape(-1), patch * patch, 0
@@ -298,6 +321,8 @@ def _cut(words: NDArray[np.uint32], patch: int, merge: int, out: NDArray[np.uint
         for left in range(0, width, merge * patch):
             for row in range(top, top + merge * patch, patch):
                 for column in range(left, left + merge * patch, patch):
+                    for line in range(to + _AHEAD, to + _AHEAD + 3 * plane, _CACHE_LINE):
+                        _announce(out, line)
                     for y in range(patch):
                         if (patch - y) * patch >= _PIXELS:
                             for lane in range(0, patch, _PIXELS):
