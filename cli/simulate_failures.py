@@ -48,10 +48,10 @@ DRAWN_HOURS = 12.0  # as in Oobleck's evaluation
 DEFAULTS = {"model": "3b", "gpus_per_node": 1, "gpu_memory": 60, "tokens": 4096, "patches": 4096}  # 60 of 80 GB
 # Field of Assumptions -> flag, what its unit is in the field's, help
 _ASSUMED: dict[str, tuple[str, float, str]] = {
-    "detect_s": ("--detect", 1.0, "s until a loss is known: our lease; a killed process is known in 0.02 s (default: 1)"),
     "rebuild_s": ("--rebuild", 1.0, "s for new process groups; with gloo 0.04 s were measured (default: 0.5)"),
     "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s of a node's link, as in Oobleck's cluster (default: 25)"),
     "horizon_s": ("--horizon", 1.0, "s in which faster pipelines must pay for what headrace copies more (default: 300)"),
+    "detect_s": ("--detect", 1.0, "s until a loss is known: our lease; a killed process is known in 0.02 s (default: 1)"),
     "restart_s": ("--restart", 1.0, "s to start all processes again; torchrun's on one machine was measured (default: 2.53)"),
     "storage_bytes_per_s": ("--storage-rate", 1e9, "GB/s of checkpoints in all, as in Oobleck's cluster (default: 25)"),
     "save_every": ("--save-every", 1.0, "steps between checkpoints, as in Oobleck's evaluation (default: 10)"),

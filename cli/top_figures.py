@@ -80,6 +80,7 @@ def _nodes(snapshot: Snapshot) -> dict[str, Any]:
     return {
         "generation": snapshot.generation,
         "change": snapshot.change,
+        "choice": snapshot.choice,
         "error": snapshot.error,
         "pipelines": [
             {
@@ -104,6 +105,7 @@ def _recovery(recovered: Recovered) -> dict[str, Any]:
         "generation": recovered.generation,
         "step": recovered.step,
         "change": recovered.change,
+        "choice": recovered.choice,
         "total_s": sum(phase.seconds for phase in recovered.phases),
         "phases_s": {phase.name: phase.seconds for phase in recovered.phases},
     }

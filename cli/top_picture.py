@@ -44,7 +44,7 @@ def picture(figures: dict[str, Any], *, width: int, height: int | None = None, t
 def _rows_that_fit(height: int, jobs: list[dict[str, Any]], preprocessors: list[dict[str, Any]]) -> int:
     """The most rows that every table may have; what is beyond them is counted."""
     rows = [len(preprocessors), *(max(len(job["sources"]), len(job["ranks"])) for job in jobs)]
-    of_nodes = sum(2 + len(job["recoveries"][-MAX_RECOVERIES:]) for job in jobs if job["nodes"])
+    of_nodes = sum(3 + len(job["recoveries"][-MAX_RECOVERIES:]) for job in jobs if job["nodes"])
     free = height - _OTHER_LINES - _LINES_PER_JOB * len(jobs) - of_nodes
     return max((most for most in range(MIN_ROWS, height) if sum(min(most, n) for n in rows) <= free), default=MIN_ROWS)
 
@@ -90,7 +90,7 @@ def _bottleneck(finding: dict[str, str]) -> Table:
 
 
 def _nodes(nodes: dict[str, Any], recoveries: list[dict[str, Any]]) -> list[Text]:
-    """The pipelines of a recoverable job, and its latest recoveries: a line each."""
+    """The pipelines of a recoverable job, and its latest recoveries: a line each, and what was chosen last."""
     sizes = [len(pipeline["stages"]) for pipeline in nodes["pipelines"]]
     shares = "+".join(str(pipeline["microbatches"]) for pipeline in nodes["pipelines"])
     shape = f"{sum(sizes)} nodes in pipelines of {'+'.join(map(str, sizes))} with {shares} microbatches"
@@ -99,6 +99,8 @@ def _nodes(nodes: dict[str, Any], recoveries: list[dict[str, Any]]) -> list[Text
         phases = "  ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in recovery["phases_s"].items())
         head = f"recovery {recovery['generation']}  step {recovery['step']}  {recovery['total_s'] * 1e3:.0f} ms"
         lines.append(Text(f"{head}: {phases}  {recovery['change']}"))
+    if nodes["choice"]:
+        lines.insert(1, Text(nodes["choice"]))
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines

@@ -186,7 +186,8 @@ class Nodes:
             if message.generation not in {former.generation for former in self.recoveries}:  # to a former leader, perhaps
                 phases = {phase.name: phase.seconds for phase in message.phases}
                 log.info("recovered %s", pairs(job=self._run.name, generation=message.generation, step=message.step, **phases))
-                message.change = self.snapshot.change if self.snapshot.generation == message.generation else ""
+                if self.snapshot.generation == message.generation:
+                    message.change, message.choice = self.snapshot.change, self.snapshot.choice
                 self.recoveries.append(message)
 
     def end(self, stream: NodeStream, why: str, *, done: bool = False) -> None:
@@ -271,7 +272,8 @@ class Nodes:
         change = membership.take_change()
         if change is None:
             return False
-        successor = await asyncio.to_thread(succeed, spec, self._templates, former, change)
+        step_s = self._run.progress.step_s / max(1, self._run.committed)
+        successor = await asyncio.to_thread(succeed, spec, self._templates, former, change, step_s=step_s)
         if self._membership is membership and membership.adopt(successor, change):
             self._report(successor, change, former)
             await self._publish(membership.record)
@@ -293,6 +295,7 @@ class Nodes:
                 pipelines=shape(snapshot),
                 copied_bytes=successor.copied_bytes,
                 change=change.text,
+                choice=snapshot.choice,
             ),
         )
 

@@ -14,8 +14,9 @@ import numpy as np
 from headrace.errors import UnrecoverableError, UserError
 from headrace.v1 import membership_pb2
 from headrace.v1.membership_pb2 import Snapshot
+from reorder_service.recovery.choice import Circumstances, choose, iteration_s
 from reorder_service.recovery.instantiation import distribute, instantiate
-from reorder_service.recovery.reconfiguration import Pipeline, reconfigure
+from reorder_service.recovery.reconfiguration import Pipeline
 from reorder_service.recovery.templates import ModelProfile, Stage, Templates, plan_templates
 
 
@@ -64,10 +65,13 @@ def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
     return plan_templates(model, spec.num_nodes, spec.max_failures)
 
 
-def succeed(spec: membership_pb2.NodesSpec, templates: Templates, former: Snapshot, change: Change) -> Successor:
+def succeed(
+    spec: membership_pb2.NodesSpec, templates: Templates, former: Snapshot, change: Change, *, step_s: float = 0.0
+) -> Successor:
     """The first pipelines where `former` has none, of the first nodes that joined; else those after the change.
 
-    Where training cannot go on, a snapshot that says so. Raises UserError where the nodes never make pipelines.
+    step_s: as measured, since the profile's seconds are in no known unit of time; 0: not yet. Where training cannot go on, a
+    snapshot that says so. Raises UserError where the nodes never make pipelines.
     """
     generation = former.generation + 1
     snapshot = Snapshot(
@@ -78,19 +82,23 @@ def succeed(spec: membership_pb2.NodesSpec, templates: Templates, former: Snapsh
     )
     copied_bytes, idle = 0, frozenset[str]()
     if former.pipelines:
+        before = _pipelines(templates, former)
         try:
-            after = reconfigure(
+            choice = choose(
                 templates,
-                _pipelines(templates, former),
+                before,
+                Circumstances(),
                 lost=change.lost,
                 joined=tuple(change.joined),
-                max_pipelines=spec.num_microbatches,
+                num_microbatches=spec.num_microbatches,
+                second=iteration_s(before, spec.num_microbatches) / step_s if step_s else 0.0,
             )
         except UnrecoverableError as err:
             snapshot.error = str(err)
             gone = change.lost - change.leaving
             snapshot.nodes.extend(node for node in former.nodes if node.name not in gone)  # who can still save what there is
             return Successor(snapshot=snapshot)
+        after, snapshot.choice = choice.option.after, choice.text
         pipelines, copied_bytes, idle = after.pipelines, after.copied_bytes, frozenset(after.idle)
     else:
         start = instantiate(templates, spec.num_nodes, spec.num_microbatches, 1)
@@ -121,7 +129,8 @@ def warm_up() -> None:
     joined = {f"node-{rank}": "" for rank in range(4)}
     templates = templates_of(spec)
     first = succeed(spec, templates, Snapshot(), Change(joined=joined, at_step_end=True, text="")).snapshot
-    succeed(spec, templates, first, Change(lost=frozenset({"node-3"}), joined={}, at_step_end=False, text=""))
+    lost = Change(lost=frozenset({"node-3"}), joined={}, at_step_end=False, text="")
+    succeed(spec, templates, first, lost, step_s=1.0)
 
 
 def _pipelines(templates: Templates, snapshot: Snapshot) -> list[Pipeline]:

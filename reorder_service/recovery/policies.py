@@ -5,31 +5,26 @@ The rivals are in `rivals.py`.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import UserError
-from reorder_service.recovery.instantiation import distribute, instantiate
-from reorder_service.recovery.reconfiguration import Pipeline, Reconfiguration, reconfigure
+from reorder_service.recovery.choice import Circumstances, choose
+from reorder_service.recovery.instantiation import instantiate
+from reorder_service.recovery.reconfiguration import Pipeline
 from reorder_service.recovery.replay import Activity, Pace, Recovery, Run, Span, Undone
 from reorder_service.recovery.templates import ModelProfile, Templates, plan_templates
 from reorder_service.recovery.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumptions:
-    """What no template tells. The defaults were measured or published, and where one had to be chosen it favours the rivals."""
+class Assumptions(Circumstances):
+    """What no template tells, of all policies. The defaults were measured or published, and where one had to be chosen it favours
+    the rivals."""
 
     detect_s: float = 1.0
     """From a loss until all know of it, for all policies but torchft: Headrace's lease, within which a node that hangs is missed.
     A killed one is known in 0.02 s, by the end of its stream."""
-    rebuild_s: float = 0.5
-    """New process groups among processes that live on. Measured with gloo: 0.04 s."""
-    copy_bytes_per_s: float = 25e9
-    """Of a node's link, each way: 200 Gbit/s, as in Oobleck's evaluation (section 2.7.1)."""
-    horizon_s: float = 300.0
-    """Between changes of nodes. Headrace copies more bytes for pipelines that are faster if that pays in such a time."""
     restart_s: float = 2.53
     """Of all processes, until they load a checkpoint. Measured: torchrun on one machine."""
     storage_bytes_per_s: float = 25e9
@@ -101,9 +96,8 @@ class Headrace:
     """Recovery without checkpoints: other pipelines, the layers that they lack from nodes that have them, and once more the step
     that was cut off.
 
-    Of the pipelines that copy the fewest bytes and those that are the fastest, it takes the ones that do more until the next
-    change. The fewest bytes at every change would add up to slow pipelines. Not modelled: rerouting the microbatches of the
-    step that was cut off, so that less than all of it is done again. Like a job, it stops where its guarantee ends.
+    Which pipelines, `reorder_service.recovery.choice` says, for the service as well. Not modelled: rerouting the microbatches of
+    the step that was cut off, so that less than all of it is done again. Like a job, it stops where its guarantee ends.
     """
 
     name = "headrace"
@@ -125,48 +119,22 @@ class Headrace:
         return Pace(step_s=chosen.iteration_s, samples=job.global_batch)
 
     def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
-        job = self._job
-        joined = (*self._idle, *joined)
-        before = self._pipelines
+        job, before = self._job, self._pipelines
         hit = any(node in lost for pipeline in before for node in pipeline.nodes)
-        few = reconfigure(job.templates, before, lost=lost, joined=joined, max_pipelines=job.num_microbatches)
-        num_nodes = sum(len(pipeline.nodes) for pipeline in few.pipelines)
-        best = instantiate(job.templates, num_nodes, job.global_batch, job.microbatch)
-        fast = reconfigure(
-            job.templates, before, lost=lost, joined=joined, sizes=[pipeline.num_nodes for pipeline in best.templates]
+        choice = choose(
+            job.templates,
+            before,
+            self._assumed,
+            lost=lost,
+            joined=(*self._idle, *joined),
+            num_microbatches=job.num_microbatches,
         )
-        detect_s = self._assumed.detect_s if hit and not announced else 0.0
-        options = [(after, self._recovery(after, detect_s)) for after in (few, fast)]
-        after, recovery = max(options, key=lambda option: self._samples_soon(option[1]))
+        after = choice.option.after
         self._pipelines, self._idle = after.pipelines, after.idle
-        return None if after.pipelines == before else recovery
-
-    def _recovery(self, after: Reconfiguration, detect_s: float) -> Recovery:
-        templates = [pipeline.template for pipeline in after.pipelines]
-        counts = distribute(templates, self._job.num_microbatches)
-        copy_s = busiest_link(after.missing, self._job.templates) / self._assumed.copy_bytes_per_s
+        if after.pipelines == before:
+            return None
         return Recovery(
-            pace=Pace(
-                step_s=max(template.iteration_s(count) for template, count in zip(templates, counts, strict=True)),
-                samples=self._job.global_batch,
-            ),
-            pause_s=detect_s + self._assumed.rebuild_s + copy_s,
+            pace=Pace(step_s=choice.option.step_s, samples=job.global_batch),
+            pause_s=choice.pause_s + (self._assumed.detect_s if hit and not announced else 0.0),
             undone=Undone.STEP,
         )
-
-    def _samples_soon(self, recovery: Recovery) -> float:
-        """Until the next change, if it comes as soon as is assumed."""
-        assert recovery.pace is not None
-        return (self._assumed.horizon_s - recovery.pause_s) / recovery.pace.step_s
-
-
-def busiest_link(missing: Mapping[str, Mapping[int, Sequence[str]]], templates: Templates) -> float:
-    """Bytes that the node with the most sends or receives, where each layer comes in equal parts from all that have it."""
-    sent: dict[str, float] = defaultdict(float)
-    received: dict[str, float] = defaultdict(float)
-    for node, layers in missing.items():
-        for layer, holders in layers.items():
-            received[node] += float(templates.layer_bytes[layer])
-            for holder in holders:
-                sent[holder] += float(templates.layer_bytes[layer]) / len(holders)
-    return max([*sent.values(), *received.values()], default=0.0)

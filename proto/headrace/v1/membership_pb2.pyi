@@ -79,16 +79,18 @@ class Leave(_message.Message):
     def __init__(self, done: _Optional[bool] = ...) -> None: ...
 
 class Recovered(_message.Message):
-    __slots__ = ("generation", "step", "phases", "change")
+    __slots__ = ("generation", "step", "phases", "change", "choice")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
     change: str
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., change: _Optional[str] = ...) -> None: ...
+    choice: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., change: _Optional[str] = ..., choice: _Optional[str] = ...) -> None: ...
 
 class CutOff(_message.Message):
     __slots__ = ("generation",)
@@ -105,7 +107,7 @@ class Phase(_message.Message):
     def __init__(self, name: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("generation", "nodes", "pipelines", "at_step_end", "change", "error", "urgent")
+    __slots__ = ("generation", "nodes", "pipelines", "at_step_end", "change", "error", "urgent", "choice")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     PIPELINES_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +115,7 @@ class Snapshot(_message.Message):
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     URGENT_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     generation: int
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
     pipelines: _containers.RepeatedCompositeFieldContainer[Pipeline]
@@ -120,7 +123,8 @@ class Snapshot(_message.Message):
     change: str
     error: str
     urgent: int
-    def __init__(self, generation: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., pipelines: _Optional[_Iterable[_Union[Pipeline, _Mapping]]] = ..., at_step_end: _Optional[bool] = ..., change: _Optional[str] = ..., error: _Optional[str] = ..., urgent: _Optional[int] = ...) -> None: ...
+    choice: str
+    def __init__(self, generation: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., pipelines: _Optional[_Iterable[_Union[Pipeline, _Mapping]]] = ..., at_step_end: _Optional[bool] = ..., change: _Optional[str] = ..., error: _Optional[str] = ..., urgent: _Optional[int] = ..., choice: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("name", "address")

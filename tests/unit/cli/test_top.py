@@ -167,9 +167,11 @@ def test_nodes_and_recoveries_of_a_job_that_has_them_take_a_line_each() -> None:
     ]
     phases = [Phase(name="detect", seconds=0.0121), Phase(name="rebuild", seconds=0.038)]
     recoveries = [Recovered(generation=n, step=7, phases=phases, change="d was lost") for n in range(2, 7)]
-    recoverable = status(snapshot=Snapshot(generation=6, nodes=nodes, pipelines=pipelines), recoveries=recoveries)
+    snapshot = Snapshot(generation=6, nodes=nodes, pipelines=pipelines, choice="2+1 copy the fewest bytes")
+    recoverable = status(snapshot=snapshot, recoveries=recoveries)
     lines = shown(recoverable)
-    start = lines.index("pipelines 6  3 nodes in pipelines of 2+1 with 5+3 microbatches")
+    start = lines.index("pipelines 6  3 nodes in pipelines of 2+1 with 5+3 microbatches") + 1
+    assert lines[start] == "2+1 copy the fewest bytes"
     assert lines[start + 1] == "recovery 6  step 7  50 ms: detect 12 ms  rebuild 38 ms  d was lost"
     assert [line.split()[:2] for line in lines[start + 2 : start + 5]] == [["recovery", "5"], ["recovery", "4"], []]
     assert len(shown(recoverable, height=24)) <= 24

@@ -86,6 +86,7 @@ def test_a_lost_node_makes_an_urgent_snapshot_of_the_others_in_their_order(world
     assert (snapshot.generation, snapshot.urgent, snapshot.at_step_end) == (2, 2, False)
     assert world.nodes == ["a", "c", "d", "e"]
     assert snapshot.change == "b was lost (its stream ended)"
+    assert snapshot.choice.startswith("2+2 copy the fewest bytes; no step was measured yet")
 
 
 def test_two_that_are_lost_at_once_make_one_snapshot() -> None:

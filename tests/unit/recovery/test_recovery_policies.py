@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from reorder_service.recovery.policies import Assumptions, Headrace, Job, busiest_link, failure_free
+from reorder_service.recovery.choice import busiest_link
+from reorder_service.recovery.policies import Assumptions, Headrace, Job, failure_free
 from reorder_service.recovery.replay import Activity, Policy, Run, replay
 from reorder_service.recovery.rivals import RIVALS
 from reorder_service.recovery.trace import Change, Trace, draw

@@ -1,0 +1,56 @@
+"""What decides between pipelines that copy the fewest bytes and the fastest ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from reorder_service.recovery.choice import Choice, Circumstances, choose
+from reorder_service.recovery.reconfiguration import Pipeline
+from reorder_service.recovery.templates import plan_templates
+from tests.unit.recovery.recovery_world import profile_of
+
+# Four layers of a second and a byte each. A node alone does a microbatch in 4 s; two behind each other do m of them in
+# 2 m + 2 s. So nodes are best alone.
+TEMPLATES = plan_templates(profile_of([[1.0]] * 4, memory=4), 4, 1)
+PAIRS = [Pipeline(template=TEMPLATES.of_size[2], nodes=nodes) for nodes in (("a", "b"), ("c", "d"))]
+
+
+def chosen(circumstances: Circumstances, *, second: float = 1.0) -> Choice:
+    """When "d" is lost, with 12 microbatches. Either "c" gets two bytes from "b" and a step takes 18 s, or "a" does as well, and
+    a step takes 16 s."""
+    return choose(TEMPLATES, PAIRS, circumstances, lost=["d"], joined=(), num_microbatches=12, second=second)
+
+
+def sizes(choice: Choice) -> list[int]:
+    return sorted(len(pipeline.nodes) for pipeline in choice.option.after.pipelines)
+
+
+def test_more_is_copied_for_faster_pipelines_where_that_pays() -> None:
+    choice = chosen(Circumstances(rebuild_s=0.5, copy_bytes_per_s=1.0, horizon_s=23.0))
+    assert sizes(choice) == [1, 1, 1]
+    assert (choice.option.step_s, choice.pause_s) == (16.0, 4.5)
+    assert choice.text == (
+        "1+1+1 (0.0 MiB to copy in 4.00 s, 16 s a step) do more in 23 s than 2+1 (0.0 MiB to copy in 2.00 s, 18 s a step)"
+    )
+
+
+def test_the_fewest_bytes_are_copied_where_the_next_change_comes_soon_or_copying_is_slow() -> None:
+    assert sizes(chosen(Circumstances(rebuild_s=0.0, copy_bytes_per_s=1.0, horizon_s=19.0))) == [1, 2]
+    assert sizes(chosen(Circumstances(rebuild_s=0.0, copy_bytes_per_s=0.05))) == [1, 2]
+
+
+def test_pipelines_that_copy_least_and_are_fastest_are_taken_without_a_comparison() -> None:
+    alone = [Pipeline(template=TEMPLATES.of_size[1], nodes=(node,)) for node in "abcd"]
+    choice = choose(TEMPLATES, alone, Circumstances(), lost=["a"], joined=(), num_microbatches=12)
+    assert choice.text == "1+1+1 (0.0 MiB to copy in 0.00 s, 16 s a step) copy the fewest bytes and are the fastest"
+
+
+def test_seconds_are_those_of_the_clock_and_not_of_the_templates() -> None:
+    choice = chosen(Circumstances(copy_bytes_per_s=1e9), second=100.0)
+    assert choice.option.step_s == pytest.approx(0.16)
+
+
+def test_without_a_measured_step_the_fewest_bytes_decide() -> None:
+    choice = chosen(Circumstances(), second=0.0)
+    assert sizes(choice) == [1, 2]
+    assert "no step was measured yet" in choice.text
