@@ -13,8 +13,11 @@ import os
 import select
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 import cli.train
 from cli import client, summary
@@ -25,6 +28,7 @@ from tests.chaos_trainer.faults import Fault
 from tests.chaos_trainer.strike import Strikes, install
 from trainer.pipeline import train
 from trainer.recovery import node
+from trainer.step import make_optimizer
 
 LATER = (client, summary, metrics, tracing, metadataset, train, node)
 """What `headrace train` imports when it comes to it."""
@@ -34,6 +38,9 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 def main() -> int:
     """Until stdin ends. No thread runs here: a fork has all of the process."""
+    for module, _ in command.COMMANDS.values():
+        import_module(module)
+    make_optimizer(nn.Linear(1, 1))  # imports as much as everything else
     gc.freeze()
     said = b""
     while True:
