@@ -61,6 +61,21 @@ class FairQueue(Generic[_Item]):
         job = min(self._heaps, key=lambda job: (self._had[job], self._heaps[job][0]), default=None)
         return self._heaps[job][0][2] if job is not None else None
 
+    def first_few(self, count: int) -> list[_Item]:
+        """`first`, and those that come behind it in its job: as many as there are, up to `count`."""
+        item = self.first()
+        heap = self._heaps[item.job] if item is not None else []
+        few: list[_Item] = []
+        places = [(heap[0][:2], 0)] if heap else []
+        while places and len(few) < count:
+            _, place = heapq.heappop(places)
+            if id(heap[place][2]) in self._waiting:
+                few.append(heap[place][2])
+            for behind in (2 * place + 1, 2 * place + 2):
+                if behind < len(heap):
+                    heapq.heappush(places, (heap[behind][:2], behind))
+        return few
+
     def pop(self, item: _Item) -> bool:
         """`item` no longer waits, wherever it stood; whether it did."""
         if self._waiting.pop(id(item), None) is None:

@@ -21,11 +21,12 @@ from headrace.telemetry import pairs
 from reorder_service.fair_queue import FairQueue
 from reorder_service.lateness import assess, late_leases
 from reorder_service.member import Member, Order, Work, never
-from reorder_service.roster import Roster
+from reorder_service.roster import Reading, Roster
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
+AHEAD = 4  # works that the only member with a free slot may choose from: those behind them wait for a trainer less
 SILENCE_S = 3.0  # a member that says nothing for so long is gone: three heartbeats, by a clock that leaves our own pauses out
 _NEAR, _NEW = metrics.SAMPLES_PLACED.labels("near"), metrics.SAMPLES_PLACED.labels("new")
 
@@ -119,7 +120,7 @@ class Fleet:
             if work.keep:
                 member.kept[lease] = work
                 self._holders[lease] = member
-            work.on_done(result)
+            work.on_done(result, member.name)
         self._fill_slots()
 
     def fail(self, member: Member, lease: str, error: str) -> None:
@@ -262,8 +263,18 @@ class Fleet:
 
     def _fill_slots(self) -> None:
         for keep, waiting in self._waiting.items():
-            while self._roster.has_free(keep=keep) and (work := waiting.first()) is not None and self._place(work):
+            while self._roster.has_free(keep=keep) and (work := self._next(waiting, keep=keep)) is not None and self._place(work):
                 pass
+
+    def _next(self, waiting: FairQueue[Work], *, keep: bool) -> Work | None:
+        """What to place now: the first work, or where a single member has a free slot, of the first few the one nearest to it.
+
+        Members that are all busy have a slot free one after the other: each would else get what the next one has at hand.
+        """
+        row = self._roster.only_free(keep=keep) if keep and len(self.members) > 1 else None
+        if row is None:
+            return waiting.first()
+        return max(waiting.first_few(AHEAD), key=lambda work: self._roster.lead(row, self._reading(work)), default=None)
 
     def _place(self, work: Work) -> bool:
         """Give `work`, or the first piece of it, to the best member, if there is one for it."""
@@ -290,6 +301,7 @@ class Fleet:
             pace.begin(now_s)
         self._count_free(member, keep=work.keep)
         self._waiting[work.keep].served(work)
+        self._roster.served(member.row)
         num_samples, num_near = sum(work.shards.values()), member.num_near(work)
         _NEAR.inc(num_near)
         _NEW.inc(num_samples - num_near)
@@ -304,9 +316,15 @@ class Fleet:
 
     def _choose(self, work: Work) -> Member | None:
         """The member with most free slots, where its shards count as slots; one without any only for urgent work."""
-        samples = {(work.job, shard): number for shard, number in work.shards.items()}
         avoid = {self.members[name].row for name in work.avoid & self.members.keys()}
         if len(avoid) == len(self.members):
             avoid = set()
-        row = self._roster.choose(samples, avoid, keep=work.keep, without_slot=work.urgent())
+        row = self._roster.choose(self._reading(work), avoid, keep=work.keep, without_slot=work.urgent())
         return self._by_row[row] if row is not None else None
+
+    def _reading(self, work: Work) -> Reading:
+        return Reading(
+            work.num_samples,
+            {(work.job, shard): number for shard, number in work.shards.items()},
+            {self.members[name].row: number for name, number in work.probed_by.items() if name in self.members},
+        )

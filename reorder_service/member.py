@@ -33,8 +33,9 @@ class Work:
     priority: tuple[int, ...]
     order: Callable[[str], Order]
     """The order to send, given the lease."""
-    on_done: Callable[[Any], None]
-    """Called with the result: once, but of work that can be `cut` perhaps once more, after its pieces were done."""
+    on_done: Callable[[Any, str], None]
+    """Called with the result and the member's name: once, but of work that can be `cut` perhaps once more, after its pieces were
+    done."""
     on_failed: Callable[[str], None]
     """Called with a sentence where no member could carry out the order. It is not tried again."""
     on_placed: Callable[[str, str], None] = lambda _lease, _endpoint: None
@@ -48,6 +49,8 @@ class Work:
     lease: str | None = None
     shards: Mapping[int, int] = field(default_factory=dict)
     """Shard of the job -> how many of its samples the work reads; of work to be cut, for the first lease or more."""
+    probed_by: Mapping[str, int] = field(default_factory=dict)
+    """Member -> how many of the samples it has probed, and may not have to read again."""
     share: float = 1.0
     """Of the job, beside those of others."""
     avoid: set[str] = field(default_factory=set)

@@ -53,7 +53,7 @@ class Orders:
         """The same, without pauses: each preprocessor that is there is asked once."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def done(result: Any) -> None:
+        def done(result: Any, _: str) -> None:
             if not future.done():
                 future.set_result(result)
 
@@ -78,17 +78,17 @@ class Orders:
         priority: tuple[int, ...],
         samples: Sequence[SampleRef],
         order: Callable[[str, Sequence[SampleRef]], FleetOrder],
-        take: Callable[[Any], bool],
+        take: Callable[[Any, str], bool],
     ) -> None:
         """Have preprocessors do something with samples, each with as many at a time as suit it. `ask`'s pauses and errors.
 
-        `take`: told every report, until it says that it has all. The same samples may be reported twice.
+        `take`: told every report and whose it is, until it says that it has all. The same samples may be reported twice.
         """
         shards = [ref.shard for ref in samples]
         all_taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def done(report: Any) -> None:
-            if not all_taken.done() and take(report):
+        def done(report: Any, preprocessor: str) -> None:
+            if not all_taken.done() and take(report, preprocessor):
                 all_taken.set_result(None)
 
         def given_up(error: str) -> None:
@@ -168,12 +168,13 @@ class Orders:
             share=self._share,
             priority=(step, DECODE, part.microbatch, part.replica),
             order=lambda lease: messages.decode_part(lease, self._job, part, step, rank, self.manifest.message),
-            on_done=lambda _: None,
+            on_done=lambda _result, _preprocessor: None,
             on_failed=self._after_pauses(RETRY_PAUSES_S, lambda: work, on_failed, wanted),
             on_placed=place,
             keep=True,
             urgent=urgent,
             shards=part.shards,
+            probed_by=part.probed_by,
         )
         part.work = work
         self._fleet.submit(work)

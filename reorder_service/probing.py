@@ -14,15 +14,19 @@ from reorder_service.step import Step
 
 
 async def probe(step: Step, refs: Sequence[SampleRef], job: str, orders: Orders) -> list[Rejected]:
-    """Fill a step's `probes` with those of `refs`; the samples that are refused. Raises JobFailedError where nobody can."""
+    """Fill a step's `probes` and `probed_by` with those of `refs`; the samples that are refused.
+
+    Raises JobFailedError where nobody can.
+    """
     rejected: list[Rejected] = []
     as_stored = sorted(refs, key=lambda ref: (ref.shard, ref.row))  # neighbours are read together
     missing = {ref.sample_id for ref in as_stored}
 
-    def take(reply: Any) -> bool:
+    def take(reply: Any, preprocessor: str) -> bool:
         for item in reply.probes:
             if item.sample_id in missing:
                 step.probes[item.sample_id] = probe_value(item)
+                step.probed_by[item.sample_id] = preprocessor
         rejected.extend(rejection_value(item) for item in reply.rejections if item.sample_id in missing)
         missing.difference_update(item.sample_id for item in (*reply.probes, *reply.rejections))
         return not missing

@@ -1,4 +1,4 @@
-"""Who takes a work: the member with most free slots, where shards that it has read of late count as slots.
+"""Who takes a work: the member with most free slots, where shards and samples that it has read of late count as slots.
 
 A member is a row of arrays here, so that hundreds are compared in some microseconds.
 """
@@ -6,14 +6,28 @@ A member is a row of arrays here, so that hundreds are compared in some microsec
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 NEARNESS = 0.5  # of a member's slots: so much less free it may be than another one that would have to fetch all shards
+FAMILIARITY = 0.5  # the same, than another one that has probed none of the samples
+
+_TURN = 1e-9  # of a slot
 
 ShardKey = tuple[str, int]
 """A job, and the number of a shard of it."""
+
+
+class Reading(NamedTuple):
+    """What a work reads."""
+
+    num_samples: int
+    shards: Mapping[ShardKey, int]
+    """Samples of each."""
+    probed: Mapping[int, int] = {}
+    """Row -> samples that this member has probed."""
 
 
 class Roster:
@@ -24,8 +38,9 @@ class Roster:
         self._names: dict[int, str] = {}
         self._free = {keep: np.empty(0, np.float64) for keep in (False, True)}  # -inf where there is no member
         self._open: dict[bool, set[int]] = {False: set(), True: set()}  # rows with free slots
-        self._worth = np.empty(0, np.float64)  # slots that nearness to all samples of a work counts as
-        self._rank = np.empty(0, np.float64)  # far less than a slot, by name: of equals it is certain who is chosen
+        self._slots = np.empty(0, np.float64)
+        self._rank = np.empty(0, np.float64)  # far less than a slot, by name: of equals it is certain who is chosen first
+        self._last_rank = 0.0
         self._readers: dict[ShardKey, npt.NDArray[np.float32]] = {}  # 1 for who has read the shard
 
     def add(self, name: str, slots: int) -> int:
@@ -34,9 +49,9 @@ class Roster:
             self._grow()
         row = self._vacant.pop()
         self._names[row] = name
-        self._worth[row] = NEARNESS * slots
+        self._slots[row] = slots
         for rank, known in enumerate(sorted(self._names, key=self._names.__getitem__)):
-            self._rank[known] = 1e-9 * rank
+            self._rank[known] = _TURN * rank
         return row
 
     def remove(self, row: int, shards: Iterable[ShardKey]) -> None:
@@ -60,12 +75,17 @@ class Roster:
         """Whether any member has a free slot."""
         return bool(self._open[keep])
 
+    def served(self, row: int) -> None:
+        """A member takes a work: of equals, others are chosen before it is again."""
+        self._last_rank -= _TURN
+        self._rank[row] = self._last_rank
+
     def note(self, row: int, shards: Iterable[ShardKey]) -> None:
         """A member reads these."""
         for shard in shards:
             readers = self._readers.get(shard)
             if readers is None:
-                readers = self._readers[shard] = np.zeros(len(self._worth), np.float32)
+                readers = self._readers[shard] = np.zeros(len(self._slots), np.float32)
             readers[row] = 1
 
     def forget(self, row: int, shards: Iterable[ShardKey]) -> None:
@@ -75,10 +95,18 @@ class Roster:
             if not self._readers[shard].any():
                 del self._readers[shard]
 
-    def choose(
-        self, samples: Mapping[ShardKey, int], avoid: Collection[int], *, keep: bool, without_slot: bool = False
-    ) -> int | None:
-        """The row of who takes a work that reads so many samples of each shard, and whom not to `avoid`; None: nobody can.
+    def only_free(self, *, keep: bool) -> int | None:
+        """The row of the member that alone has free slots."""
+        rows = self._open[keep]
+        return next(iter(rows)) if len(rows) == 1 else None
+
+    def lead(self, row: int, reading: Reading) -> float:
+        """How much nearer a member is to a work than any other one, in its slots; less than 0 where another one is nearer."""
+        near = self._nearness(reading) / np.maximum(1.0, self._slots)
+        return float(near[row] - np.max(np.delete(near, row), initial=0.0))
+
+    def choose(self, reading: Reading, avoid: Collection[int], *, keep: bool, without_slot: bool = False) -> int | None:
+        """The row of who takes a work that reads this, and whom not to `avoid`; None: nobody can.
 
         `without_slot`: where no slot is free, one that has none takes it.
         """
@@ -91,20 +119,26 @@ class Roster:
             rows = rows.difference(avoid)
         if not (rows or without_slot):
             return None
-        score = free + self._rank
-        num_samples = sum(samples.values())
-        for shard, number in samples.items():
-            if (readers := self._readers.get(shard)) is not None:
-                score = score + self._worth * readers * (number / num_samples)
+        score = free + self._rank + self._nearness(reading)
         if rows:
             score = np.where(free > 0, score, -np.inf)
         best = int(np.argmax(score))
         return best if score[best] > -np.inf else None
 
+    def _nearness(self, reading: Reading) -> npt.NDArray[np.float64]:
+        """Slots that count for each row."""
+        share = np.zeros(len(self._slots))
+        for shard, number in reading.shards.items():
+            if (readers := self._readers.get(shard)) is not None:
+                share += readers * (NEARNESS * number / reading.num_samples)
+        for row, number in reading.probed.items():
+            share[row] += FAMILIARITY * number / reading.num_samples
+        return share * self._slots
+
     def _grow(self) -> None:
-        num_rows = max(8, 2 * len(self._worth))
-        more = num_rows - len(self._worth)
-        self._vacant = list(range(len(self._worth), num_rows))[::-1]
-        self._worth, self._rank = np.pad(self._worth, (0, more)), np.pad(self._rank, (0, more))
+        num_rows = max(8, 2 * len(self._slots))
+        more = num_rows - len(self._slots)
+        self._vacant = list(range(len(self._slots), num_rows))[::-1]
+        self._slots, self._rank = np.pad(self._slots, (0, more)), np.pad(self._rank, (0, more))
         self._free = {keep: np.pad(free, (0, more), constant_values=-np.inf) for keep, free in self._free.items()}
         self._readers = {shard: np.pad(readers, (0, more)) for shard, readers in self._readers.items()}

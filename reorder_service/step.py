@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -34,6 +35,8 @@ class Part:
     samples: tuple[SampleRef, ...]
     shards: Mapping[int, int]
     """Shard -> how many of the samples it has."""
+    probed_by: Mapping[str, int] = field(default_factory=dict)
+    """Preprocessor -> how many of the samples it has probed."""
     work: Work | None = None
     lease: str = ""
     endpoint: str = ""
@@ -59,6 +62,8 @@ class Step:
     """JOB/UID/GENERATION/STEP, with which its tickets begin (headrace.tracing)."""
     began_s: float = field(default_factory=time.perf_counter)
     probes: dict[int, Probe] = field(default_factory=dict)
+    probed_by: dict[int, str] = field(default_factory=dict)
+    """Sample -> preprocessor, as far as that is known."""
     rejected: list[Rejected] = field(default_factory=list)
     substitutes: dict[int, SampleRef] = field(default_factory=dict)
     """By place: what stands in for a refused sample."""
@@ -91,11 +96,13 @@ class Step:
                 samples = sorted((refs[i] for i in microbatch.sample_ids), key=lambda ref: (ref.shard, ref.row))
                 for n, start in enumerate(range(0, len(samples), part_samples)):
                     of_part = samples[start : start + part_samples]
-                    shards: dict[int, int] = {}
-                    for ref in of_part:
-                        shards[ref.shard] = shards.get(ref.shard, 0) + 1
                     part = Part(
-                        ticket=ticket(f"{self.index}/{r}/{k}/{n}"), replica=r, microbatch=k, samples=tuple(of_part), shards=shards
+                        ticket=ticket(f"{self.index}/{r}/{k}/{n}"),
+                        replica=r,
+                        microbatch=k,
+                        samples=tuple(of_part),
+                        shards=Counter(ref.shard for ref in of_part),
+                        probed_by=Counter(self.probed_by[i] for ref in of_part if (i := ref.sample_id) in self.probed_by),
                     )
                     self.parts[part.ticket] = part
                     self.tickets.setdefault((r, k), []).append(part.ticket)

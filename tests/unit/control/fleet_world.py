@@ -50,17 +50,19 @@ class Bench:
         keep: bool = False,
         urgent: Callable[[], bool] = lambda: False,
         shards: dict[int, int] | None = None,
+        probed_by: dict[str, int] | None = None,
     ) -> Work:
         return Work(
             job=job,
             priority=(priority,),
             order=lambda _lease: name,
-            on_done=lambda _result: self.done.append(name),
+            on_done=lambda _result, _member: self.done.append(name),
             on_failed=lambda error: self.failed.append((name, error)),
             on_placed=lambda lease, endpoint: self.placed.setdefault(name, []).append((lease, endpoint)),
             keep=keep,
             urgent=urgent,
             shards=shards or {},
+            probed_by=probed_by or {},
         )
 
     def divisible(self, name: str, num_samples: int, priority: int = 0, begin: int = 0) -> Work:

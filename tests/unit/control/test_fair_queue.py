@@ -46,6 +46,23 @@ def test_inside_of_a_job_the_lowest_priority_goes_first_and_then_who_came_first(
     assert queue.first() is None
 
 
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5)), max_size=30), st.data())
+def test_the_first_few_are_those_that_come_first_where_no_other_job_waits(
+    items: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    queue: FairQueue[Item] = FairQueue()
+    waiting = [Item(job, (priority,)) for job, priority in items]
+    for item in waiting:
+        queue.push(item)
+    gone = data.draw(st.lists(st.sampled_from(waiting), unique_by=id)) if waiting else []
+    for item in gone:
+        queue.pop(item)
+    few = queue.first_few(4)
+    assert few[:1] == [item for item in [queue.first()] if item is not None]
+    left = [item for item in waiting if few and item.job == few[0].job and not any(item is other for other in gone)]
+    assert [id(item) for item in few] == [id(item) for item in sorted(left, key=lambda item: item.priority)[:4]]
+
+
 def test_a_job_far_along_is_not_held_up_by_one_that_begins() -> None:
     queue: FairQueue[Item] = FairQueue()
     full(queue, "old", first_step=100_000)

@@ -64,11 +64,46 @@ def test_work_goes_to_who_has_read_its_shards() -> None:
 def test_shards_read_before_do_not_make_a_queue_where_another_member_idles() -> None:
     bench = Bench()
     bench.join("busy", slots=4)
-    for n in range(5):
+    for n in range(4):
         if n == 2:
             bench.join("idle", slots=4)
         bench.submit(f"w{n}", shards={0: 1})
-    assert [endpoint for n in range(5) for _, endpoint in bench.placed[f"w{n}"]] == 2 * ["busy:1"] + 3 * ["idle:1"]
+    assert [endpoint for n in range(4) for _, endpoint in bench.placed[f"w{n}"]] == 2 * ["busy:1"] + 2 * ["idle:1"]
+
+
+def test_equals_take_turns() -> None:
+    bench = Bench()
+    members = {f"{name}:1": bench.join(name) for name in "pqr"}
+    takers = []
+    for n in range(6):
+        work = bench.submit(f"w{n}")
+        takers.append(bench.placed[f"w{n}"][0][1])
+        finish(bench, members[takers[-1]], work)
+    assert takers[:3] == takers[3:]
+    assert len(set(takers)) == 3
+
+
+def test_samples_are_decoded_by_who_has_probed_them() -> None:
+    bench = Bench()
+    for name in "pq":
+        bench.join(name, slots=4)
+    for n, name in enumerate("ppqq"):
+        bench.submit(f"w{n}", keep=True, shards={0: 4}, probed_by={name: 3, "gone": 1})
+    assert [bench.placed[f"w{n}"][0][1] for n in range(4)] == ["p:1", "p:1", "q:1", "q:1"]
+
+
+def test_a_member_that_alone_has_a_free_slot_takes_what_is_nearest_to_it_of_what_comes_next() -> None:
+    bench = Bench()
+    p, q = bench.join("p"), bench.join("q")
+    busy = [bench.submit(f"busy{n}", keep=True) for n in range(2)]
+    for n, name in enumerate("ppqpp"):
+        bench.submit(f"w{n}", 1 + n, keep=True, shards={0: 4}, probed_by={name: 4})
+    for member, work in ((member, work) for member in (q, p) for work in busy if work.lease in member.leases):
+        finish(bench, member, work)
+    assert bench.placed["w2"][0][1] == "q:1"
+    assert bench.placed["w0"][0][1] == "p:1", "of what is equally near, the first"
+    finish(bench, q, next(iter(q.leases.values())))
+    assert bench.placed["w1"][0][1] == "q:1", "nobody idles for nearness"
 
 
 def test_only_the_latest_shards_count() -> None:

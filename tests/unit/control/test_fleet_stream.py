@@ -53,7 +53,13 @@ async def test_a_list_of_shards_in_pages_counts_when_its_last_page_has_come() ->
         hello = fleet_pb2.Hello(preprocessor="p", endpoint="p:1", slots=1)
         yield fleet_pb2.FleetReports(reports=[fleet_pb2.FleetReport(hello=hello)])
         service.fleet.members["p"].jobs.add("job")
-        work = Work(job="job", priority=(0,), order=leases.append, on_done=done.set_result, on_failed=done.set_exception)
+        work = Work(
+            job="job",
+            priority=(0,),
+            order=leases.append,
+            on_done=lambda result, _member: done.set_result(result),
+            on_failed=done.set_exception,
+        )
         service.fleet.submit(work)
         for number in range(3):
             shards = [common_pb2.Shard(number=number, name=f"s/{number}")]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reorder_service.roster import NEARNESS, Roster
+from reorder_service.roster import FAMILIARITY, NEARNESS, Reading, Roster
 
 SHARDS = [("job", shard) for shard in range(4)]
 
@@ -15,12 +16,14 @@ members = st.lists(
     max_size=20,
 )
 works = st.dictionaries(st.sampled_from(SHARDS), st.integers(1, 8))
+probed = st.dictionaries(st.integers(0, 19), st.integers(1, 8), max_size=3)
 
 
-@given(members, works, st.sets(st.integers(0, 19), max_size=4), st.booleans())
+@given(members, works, probed, st.sets(st.integers(0, 19), max_size=4), st.booleans())
 def test_the_choice_is_that_of_the_slow_twin(
     members: list[tuple[int, int, set[tuple[str, int]]]],
     work: dict[tuple[str, int], int],
+    probed: dict[int, int],
     avoid: set[int],
     without_slot: bool,
 ) -> None:
@@ -34,17 +37,27 @@ def test_the_choice_is_that_of_the_slow_twin(
     if len(avoid) == len(members):
         avoid = set()
 
+    num_samples = max(1, sum(work.values()))
+
+    def nearness(number: int) -> float:
+        read = sum(count for shard, count in work.items() if shard in members[number][2])
+        return (NEARNESS * read + FAMILIARITY * probed.get(number, 0)) / num_samples
+
     def score(number: int) -> tuple[float, int]:
-        slots, free, shards = members[number]
-        near = sum(count for shard, count in work.items() if shard in shards)
-        return round(free + NEARNESS * slots * near / max(1, sum(work.values())), 6), number
+        slots, free, _ = members[number]
+        return round(free + slots * nearness(number), 6), number
 
     candidates = [number for number in range(len(members)) if number not in avoid]
     with_slot = [number for number in candidates if members[number][1] > 0]
     expected = max(with_slot or (candidates if without_slot else []), key=score, default=None)
-    chosen = roster.choose(work, {rows[number] for number in avoid}, keep=True, without_slot=without_slot)
+    reading = Reading(num_samples, work, {rows[number]: count for number, count in probed.items() if number < len(rows)})
+    chosen = roster.choose(reading, {rows[number] for number in avoid}, keep=True, without_slot=without_slot)
     assert chosen == (rows[expected] if expected is not None else None)
-    assert roster.has_free(keep=True) == any(free > 0 for _, free, _ in members)
+    with_free = [number for number, (_, free, _) in enumerate(members) if free > 0]
+    assert roster.has_free(keep=True) == bool(with_free)
+    assert roster.only_free(keep=True) == (rows[with_free[0]] if len(with_free) == 1 else None)
+    others = max((nearness(number) for number in range(1, len(members))), default=0.0)
+    assert roster.lead(rows[0], reading) == pytest.approx(nearness(0) - others, abs=1e-6)
 
 
 def test_who_leaves_is_not_chosen_and_leaves_no_trace_for_who_comes() -> None:
@@ -57,4 +70,4 @@ def test_who_leaves_is_not_chosen_and_leaves_no_trace_for_who_comes() -> None:
     second, third = roster.add("b", 2), roster.add("c", 2)
     for row in (second, third):
         roster.set_free(row, 2, keep=True)
-    assert roster.choose({SHARDS[0]: 1}, (), keep=True) == third
+    assert roster.choose(Reading(1, {SHARDS[0]: 1}), (), keep=True) == third
