@@ -94,8 +94,7 @@ class Strikes:
             case Kind.LEAVE:
                 os.kill(os.getpid(), signal.SIGTERM)
             case Kind.HOLD:
-                assert self._layout is not None
-                while self.newest <= self._layout.generation:
+                while self.newest <= fault.generation:
                     time.sleep(0.01)  # another thread hears of it
             case Kind.MISS:
                 time.sleep(OTHERS_KNOW_S)

@@ -14,6 +14,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import cast
@@ -28,7 +29,7 @@ from headrace.errors import UnavailableError
 log = logging.getLogger(__name__)
 
 _TIMEOUT = timedelta(seconds=1800)
-_CONNECT_TIMEOUT = timedelta(seconds=4)  # of nodes that were all there just before: gloo waits without a connection to cut
+_CHECK_S = 0.02  # how often a node that waits for gloo to connect looks whether the mesh is cut
 _RETRY_S = 0.01
 _IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
 _TRY_TIMEOUT = timedelta(seconds=1)
@@ -97,11 +98,22 @@ class Mesh:
     def group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
         """Of some nodes, this one among them, which all make it at this moment. Raises MeshCutError."""
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices, options._timeout = [self._device], _CONNECT_TIMEOUT
+        options._devices, options._timeout = [self._device], _TIMEOUT  # of all waits in the group, and none can be changed later
+        made: Future[dist.ProcessGroup] = Future()
+
+        def connect() -> None:
+            try:
+                group = ProcessGroupGloo(PrefixStore(name, self._store), ranks.index(self.rank), len(ranks), options)
+                made.set_result(cast(dist.ProcessGroup, group))  # it has the same methods
+            except BaseException as err:
+                made.set_exception(err)
+
         with self.interruptible():
-            backend = ProcessGroupGloo(PrefixStore(name, self._store), ranks.index(self.rank), len(ranks), options)
-            backend.set_timeout(_TIMEOUT)
-            group = cast(dist.ProcessGroup, backend)  # it has the same methods
+            # For a node that is lost just now gloo waits without any connection to cut: then the thread is left behind.
+            threading.Thread(target=connect, name="connect", daemon=True).start()
+            while not wait([made], _CHECK_S).done:
+                self.check()
+            group = made.result()
         self._groups.append(group)
         return group
 
