@@ -40,7 +40,8 @@ from headrace.v1.common_pb2 import Occupancy, Shard
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 from preprocessor.jobs import Job
 from preprocessor.part import Entry, Payload, Stage
-from preprocessor.pipeline import LoadedPart
+from preprocessor.pipeline import Loaded, LoadedPart
+from preprocessor.probed import Probed
 from preprocessor.sources import list_shards
 from preprocessor.sources.blob import BlobCache
 from preprocessor.store import PayloadStore
@@ -76,7 +77,9 @@ class Engine:
         store: PayloadStore,
         writer: PayloadWriter,
         cache: BlobCache,
+        media_bytes: int,
     ) -> None:
+        """`media_bytes`: of samples that may stay in memory between probing and decoding."""
         self._name = name
         self._endpoint = endpoint
         self._reorder = reorder
@@ -84,6 +87,7 @@ class Engine:
         self._store = store
         self._writer = writer
         self._cache = cache
+        self._media = Probed[Loaded](media_bytes)
         self._num_readers = read_ahead_parts(threads)
         self._readers = ThreadPoolExecutor(self._num_readers, thread_name_prefix="read")
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
@@ -169,7 +173,8 @@ class Engine:
                 job = self._jobs.get(order.job)
                 if job is None or job.spec.to_json() != order.spec_json or job.ticket_key != order.ticket_key:
                     self._forget(order.job)  # another job of this name: its shards have other numbers
-                    self._jobs[order.job] = Job(order.job, load_spec_json(order.spec_json), self._cache, order.ticket_key)
+                    spec = load_spec_json(order.spec_json)
+                    self._jobs[order.job] = Job(order.job, spec, self._cache, order.ticket_key, self._media)
             case "job_closed":
                 self._forget(order.job)
             case "step_committed":

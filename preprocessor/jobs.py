@@ -25,15 +25,16 @@ from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from headrace.transport.base import read_batches
-from preprocessor.known_sizes import KnownSizes
 from preprocessor.part import Payload
 from preprocessor.pipeline import Loaded, LoadedPart, Pipeline, Row, Sized, Sizes, probe_of
+from preprocessor.probed import Probed
 from preprocessor.sources import Record, Shard, open_shard
 from preprocessor.sources.blob import BlobCache
 from preprocessor.writer import PayloadWriter
 
 log = logging.getLogger(__name__)
 
+SIZES_BYTES = 4 << 20  # that probing found and decoding needs: about 500 samples of 1,000 tokens, some global batches
 OPEN_SHARDS = 32  # indexed shards that a job keeps open at least; an index is about 100 bytes a sample
 
 _T = TypeVar("_T")
@@ -42,8 +43,15 @@ _T = TypeVar("_T")
 class Job:
     """One job's spec, pipeline and open shards. Thread-safe."""
 
-    def __init__(self, name: str, spec: JobSpec, cache: BlobCache | None = None, ticket_key: bytes = b"") -> None:
-        """`cache`: for remote shards; None: below the system's temporary directory."""
+    def __init__(
+        self,
+        name: str,
+        spec: JobSpec,
+        cache: BlobCache | None = None,
+        ticket_key: bytes = b"",
+        media: Probed[Loaded] | None = None,
+    ) -> None:
+        """`cache`: for remote shards; None: below the system's temporary directory. `media`: where what is probed stays."""
         self.name = name
         self.spec = spec
         self.ticket_key = ticket_key
@@ -55,7 +63,8 @@ class Job:
         self._open_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
         self._lock = threading.Lock()
         self._pipeline: Pipeline | None = None
-        self._sizes = KnownSizes()
+        self._sizes = Probed[Sizes](SIZES_BYTES)
+        self._media = media
         self._open: OrderedDict[int, _Slot] = OrderedDict()
 
     @property
@@ -99,20 +108,24 @@ class Job:
         good: list[tuple[int, Probe]] = []
         rejected: list[Rejected] = []
         for ref in refs:
-            sizes = self._size(ref, self._attempt(ref, self.pipeline.load))
+            loaded = self._attempt(ref, self.pipeline.load)
+            sizes = self._size(ref, loaded)
             if isinstance(sizes, Rejected):
                 rejected.append(sizes)
             else:
-                self._sizes.put(ref, sizes)
+                self._sizes.put(self.name, ref, sizes, sizes.nbytes)
+                if self._media is not None and isinstance(loaded, Loaded):
+                    self._media.put(self.name, ref, loaded, loaded.nbytes)
                 good.append((ref.sample_id, probe_of(self.sample_name(ref), sizes)))
         return good, rejected
 
     def load(self, refs: Sequence[SampleRef]) -> LoadedPart:
-        """Bring samples into memory, in the order of the shards, which caches and disks like.
+        """Bring samples into memory that are not there since they were probed, in the order of the shards, which caches and disks
+        like.
 
         Raises DatasetError, OSError or MemoryError where a shard cannot be read here.
         """
-        read = {ref: self._attempt(ref, self.pipeline.load) for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))}
+        read = {ref: self._in_memory(ref) for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))}
         return LoadedPart(samples={ref: read[ref] for ref in refs})
 
     def decode(self, part: LoadedPart, writer: PayloadWriter) -> Payload:
@@ -150,11 +163,15 @@ class Job:
         (batch,) = read_batches(payload.data)
         return batch, payload.rejected
 
+    def _in_memory(self, ref: SampleRef) -> Loaded | Rejected:
+        probed = self._media.take(self.name, ref) if self._media is not None else None
+        return self._attempt(ref, self.pipeline.load) if probed is None else probed
+
     def _sized(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sized | Rejected:
         """With the sizes that probing found, where that was done here."""
         if isinstance(loaded, Rejected):
             return loaded
-        sizes = self._sizes.take(ref) or self._size(ref, loaded)
+        sizes = self._sizes.take(self.name, ref) or self._size(ref, loaded)
         return sizes if isinstance(sizes, Rejected) else Sized(loaded=loaded, sizes=sizes)
 
     def _size(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sizes | Rejected:
@@ -168,7 +185,9 @@ class Job:
         return f"{self.shards[ref.shard].name}/{self._shard(ref.shard).key(ref.row)}"
 
     def close(self) -> None:
-        """Close the shards."""
+        """Close the shards, and forget what was probed."""
+        if self._media is not None:
+            self._media.forget(self.name)
         with self._lock:
             for slot in self._open.values():
                 if slot.shard is not None:

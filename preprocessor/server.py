@@ -39,7 +39,8 @@ from preprocessor.writer import PayloadWriter
 
 log = logging.getLogger(__name__)
 
-READ_AHEAD_SHARE = 0.125  # of the budget: JPEGs take a thirtieth of their patches, FLAC as much as its mel frames
+READ_AHEAD_SHARE = 0.0625  # of the budget: JPEGs take a thirtieth of their patches, FLAC as much as its mel frames
+PROBED_SHARE = 0.0625  # of the budget, for media that stay in memory from probing to decoding
 STREAM_GRACE_S = 2.0  # how long a leaving preprocessor goes on with the parts that it is sending
 
 
@@ -179,13 +180,14 @@ async def serve(
     `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the route to the reorder service. `with_checksum`:
     trainers compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of
     `listen`; 0: a free one. `certificate`: of both ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
-    metrics; empty: none. `with_ucx`: offer UCX too. What is read ahead takes up to READ_AHEAD_SHARE of the
-    budget, as much as it needs; the arena, whose pages stay, has the rest.
+    metrics; empty: none. `with_ucx`: offer UCX too. What is read ahead, or stays in memory since it was probed, takes up to
+    READ_AHEAD_SHARE and PROBED_SHARE of the budget, as much as it needs; the arena, whose pages stay, has the rest.
     """
     torch.set_num_threads(1)  # the engine's own threads use the cores
     read_ahead = ReadAhead(max_bytes=int(READ_AHEAD_SHARE * budget_bytes), max_parts=read_ahead_parts(threads))
-    arena = open_arena(budget_bytes - read_ahead.max_bytes)
-    store = PayloadStore(budget_bytes, arena, read_ahead)
+    media_bytes = int(PROBED_SHARE * budget_bytes)
+    arena = open_arena(budget_bytes - media_bytes - read_ahead.max_bytes)
+    store = PayloadStore(budget_bytes - media_bytes, arena, read_ahead)
     occupancy.watch(store, read_ahead, arena)
     servicer = PayloadServicer(store, lambda job: engine.ticket_key(job), arena)
     writer = PayloadWriter(arena, with_checksum=with_checksum)
@@ -198,7 +200,14 @@ async def serve(
             async with servers as listening:
                 endpoint = advertise or reachable_address(listening, reorder.partition(",")[0])
                 engine = Engine(
-                    name=name, endpoint=endpoint, reorder=reorder, threads=threads, store=store, writer=writer, cache=cache
+                    name=name,
+                    endpoint=endpoint,
+                    reorder=reorder,
+                    threads=threads,
+                    store=store,
+                    writer=writer,
+                    cache=cache,
+                    media_bytes=media_bytes,
                 )
                 print(f"headrace preprocessor listening on {listening}", flush=True)
                 try:

@@ -19,7 +19,8 @@ from headrace.spec import JobSpec
 from headrace.transport.base import read_batches
 from preprocessor.arena import Arena
 from preprocessor.jobs import Job
-from preprocessor.pipeline import Pipeline, Row
+from preprocessor.pipeline import Loaded, Pipeline, Row
+from preprocessor.probed import Probed
 from preprocessor.writer import PayloadWriter
 
 NAMES = ("whole", "cut", "sound", "words", "last")
@@ -105,10 +106,23 @@ def test_what_was_probed_here_is_not_tokenised_again(job: Job, monkeypatch: pyte
     assert job.decode_batch(order)[0].equals(alone)  # evicted and asked for once more: sized anew
 
 
+def test_what_stays_in_memory_since_it_was_probed_is_not_read_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = refs("whole", "sound", "words")
+    alone, _ = job.decode_batch(order)
+    keeping = Job("test", job.spec, media=Probed[Loaded](1 << 20))
+    keeping.shards = job.shards
+    keeping.probe(order)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "load", lambda *_: pytest.fail("read twice"))
+        assert keeping.decode_batch(order)[0].equals(alone)
+    assert keeping.decode_batch(order)[0].equals(alone)  # evicted and asked for once more: read anew
+    keeping.close()
+
+
 def test_what_was_probed_and_then_changed_is_refused(job: Job) -> None:
     order = refs("whole", "last")
     job.probe(order)
-    job._sizes.put(order[0], job._sizes.take(order[1]))  # type: ignore[arg-type]
+    job._sizes.put(job.name, order[0], job._sizes.take(job.name, order[1]), 0)  # type: ignore[arg-type]
     batch, rejected = job.decode_batch(order)
     assert batch.column("sample_id").to_pylist() == [104]
     assert [item.reason for item in rejected] == [Reason.CORRUPT_MEDIA]

@@ -97,6 +97,7 @@ class Worker:
             store=self.store,
             writer=PayloadWriter(),
             cache=cache,
+            media_bytes=MIB,
         )
 
     async def samples(self, ticket: str) -> list[int]:
