@@ -152,7 +152,7 @@ class NodeLoader(PortionLoader):
     def begin(self, plan: sessions_pb2.RankPlan) -> tuple[Step, StepFeed]:
         """An attempt at a step."""
         assert self._layout is not None, "the node has a share"
-        routes = self._layout.routes(_plan_of(plan))
+        routes = self._layout.routes(plan.step, _plan_of(plan))
         samples = tickets_of(plan, routes, self._layout.place)
         step = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=list(samples))
         feed = StepFeed(routes, self._layout.place, samples, self._kept, self._portions)
@@ -188,7 +188,7 @@ class NodeLoader(PortionLoader):
 
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
         assert self._layout is not None, "the node has a share"
-        return list(tickets_of(plan, self._layout.routes(_plan_of(plan)), self._layout.place))
+        return list(tickets_of(plan, self._layout.routes(plan.step, _plan_of(plan)), self._layout.place))
 
 
 def _plan_of(plan: sessions_pb2.RankPlan) -> StepPlan:

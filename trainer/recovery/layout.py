@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 from typing import Self
 
 from headrace.errors import UserError
@@ -13,6 +13,42 @@ from headrace.v1 import membership_pb2
 from trainer.pipeline.routes import Routes
 from trainer.pipeline.topology import PipelineTopology, Place
 from trainer.recovery.spec import RecoverySpec
+
+NOBODY = -1
+"""In place of a rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A step that some pipelines have done their share of. Its microbatches are counted through all replicas of the plan."""
+
+    step: int
+    done: tuple[frozenset[int], ...]
+    """By each pipeline, whose nodes have the gradients."""
+    rest: tuple[tuple[int, ...], ...]
+    """What each pipeline is still to do."""
+
+    @classmethod
+    def of(
+        cls, step: int, done: Sequence[frozenset[int]], pipelines: Sequence[Sequence[int]], shares: Sequence[int]
+    ) -> Self | None:
+        """None where all is to be done. done: what each rank has gradients of.
+
+        Those of a pipeline count if all of its nodes have the same. The rest is dealt out as the pipelines are fast.
+        """
+        counted: list[frozenset[int]] = []
+        for ranks in pipelines:
+            said = {done[rank] if rank != NOBODY else frozenset[int]() for rank in ranks}
+            own = said.pop()
+            counted.append(frozenset() if said or own.intersection(chain.from_iterable(counted)) else own)
+        if not any(counted):
+            return None
+        rest: list[list[int]] = [[] for _ in pipelines]
+        for number in range(sum(shares)):
+            if not any(number in own for own in counted):
+                able = [p for p, share in enumerate(shares) if share]
+                rest[min(able, key=lambda p: (len(rest[p]) + 1) / shares[p])].append(number)
+        return cls(step=step, done=tuple(counted), rest=tuple(map(tuple, rest)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +59,7 @@ class Layout:
     rank: int
     num_ranks: int
     pipelines: tuple[tuple[int, ...], ...]
-    """The ranks of each, in pipeline order."""
+    """The ranks of each, in pipeline order; NOBODY where a node was lost, and others do the pipeline's microbatches."""
     shares: tuple[int, ...]
     """Microbatches of each pipeline."""
     pipeline: int
@@ -32,6 +68,8 @@ class Layout:
     """Of this node's pipeline alone: a rank in it is a place in `pipelines[pipeline]`."""
     bounds: Mapping[str, tuple[int, ...]]
     """Of each unit's stages there: (0, ..., number of layers)."""
+    resumed: Resumed | None = None
+    """A step of which some is done."""
 
     @classmethod
     def of(cls, snapshot: membership_pb2.Snapshot, name: str, spec: RecoverySpec) -> Self | None:
@@ -66,12 +104,54 @@ class Layout:
         """Of this node in its pipeline."""
         return self.topology.place(self.ranks.index(self.rank))
 
-    def routes(self, plan: StepPlan) -> Routes:
+    def resume(self, step: int, done: Sequence[frozenset[int]]) -> Self:
+        """With what each rank has done of a step."""
+        return replace(self, resumed=Resumed.of(step, done, self.pipelines, self.shares))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this node's pipeline has done a part of the resumed step."""
+        return self.resumed is not None and bool(self.resumed.done[self.pipeline])
+
+    def numbers(self, step: int) -> Sequence[int]:
+        """The microbatches that this node's pipeline is to do in a step."""
+        if self.resumed is not None and self.resumed.step == step:
+            return self.resumed.rest[self.pipeline]
+        end = sum(self.shares[: self.pipeline + 1])
+        return range(end - self.shares[self.pipeline], end)
+
+    def routes(self, step: int, plan: StepPlan) -> Routes:
         """Of this node's pipeline in a step. Raises UserError for a plan that was not made for these nodes."""
-        microbatches = shared(plan, self.shares)[self.pipeline]
+        if self.resumed is not None and self.resumed.step == step:
+            together = _together(plan, sum(self.shares))
+            microbatches = [together[number] for number in self.numbers(step)]
+        else:
+            microbatches = list(shared(plan, self.shares)[self.pipeline])
+        microbatches = microbatches or [Microbatch(units=dict.fromkeys(plan.topology.stages, ()))]
         topology = Topology(replicas=1, microbatches=len(microbatches), stages=plan.topology.stages)
         alone = StepPlan(strategy=plan.strategy, seed=plan.seed, topology=topology, replicas=[microbatches])
         return Routes(alone, dict.fromkeys(self.topology.units, 1))
+
+
+def finishes(name: str, running: membership_pb2.Snapshot, newer: membership_pb2.Snapshot) -> bool:
+    """Whether a node's pipeline of one snapshot is to do its share of the step under way before it follows a newer one: where
+    that has a pipeline that lacks a node, and this one as it is."""
+    own = [pipeline for pipeline in _named(running) if name in (node for node, *_ in pipeline)]
+    return is_rerouted(newer) and any(pipeline in _named(newer) for pipeline in own)
+
+
+def is_rerouted(snapshot: membership_pb2.Snapshot) -> bool:
+    """Whether a pipeline lacks a node, and others do its microbatches."""
+    return any(stage.rank == NOBODY for pipeline in snapshot.pipelines for stage in pipeline.stages)
+
+
+def _named(snapshot: membership_pb2.Snapshot) -> list[list[tuple[str, str, int, int]]]:
+    """Node, unit and layers of every stage of every pipeline."""
+    names = {rank: node.name for rank, node in enumerate(snapshot.nodes)}
+    return [
+        [(names.get(stage.rank, ""), stage.unit, stage.first_layer, stage.end_layer) for stage in pipeline.stages]
+        for pipeline in snapshot.pipelines
+    ]
 
 
 def shared(plan: StepPlan, shares: Sequence[int]) -> list[Sequence[Microbatch]]:
@@ -86,14 +166,19 @@ def shared(plan: StepPlan, shares: Sequence[int]) -> list[Sequence[Microbatch]]:
     as_planned = [len(microbatches) for microbatches in plan.replicas] == list(shares)
     if as_planned and not any(map(_crosses, plan.replicas)):
         return list(plan.replicas)
+    together = _together(plan, sum(shares))
+    return [together[first:end] for first, end in pairwise(accumulate(shares, initial=0))]
+
+
+def _together(plan: StepPlan, count: int) -> list[Microbatch]:
+    """All microbatches, each with the samples of its loss in every unit."""
     whole = [microbatch for microbatches in plan.replicas for microbatch in microbatches]
-    if len(whole) != sum(shares):
+    if len(whole) != count:
         raise UserError(
-            f"the plan has {len(whole)} microbatches, but the nodes were told of {sum(shares)}: "
+            f"the plan has {len(whole)} microbatches, but the nodes were told of {count}: "
             "the job's topology was changed, which the nodes of a recoverable job must not see"
         )
-    together = [Microbatch(units=dict.fromkeys(plan.topology.stages, microbatch.units[LLM])) for microbatch in whole]
-    return [together[first:end] for first, end in pairwise(accumulate(shares, initial=0))]
+    return [Microbatch(units=dict.fromkeys(plan.topology.stages, microbatch.units[LLM])) for microbatch in whole]
 
 
 def _crosses(microbatches: Sequence[Microbatch]) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -28,12 +28,12 @@ from headrace.errors import UnavailableError
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT = timedelta(seconds=1800)
 _CHECK_S = 0.02  # how often a node that waits for gloo to connect looks whether the mesh is cut
 _RETRY_S = 0.01
 _IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
 _TRY_TIMEOUT = timedelta(seconds=1)
-_MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: whoever does not come is lost, and the mesh is cut before
+MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: whoever does not come is lost, and the mesh is cut before
+STEP_TIMEOUT = timedelta(seconds=1800)  # of waits for nodes that compute, some of them the rest of a step before they connect
 
 
 class MeshCutError(UnavailableError):
@@ -54,34 +54,44 @@ class Mesh:
 
     everybody: dist.ProcessGroup
 
-    def __init__(self, address: str, name: str, rank: int, num_ranks: int, host: str) -> None:
+    def __init__(
+        self, address: str, name: str, rank: int, num_ranks: int, host: str, meet_timeout: timedelta = MEET_TIMEOUT
+    ) -> None:
         """The others are met at `address`. `name`: of the generation; `host`: of this node."""
         self.rank, self.num_ranks = rank, num_ranks
         meeting_host, meeting_port = _address(address)
         self._meeting = socket.gethostbyname(meeting_host), meeting_port
-        self._name, self._host = name, host
+        self._name, self._host, self._meet_timeout = name, host, meet_timeout
         self._lock = threading.Lock()  # of what is cut
-        self._cut = False
+        self._cut = self._pipelines_cut = False
         self._devices: set[tuple[str, int]] = set()  # on which nodes listen
+        self._pipeline_devices: set[tuple[str, int]] = set()  # others, for connections within pipelines
         self._groups: list[dist.ProcessGroup] = []
 
     def connect(self) -> None:
         """Meet the others. Raises MeshCutError."""
         with self.interruptible():
             self._store = PrefixStore(self._name, self._meet())
-            before = _listening()
-            self._device = ProcessGroupGloo.create_device(hostname=self._host)
-            (own,) = {port for fd, port in _listening().items() if fd not in before}
-            self._store.set(f"device/{self.rank}", f"{socket.gethostbyname(self._host)}:{own}")
-            found = {_address(self._store.get(f"device/{other}").decode()) for other in range(self.num_ranks)}
+            (self._device, port), (self._pipeline_device, pipeline_port) = self._listen(), self._listen()
+            host = socket.gethostbyname(self._host)
+            self._store.set(f"devices/{self.rank}", f"{host}:{port} {host}:{pipeline_port}")
+            found = [self._store.get(f"devices/{other}").decode().split() for other in range(self.num_ranks)]
             with self._lock:
-                self._devices = found
+                self._devices = {_address(one) for one, _ in found}
+                self._pipeline_devices = {_address(other) for _, other in found}
             self.check()
             self.everybody = self.group("everybody", range(self.num_ranks))
 
+    def _listen(self) -> tuple[Any, int]:
+        """A device of gloo, and its port."""
+        before = _listening()
+        device = ProcessGroupGloo.create_device(hostname=self._host)
+        (port,) = {port for fd, port in _listening().items() if fd not in before}
+        return device, port
+
     def _meet(self) -> TCPStore:
         """The meeting's store, once it is there: torch's own attempts, which cannot be cut off, last no longer than a moment."""
-        deadline = time.monotonic() + _MEET_TIMEOUT.total_seconds()
+        deadline = time.monotonic() + self._meet_timeout.total_seconds()
         while True:
             self.check()
             try:
@@ -92,13 +102,14 @@ class Mesh:
                     raise MeshCutError(f"the first node of the snapshot does not answer at {self._meeting}: {err}") from err
                 time.sleep(_RETRY_S)
             else:
-                store.set_timeout(_MEET_TIMEOUT)
+                store.set_timeout(self._meet_timeout)
                 return store
 
-    def group(self, name: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+    def group(self, name: str, ranks: Sequence[int], *, is_pipeline: bool = False) -> dist.ProcessGroup:
         """Of some nodes, this one among them, which all make it at this moment. Raises MeshCutError."""
+        device = self._pipeline_device if is_pipeline else self._device
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices, options._timeout = [self._device], _TIMEOUT  # of all waits in the group, and none can be changed later
+        options._devices, options._timeout = [device], STEP_TIMEOUT  # of all waits in the group, and none can be changed later
         made: Future[dist.ProcessGroup] = Future()
 
         def connect() -> None:
@@ -138,27 +149,31 @@ class Mesh:
             self.arrive().wait()
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self, *, in_pipeline: bool = False) -> Iterator[None]:
         """Raises MeshCutError in place of what torch.distributed says of a lost connection."""
-        self.check()
+        self.check(in_pipeline=in_pipeline)
         try:
             yield
         except (dist.DistError, RuntimeError) as err:
             if isinstance(err, dist.DistError) or "gloo" in str(err) or "onnection" in str(err):
                 raise MeshCutError(f"a connection to another node ended: {_what(str(err))}") from err
             raise
-        self.check()
+        self.check(in_pipeline=in_pipeline)
 
-    def cut(self) -> None:
-        """End every wait for another node, here and there. From any thread."""
+    def cut(self, *, but_pipelines: bool = False) -> None:
+        """End every wait for another node, here and there. From any thread.
+
+        but_pipelines: nodes of one pipeline can go on waiting for each other.
+        """
         with self._lock:
-            if self._cut:
+            if self._pipelines_cut:
                 return
-            self._cut = True
+            self._cut, self._pipelines_cut = True, not but_pipelines
+            devices = self._devices if but_pipelines else self._devices | self._pipeline_devices
             for _, connection in _tcp_sockets(listening=False):
                 with suppress(OSError):  # ended meanwhile
                     peer = _peer(connection)
-                    if peer == self._meeting or self._devices & {connection.getsockname()[:2], peer}:
+                    if peer == self._meeting or devices & {connection.getsockname()[:2], peer}:
                         connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -167,9 +182,9 @@ class Mesh:
         self._groups.clear()
         self.__dict__.pop("everybody", None)
 
-    def check(self) -> None:
-        """Raise MeshCutError where the mesh is cut."""
-        if self._cut:
+    def check(self, *, in_pipeline: bool = False) -> None:
+        """Raise MeshCutError where the mesh is cut. in_pipeline: within pipelines, too."""
+        if self._pipelines_cut if in_pipeline else self._cut:
             raise MeshCutError("there is a newer snapshot of the nodes")
 
 

@@ -59,19 +59,30 @@ class Agreement:
     """Ranks that have each parameter of the model now, in the furthest version."""
     holders: Mapping[str, Sequence[int]]
     """Ranks that have each parameter of the model, once the transfers are done."""
+    done: Sequence[frozenset[int]]
+    """By rank: microbatches of the next step that it has gradients of."""
 
 
 def agree(
-    mesh: Mesh, sizes: Mapping[str, int], standing: Standing, has: Collection[str], needs: Collection[str], rejected: bytes
+    mesh: Mesh,
+    sizes: Mapping[str, int],
+    standing: Standing,
+    has: Collection[str],
+    needs: Collection[str],
+    rejected: bytes,
+    *,
+    done: Collection[int] = (),
+    num_microbatches: int = 0,
 ) -> Agreement:
-    """sizes: of all parameters of the model, with the optimizer's state; rejected: samples of the last step in the weights.
+    """sizes: of all parameters of the model, with the optimizer's state; rejected: samples of the last step in the weights;
+    done: microbatches of the next one, of num_microbatches, that this node has gradients of.
 
     Raises UnrecoverableError, on all nodes, where nobody has what somebody needs, and MeshCutError.
     """
     names = list(sizes)
     said = [float(standing.applied), standing.generation, standing.grad_norm, standing.awaited, len(rejected)]
     masks = [float(name in some) for some in (has, needs) for name in names]
-    own = torch.tensor([*said, *masks], dtype=torch.float64)
+    own = torch.tensor([*said, *masks, *(float(number in done) for number in range(num_microbatches))], dtype=torch.float64)
     everybody = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
     with mesh.interruptible():
         mesh.everybody.allgather([everybody], [own]).wait()
@@ -81,7 +92,7 @@ def agree(
         for a, g, n, w, _ in (one[: len(said)].tolist() for one in everybody)
     ]
     table = torch.stack(everybody)[:, len(said) :].bool()
-    has_it, needs_it = (part.tolist() for part in torch.split(table, len(names), dim=1))
+    has_it, needs_it, has_done = (part.tolist() for part in torch.split(table, [len(names), len(names), num_microbatches], dim=1))
 
     def sources_of(version: Standing) -> dict[str, list[int]]:
         current = [r for r, one in enumerate(standings) if _is_current(one, version) or _waits_for(one, version)]
@@ -100,6 +111,10 @@ def agree(
         transfers=transfers,
         sources=sources,
         holders=wanted,
+        done=[
+            frozenset(number for number, is_done in enumerate(of_rank) if is_done and _is_current(standings[rank], furthest))
+            for rank, of_rank in enumerate(has_done)
+        ],
     )
 
 

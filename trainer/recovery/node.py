@@ -19,9 +19,9 @@ from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
 from headrace.v1 import membership_pb2
 from trainer.recovery.feed import NodeLoader
-from trainer.recovery.layout import Layout
+from trainer.recovery.layout import Layout, finishes, is_rerouted
 from trainer.recovery.membership import Membership
-from trainer.recovery.mesh import Meeting, Mesh, MeshCutError
+from trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
 from trainer.recovery.spec import RecoverySpec, nodes_message
 from trainer.recovery.training import Training
 from trainer.step import PRECISIONS
@@ -92,8 +92,8 @@ class Node:
     def __init__(self, membership: Membership, training: Training, name: str, host: str) -> None:
         self._membership, self._training, self._name, self._host = membership, training, name, host
         self._mesh: Mesh | None = None
-        self._generation = 0  # of the mesh
-        self._trains = False
+        self._running = membership_pb2.Snapshot()  # of the mesh
+        self._takes_steps = False  # a snapshot that holds from the end of a step on does not cut the mesh
         self._lock = threading.Lock()  # of all three above
         self._leaves = False
         self._over = threading.Event()
@@ -158,7 +158,7 @@ class Node:
             return False
         phases = self._training.prepare(layout, mesh)
         with self._lock:
-            self._trains = True
+            self._takes_steps = True
         if self._membership.urgent > layout.generation:
             mesh.cut()
         where = {"unit": layout.place.unit, "pipeline": layout.pipeline, "stage": layout.place.stage}
@@ -192,9 +192,11 @@ class Node:
 
     def _mesh_of(self, snapshot: membership_pb2.Snapshot, rank: int) -> Mesh:
         name = f"{self._training.job}/{snapshot.generation}"
-        mesh = Mesh(snapshot.nodes[0].address, name, rank, len(snapshot.nodes), self._host)
+        timeout = STEP_TIMEOUT if is_rerouted(snapshot) else MEET_TIMEOUT  # pipelines do their share before they come
+        mesh = Mesh(snapshot.nodes[0].address, name, rank, len(snapshot.nodes), self._host, timeout)
         with self._lock:
-            self._mesh, self._generation = mesh, snapshot.generation
+            # The next one follows at once, as soon as the first node has all that it needs. The others may be just behind.
+            self._mesh, self._running, self._takes_steps = mesh, snapshot, is_rerouted(snapshot)
         return mesh
 
     def _known(self) -> int:
@@ -215,7 +217,7 @@ class Node:
 
     def _close_mesh(self) -> None:
         with self._lock:
-            mesh, self._mesh, self._trains = self._mesh, None, False
+            mesh, self._mesh, self._takes_steps = self._mesh, None, False
         if mesh is not None:
             mesh.close()
 
@@ -232,8 +234,9 @@ class Node:
                 return
             seen = snapshot.generation
             with self._lock:
-                if self._mesh is not None and (snapshot.urgent if self._trains else seen) > self._generation:
-                    self._mesh.cut()
+                running = self._running
+                if self._mesh is not None and (snapshot.urgent if self._takes_steps else seen) > running.generation:
+                    self._mesh.cut(but_pipelines=self._takes_steps and finishes(self._name, running, snapshot))
 
     @contextmanager
     def _leaving_on_sigterm(self) -> Iterator[None]:

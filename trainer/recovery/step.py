@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from headrace.quarantine import Rejected
 from trainer.gradients import buckets
-from trainer.pipeline.executor import Executor, Feed
-from trainer.pipeline.routes import Routes
+from trainer.pipeline.executor import Executor
+from trainer.pipeline.feed import StepFeed
 from trainer.recovery.holding import Holding
-from trainer.recovery.layout import Layout
-from trainer.recovery.mesh import Mesh
+from trainer.recovery.layout import NOBODY, Layout
+from trainer.recovery.mesh import Mesh, MeshCutError
 from trainer.step import StepResult, check_finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a pipeline has done of a step. A node of it has the gradients of its layers, not summed with other pipelines' yet."""
+
+    numbers: frozenset[int] = frozenset()
+    """Of microbatches, as `trainer.recovery.layout.Layout.numbers` counts them."""
+    loss_sum: float = 0.0
+    num_targets: int = 0
+    not_finite: tuple[int, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    """As this node has found them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +61,9 @@ class RecoverableStep:
         self._mesh, self._holding = mesh, holding
         stage = holding.stage
         self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
-        group = mesh.group("pipeline/" + "-".join(map(str, layout.ranks)), layout.ranks)
-        self._executor = Executor(layout.topology, layout.place, [stage], dtype, group)
+        present = [rank for rank in layout.ranks if rank != NOBODY]
+        self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
+        self._executor = Executor(layout.topology, layout.place, [stage], dtype, self._pipeline)
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
         sharing: dict[tuple[int, ...], list[str]] = {}
         for name, ranks in holders.items():
@@ -60,27 +76,48 @@ class RecoverableStep:
         self._counted = [p for name, p in holding.learning.items() if holders[name][0] == mesh.rank]
         self._not_finite: Sequence[int] = ()
 
-    def accumulate(self, routes: Routes, feed: Feed) -> StepResult:
-        """Forward and backward; gradients are then those of the global batch. `grad_norm` is not known yet: NaN.
+    def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
+        """Forward and backward of further microbatches of a step. The share with them.
 
-        Raises MeshCutError where a node was lost meanwhile.
+        Raises MeshCutError where a node of this pipeline was lost meanwhile, or has other things to do.
         """
+        with self._mesh.interruptible(in_pipeline=True), self._autocast:
+            totals = self._executor.run(feed.routes, feed)
+        return Share(
+            numbers=share.numbers.union(numbers),
+            loss_sum=share.loss_sum + totals.loss_sum,
+            num_targets=share.num_targets + totals.num_targets,
+            not_finite=(*share.not_finite, *totals.not_finite),
+            rejected=(*share.rejected, *feed.rejected),
+        )
+
+    def meet(self, share: Share) -> StepResult:
+        """Wait until all pipelines have done their share: nobody's gradients are summed before. The loss of the global batch.
+
+        Raises MeshCutError where a node was lost meanwhile, once this pipeline has done its share.
+        """
+        self._not_finite = share.not_finite
+        sums = torch.tensor([share.loss_sum, share.num_targets], dtype=torch.float64)
+        try:
+            with self._mesh.interruptible():
+                self._mesh.everybody.allreduce([sums]).wait()
+        except MeshCutError:
+            with suppress(MeshCutError), self._mesh.interruptible(in_pipeline=True):
+                self._pipeline.barrier().wait()  # others of it may still need this node's messages
+            raise
+        loss_sum, num_targets = sums.tolist()
+        return StepResult(loss=loss_sum / (num_targets or math.nan), num_targets=int(num_targets), grad_norm=math.nan)
+
+    def sum_gradients(self, result: StepResult) -> None:
+        """Over all pipelines: they are then those of the global batch. Raises MeshCutError."""
+        if not result.num_targets:
+            return
         with self._mesh.interruptible():
-            with self._autocast:
-                totals = self._executor.run(routes, feed)
-            self._not_finite = totals.not_finite
-            sums = torch.tensor([totals.loss_sum, totals.num_targets], dtype=torch.float64)
-            self._mesh.everybody.allreduce([sums]).wait()
-            loss_sum, num_targets = sums.tolist()
-            if num_targets:
-                for group, parameters in self._sums:
-                    _sum_gradients(group, parameters)
-        if not num_targets:
-            return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
+            for group, parameters in self._sums:
+                _sum_gradients(group, parameters)
         for parameter in self._holding.learning.values():
             if parameter.grad is not None:
-                parameter.grad.div_(num_targets)
-        return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=math.nan)
+                parameter.grad.div_(result.num_targets)
 
     def vote(self, result: StepResult, generation: int, said: bytes) -> Outcome:
         """Whoever gets an outcome knows that all nodes have the step's gradients. generation: of the newest snapshot known.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from trainer.recovery.layout import Layout
 from trainer.recovery.mesh import Mesh
 from trainer.recovery.movement import Agreement, Standing, agree, move, named
 from trainer.recovery.spec import RecoverySpec
-from trainer.recovery.step import RecoverableStep, apply
+from trainer.recovery.step import RecoverableStep, Share, apply
 from trainer.step import PEAK_LEARNING_RATES, learning_rate, make_optimizer
 from trainer.train import log_step
 
@@ -68,6 +68,7 @@ class Training:
         self._standing = Standing()
         self._held: list[Holding] = []  # the present one, and after a move that was cut off also the one before
         self._rejected = b""  # of the last step, as nodes tell each other
+        self._share: Share | None = None  # of the next step, with gradients in the present holding
         self._loss = math.nan  # of the last step that this node has asked for the vote on
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._committing: Future[None] | None = None
@@ -95,7 +96,7 @@ class Training:
 
     def forget(self) -> None:
         """The node has no place any more: what it has will soon be old."""
-        self._held, self._standing = [], Standing()
+        self._held, self._standing, self._share = [], Standing(), None
         self._loader.unassign()
 
     def close(self) -> None:
@@ -117,7 +118,20 @@ class Training:
         ended("connect")
         target = self._target(layout)
         has = {name for held in self._held for name in held.parameters}
-        agreement = agree(mesh, self._sizes, self._standing, has, target.parameters, self._rejected)
+        done = self._share.numbers if self._share is not None and target is self._held[0] else ()
+        agreement = agree(
+            mesh,
+            self._sizes,
+            self._standing,
+            has,
+            target.parameters,
+            self._rejected,
+            done=done,
+            num_microbatches=sum(layout.shares),
+        )
+        layout = layout.resume(agreement.standing.applied, agreement.done)
+        if not layout.keeps:
+            self._share = None
         ended("agree")
         if agreement.standing.applied < 0:
             self._begin(target, layout)
@@ -130,6 +144,9 @@ class Training:
         self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, dtype=self._dtype)
         if layout.rank == 0 and agreement.standing.applied > 0:
             self._commit(self.next_step - 1)  # whoever was the first node before may have been lost with it
+        if layout.resumed is not None:
+            words = {"done": _counts(layout.resumed.done), "rest": _counts(layout.resumed.rest)}
+            log.info("step resumed %s", pairs(step=self.next_step, generation=layout.generation, **words))
         self._loader.assign(layout, self.next_step)
         ended("groups")
         return seconds
@@ -140,13 +157,17 @@ class Training:
         known: generation of the newest snapshot that this node knows.
         """
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
+            share, self._share = self._share or Share(), None
             began_s = time.monotonic()
             step, feed = self._loader.begin(plan)
-            result = self._step.accumulate(feed.routes, feed)
+            share = self._share = self._step.compute(share, self._layout.numbers(plan.step), feed)
+            result = self._step.meet(share)
+            self._share = None
+            self._step.sum_gradients(result)
             speaks = self._layout.rank == self._layout.ranks[0]
             self._standing, self._loss = replace(self._standing, awaited=self._layout.generation), result.loss
             self._await_commit()
-            outcome = self._step.vote(result, known(), _encoded(feed.rejected) if speaks and feed.rejected else b"")
+            outcome = self._step.vote(result, known(), _encoded(share.rejected) if speaks and share.rejected else b"")
             apply(self._held[0], outcome.result.grad_norm, self._rate(plan.step))
             self._standing = Standing(
                 applied=plan.step + 1, generation=self._layout.generation, grad_norm=outcome.result.grad_norm
@@ -237,8 +258,9 @@ class Training:
         if agreement.catches_up:
             apply(self._held[0], agreement.standing.grad_norm, self._rate(self._standing.applied))
             self._stand_as(agreement)
-        for held in self._held:
-            held.discard()
+        if self._share is None:
+            for held in self._held:
+                held.discard()
         received = move(mesh, self._sizes, agreement.transfers, self._state)
         for name in target.parameters:
             if name in received:
@@ -277,6 +299,11 @@ def _say_once(applied: dist.Work | None, commit: Callable[[], None]) -> None:
             log.debug("not committed yet: %s", err)
             return
     commit()
+
+
+def _counts(of_pipelines: Sequence[Collection[int]]) -> str:
+    """ "2+2+0": microbatches of each pipeline."""
+    return "+".join(str(len(numbers)) for numbers in of_pipelines)
 
 
 def _encoded(rejected: Sequence[Rejected]) -> bytes:
