@@ -274,7 +274,12 @@ class Fleet:
         row = self._roster.only_free(keep=keep) if keep and len(self.members) > 1 else None
         if row is None:
             return waiting.first()
-        return max(waiting.first_few(AHEAD), key=lambda work: self._roster.lead(row, self._reading(work)), default=None)
+        name = self._by_row[row].name
+
+        def suits(work: Work) -> float:
+            return -1.0 if name in work.avoid else self._roster.nearness(row, self._reading(work))
+
+        return max(waiting.first_few(AHEAD), key=suits, default=None)
 
     def _place(self, work: Work) -> bool:
         """Give `work`, or the first piece of it, to the best member, if there is one for it."""

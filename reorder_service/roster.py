@@ -100,10 +100,10 @@ class Roster:
         rows = self._open[keep]
         return next(iter(rows)) if len(rows) == 1 else None
 
-    def lead(self, row: int, reading: Reading) -> float:
-        """How much nearer a member is to a work than any other one, in its slots; less than 0 where another one is nearer."""
-        near = self._nearness(reading) / np.maximum(1.0, self._slots)
-        return float(near[row] - np.max(np.delete(near, row), initial=0.0))
+    def nearness(self, row: int, reading: Reading) -> float:
+        """Of one member to a work, as a share of its slots."""
+        samples = sum(number for shard, number in reading.shards.items() if shard in self._readers and self._readers[shard][row])
+        return (NEARNESS * samples + FAMILIARITY * reading.probed.get(row, 0)) / reading.num_samples
 
     def choose(self, reading: Reading, avoid: Collection[int], *, keep: bool, without_slot: bool = False) -> int | None:
         """The row of who takes a work that reads this, and whom not to `avoid`; None: nobody can.
@@ -119,14 +119,14 @@ class Roster:
             rows = rows.difference(avoid)
         if not (rows or without_slot):
             return None
-        score = free + self._rank + self._nearness(reading)
+        score = free + self._rank + self._near_slots(reading)
         if rows:
             score = np.where(free > 0, score, -np.inf)
         best = int(np.argmax(score))
         return best if score[best] > -np.inf else None
 
-    def _nearness(self, reading: Reading) -> npt.NDArray[np.float64]:
-        """Slots that count for each row."""
+    def _near_slots(self, reading: Reading) -> npt.NDArray[np.float64]:
+        """`nearness` of each row, in slots."""
         share = np.zeros(len(self._slots))
         for shard, number in reading.shards.items():
             if (readers := self._readers.get(shard)) is not None:

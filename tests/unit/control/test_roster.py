@@ -56,8 +56,7 @@ def test_the_choice_is_that_of_the_slow_twin(
     with_free = [number for number, (_, free, _) in enumerate(members) if free > 0]
     assert roster.has_free(keep=True) == bool(with_free)
     assert roster.only_free(keep=True) == (rows[with_free[0]] if len(with_free) == 1 else None)
-    others = max((nearness(number) for number in range(1, len(members))), default=0.0)
-    assert roster.lead(rows[0], reading) == pytest.approx(nearness(0) - others, abs=1e-6)
+    assert [roster.nearness(row, reading) for row in rows] == pytest.approx([nearness(number) for number in range(len(rows))])
 
 
 def test_who_leaves_is_not_chosen_and_leaves_no_trace_for_who_comes() -> None:
