@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _EPILOG = """\
 SIMULATED, not measured: steps take as long as the templates predict. All policies have the same model, templates and trace:
-  headrace       pipelines are reconfigured, layers copied from the replicas left, the step that was cut off is done again
+  headrace       pipelines are reconfigured, layers copied from the replicas left, the step that was cut off is done again, or
+                 its lost microbatches by the pipelines that are whole, where that is faster
   varuna-like    checkpoint and restart on the best equal pipelines of the nodes left; tuned: a checkpoint after every step
   bamboo-like    each node computes the next one's forward as well and takes its place; a restart where both are lost
   torchft-like   a replica that lost a node sits out until the node is back; the global batch shrinks, so samples are counted;

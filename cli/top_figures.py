@@ -9,6 +9,7 @@ from typing import Any
 from cli.bottleneck import bottleneck
 from cli.client import state_name
 from cli.rates import Look, data_wait, decoding_paces, samples_per_s, steps_per_s
+from headrace.snapshot import NOBODY
 from headrace.v1.jobs_pb2 import JobStatus, RankStatus
 from headrace.v1.membership_pb2 import Recovered, Snapshot
 
@@ -87,7 +88,7 @@ def _nodes(snapshot: Snapshot) -> dict[str, Any]:
                 "microbatches": pipeline.num_microbatches,
                 "stages": [
                     {
-                        "node": snapshot.nodes[stage.rank].name,
+                        "node": snapshot.nodes[stage.rank].name if stage.rank != NOBODY else None,
                         "unit": stage.unit,
                         "first_layer": stage.first_layer,
                         "end_layer": stage.end_layer,

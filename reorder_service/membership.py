@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
 
 from headrace.errors import ConflictError
+from headrace.snapshot import is_rerouted
 from headrace.v1.membership_pb2 import NodesSpec, Snapshot
 from reorder_service.snapshots import Change, Successor
 
@@ -74,6 +75,7 @@ class Membership:
     _without_model: set[str] = field(default_factory=set)  # nodes of the snapshot that came back with nothing
     _parting: dict[str, int] = field(default_factory=dict)  # nodes that leave -> the first generation without them
     _idle: frozenset[str] = frozenset()
+    _under_way: int = 0  # the newest generation under which nodes train
     _losses: list[str] = field(default_factory=list)  # in words, of those that no snapshot has taken in
 
     @property
@@ -138,6 +140,7 @@ class Membership:
 
     def recovered(self, generation: int) -> None:
         """Training goes on under that generation."""
+        self._under_way = generation
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
 
     def cut_off(self, name: str, generation: int) -> None:
@@ -165,7 +168,10 @@ class Membership:
         here = (staying.keys() | self._awaited_until_s.keys()) - self._without_model
         lost = frozenset(self.record.since.keys() - here)
         new = [name for name in joined if name not in self._idle]
-        if not (lost or new or self._losses):
+        under_way, rerouted = self._under_way == self.snapshot.generation, is_rerouted(self.snapshot)
+        if rerouted and not under_way and not self._losses:  # all nodes are to follow it before anything else
+            return None
+        if not (lost or new or rerouted or self._losses):
             return None
         leaving = frozenset(name for name in lost if name in self.members and self.members[name].leaving)
         losses, self._losses = self._losses, []
@@ -174,7 +180,11 @@ class Membership:
             *(f"{name} leaves" for name in self.record.since if name in leaving),
             *(f"{name} joined" for name in new),
         ]
-        return Change(lost=lost, leaving=leaving, joined=joined, at_step_end=not losses, text="; ".join(words))
+        if rerouted and not words:
+            words = ["the step of the rerouted microbatches ends"]
+        in_step = bool(lost and losses) and under_way and not rerouted and not leaving
+        text = "; ".join(words)
+        return Change(lost=lost, leaving=leaving, joined=joined, at_step_end=not losses, in_step=in_step, text=text)
 
     def adopt(self, successor: Successor, change: Change) -> bool:
         """Take up the snapshot that was made of `change`, if it says anything new: nodes that joined may all be idle."""

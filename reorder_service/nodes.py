@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -183,6 +184,7 @@ class Nodes:
         """Training goes on."""
         if (membership := self._membership_of(stream)) is not None:
             membership.recovered(message.generation)
+            self._changed.set()
             if message.generation not in {former.generation for former in self.recoveries}:  # to a former leader, perhaps
                 phases = {phase.name: phase.seconds for phase in message.phases}
                 log.info("recovered %s", pairs(job=self._run.name, generation=message.generation, step=message.step, **phases))
@@ -272,12 +274,16 @@ class Nodes:
         change = membership.take_change()
         if change is None:
             return False
-        step_s = self._run.progress.step_s / max(1, self._run.committed)
-        successor = await asyncio.to_thread(succeed, spec, self._templates, former, change, step_s=step_s)
+        successor = await asyncio.to_thread(succeed, spec, self._templates, former, change, step_s=self._step_s())
         if self._membership is membership and membership.adopt(successor, change):
             self._report(successor, change, former)
             await self._publish(membership.record)
         return True
+
+    def _step_s(self) -> float:
+        """Of a step: the median of the latest, where they are known, else the mean; 0 before the first."""
+        recent = [commit.step_s for step in self._run.recent for commit in step.commits.values() if commit.step_s]
+        return statistics.median(recent) if recent else self._run.progress.step_s / max(1, self._run.committed)
 
     def _report(self, successor: Successor, change: Change, former: Snapshot) -> None:
         snapshot, job = successor.snapshot, self._run.name

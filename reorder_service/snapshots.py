@@ -5,19 +5,22 @@ Pure: no stream, no store, no clock. A node has one GPU here, so a stage of a te
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
 import numpy as np
 
 from headrace.errors import UnrecoverableError, UserError
+from headrace.snapshot import NOBODY
 from headrace.v1 import membership_pb2
 from headrace.v1.membership_pb2 import Snapshot
-from reorder_service.recovery.choice import Circumstances, choose, iteration_s
+from reorder_service.recovery.choice import Circumstances, OnLoss, choose, iteration_s
 from reorder_service.recovery.instantiation import distribute, instantiate
 from reorder_service.recovery.reconfiguration import Pipeline
 from reorder_service.recovery.templates import ModelProfile, Stage, Templates, plan_templates
+
+_LOST = "a lost node"  # in place of its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class Change:
     """Address of each node that is there and not in it."""
     at_step_end: bool
     """Nobody was lost who had not said so before."""
+    in_step: bool = False
+    """Nodes were lost, and the others are in the middle of a step under that snapshot."""
     text: str
 
 
@@ -48,6 +53,8 @@ class Successor:
 def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
     """All that the nodes may ever need. Raises UserError where the specification is none, or the nodes are too few for it."""
     profile = spec.profile
+    if spec.on_loss and spec.on_loss not in set(OnLoss):
+        raise UserError(f"on_loss {spec.on_loss!r} is none of {', '.join(OnLoss)}")
     if spec.num_nodes < 1 or spec.max_failures < 0 or spec.num_microbatches <= spec.max_failures:
         raise UserError(
             f"{spec.num_nodes} nodes that outlast {spec.max_failures} failures with {spec.num_microbatches} microbatches are "
@@ -88,10 +95,11 @@ def succeed(
                 templates,
                 before,
                 Circumstances(),
-                lost=change.lost,
+                lost=change.lost | {_LOST},
                 joined=tuple(change.joined),
                 num_microbatches=spec.num_microbatches,
                 second=iteration_s(before, spec.num_microbatches) / step_s if step_s else 0.0,
+                on_loss=OnLoss(spec.on_loss or OnLoss.AUTO) if change.in_step else OnLoss.REBUILD,
             )
         except UnrecoverableError as err:
             snapshot.error = str(err)
@@ -99,6 +107,9 @@ def succeed(
             snapshot.nodes.extend(node for node in former.nodes if node.name not in gone)  # who can still save what there is
             return Successor(snapshot=snapshot)
         after, snapshot.choice = choice.option.after, choice.text
+        if choice.rerouting_s is not None:
+            _reroute(snapshot, spec, before, former, change.lost)
+            return Successor(snapshot=snapshot, idle=frozenset(change.joined))
         pipelines, copied_bytes, idle = after.pipelines, after.copied_bytes, frozenset(after.idle)
     else:
         start = instantiate(templates, spec.num_nodes, spec.num_microbatches, 1)
@@ -116,9 +127,31 @@ def succeed(
     return Successor(snapshot=snapshot, copied_bytes=copied_bytes, idle=idle)
 
 
+def _reroute(
+    snapshot: Snapshot,
+    spec: membership_pb2.NodesSpec,
+    before: Sequence[Pipeline],
+    former: Snapshot,
+    lost: Collection[str],
+) -> None:
+    """The pipelines as they are; those that are whole do all microbatches. The others' nodes stay, and see what is learned."""
+    snapshot.nodes.extend(node for node in former.nodes if node.name not in lost)
+    ranks = {node.name: rank for rank, node in enumerate(snapshot.nodes)}
+    is_whole = [all(node in ranks for node in pipeline.nodes) for pipeline in before]
+    counts = iter(
+        distribute([pipeline.template for pipeline, is_it in zip(before, is_whole, strict=True) if is_it], spec.num_microbatches)
+    )
+    for pipeline, message, is_it in zip(before, former.pipelines, is_whole, strict=True):
+        copied = snapshot.pipelines.add(stages=message.stages, num_microbatches=next(counts) if is_it else 0)
+        for node, stage in zip(pipeline.nodes, copied.stages, strict=True):
+            stage.rank = ranks.get(node, NOBODY)
+
+
 def shape(snapshot: Snapshot) -> str:
-    """ "3+2": the nodes of each pipeline."""
-    return "+".join(str(len(pipeline.stages)) for pipeline in snapshot.pipelines)
+    """ "3+2+(1)": the nodes of each pipeline, in brackets where it lacks one."""
+    sizes = [sum(stage.rank != NOBODY for stage in pipeline.stages) for pipeline in snapshot.pipelines]
+    whole = [size == len(pipeline.stages) for size, pipeline in zip(sizes, snapshot.pipelines, strict=True)]
+    return "+".join(str(size) if is_it else f"({size})" for size, is_it in zip(sizes, whole, strict=True))
 
 
 def warm_up() -> None:
@@ -134,10 +167,11 @@ def warm_up() -> None:
 
 
 def _pipelines(templates: Templates, snapshot: Snapshot) -> list[Pipeline]:
+    names = {rank: node.name for rank, node in enumerate(snapshot.nodes)}
     return [
         Pipeline(
             template=templates.of_size[len(pipeline.stages)],
-            nodes=tuple(snapshot.nodes[stage.rank].name for stage in pipeline.stages),
+            nodes=tuple(names.get(stage.rank, _LOST) for stage in pipeline.stages),
         )
         for pipeline in snapshot.pipelines
     ]

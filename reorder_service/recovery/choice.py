@@ -1,6 +1,9 @@
-"""Which pipelines to go on with after a change of nodes: those that copy the fewest bytes, or the fastest.
+"""What to do about a change of nodes, by the predicted times of a step.
 
-Pure. It takes the ones that do more until the next change: the fewest bytes at every change would add up to slow pipelines.
+Which pipelines to go on with: those that copy the fewest bytes, or the fastest. The ones that do more until the next change are
+taken: the fewest bytes at every change would add up to slow pipelines. And what comes first after a loss in the middle of a
+step: those pipelines, which then repeat what was cut off, or rerouting (ReCycle), by which pipelines that are whole finish their
+share and do the microbatches of the others on top, so that the pipelines change at the step's end.
 """
 
 from __future__ import annotations
@@ -8,10 +11,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from reorder_service.recovery.instantiation import distribute, instantiate
 from reorder_service.recovery.reconfiguration import Pipeline, Reconfiguration, reconfigure
 from reorder_service.recovery.templates import Templates
+
+
+class OnLoss(StrEnum):
+    """What comes first after a loss in the middle of a step."""
+
+    AUTO = "auto"
+    """What is done earlier."""
+    REBUILD = "rebuild"
+    REROUTE = "reroute"
+    """Where there is a whole pipeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +59,9 @@ class Choice:
 
     option: Option
     pause_s: float
-    """Until it trains."""
+    """For the new pipelines, until they train."""
+    rerouting_s: float | None
+    """What rerouting adds to the step under way, if that is what comes first."""
     text: str
 
 
@@ -58,10 +74,11 @@ def choose(
     joined: Sequence[str],
     num_microbatches: int,
     second: float = 1.0,
+    on_loss: OnLoss = OnLoss.REBUILD,
 ) -> Choice:
-    """The pipelines after a change of nodes.
+    """The pipelines after a change of nodes, and what comes first.
 
-    second: in the templates' unit of time; 0: unknown, then the fewest bytes decide.
+    second: in the templates' unit of time; 0: unknown, then the fewest bytes decide, and pipelines are rebuilt at once.
     Raises UnrecoverableError and ValueError as `reconfigure` does.
     """
     few = reconfigure(templates, pipelines, lost=lost, joined=joined, max_pipelines=num_microbatches)
@@ -79,7 +96,39 @@ def choose(
 
     taken = max(options, key=samples_soon)
     text = _words(options, taken, circumstances.horizon_s)
-    return Choice(option=taken, pause_s=circumstances.rebuild_s + taken.copy_s, text=text)
+    rerouting = _rerouting(pipelines, lost, num_microbatches) if on_loss is not OnLoss.REBUILD else None
+    rerouting_s = None
+    if rerouting is not None:
+        rest_s, more_s = (time / (second or 1.0) for time in rerouting)
+        more_s += circumstances.rebuild_s
+        if on_loss is OnLoss.REROUTE or (second and rest_s + more_s < taken.step_s):
+            rerouting_s = more_s
+        if second:
+            text += (
+                f"; the step under way would be done in {rest_s + more_s:.3g} s by the pipelines that are whole, in "
+                f"{taken.step_s:.3g} s by the new ones"
+            )
+        text += "; the lost microbatches are rerouted first" if rerouting_s is not None else "; rebuilt at once"
+    pause_s = circumstances.rebuild_s + taken.copy_s
+    return Choice(option=taken, pause_s=pause_s, rerouting_s=rerouting_s, text=text)
+
+
+def _rerouting(pipelines: Sequence[Pipeline], lost: Collection[str], num_microbatches: int) -> tuple[float, float] | None:
+    """What pipelines that are whole have left of a step, half of it on average, and then the microbatches of the others on top.
+
+    None where no pipeline is whole, or all are.
+    """
+    templates = [pipeline.template for pipeline in pipelines]
+    counts = distribute(templates, num_microbatches)
+    is_whole = [not any(node in lost for node in pipeline.nodes) for pipeline in pipelines]
+    whole = [template for template, is_it in zip(templates, is_whole, strict=True) if is_it]
+    num_more = sum(count for count, is_it in zip(counts, is_whole, strict=True) if not is_it)
+    if not whole or not num_more:
+        return None
+    share = max(template.iteration_s(count) for template, count, is_it in zip(templates, counts, is_whole, strict=True) if is_it)
+    fastest = sorted(whole, key=lambda template: template.iteration_s(1))[:num_more]
+    more = distribute(fastest, num_more)
+    return share / 2, max(template.iteration_s(count) for template, count in zip(fastest, more, strict=True))
 
 
 def _option(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import UserError
-from reorder_service.recovery.choice import Circumstances, choose
+from reorder_service.recovery.choice import Circumstances, OnLoss, choose
 from reorder_service.recovery.instantiation import instantiate
 from reorder_service.recovery.reconfiguration import Pipeline
 from reorder_service.recovery.replay import Activity, Pace, Recovery, Run, Span, Undone
@@ -93,11 +93,12 @@ def failure_free(job: Job, trace: Trace) -> Run:
 
 
 class Headrace:
-    """Recovery without checkpoints: other pipelines, the layers that they lack from nodes that have them, and once more the step
-    that was cut off.
+    """Recovery without checkpoints: other pipelines, and the layers that they lack from nodes that have them. The step that was
+    cut off is done again, or, where that is faster, its lost microbatches are rerouted.
 
-    Which pipelines, `reorder_service.recovery.choice` says, for the service as well. Not modelled: rerouting the microbatches of
-    the step that was cut off, so that less than all of it is done again. Like a job, it stops where its guarantee ends.
+    Which pipelines, and what comes first, `reorder_service.recovery.choice` says, for the service as well. Of a step whose
+    microbatches are rerouted, what was left is counted at the pace of the new pipelines. Like a job, it stops where its guarantee
+    ends.
     """
 
     name = "headrace"
@@ -120,7 +121,7 @@ class Headrace:
 
     def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
         job, before = self._job, self._pipelines
-        hit = any(node in lost for pipeline in before for node in pipeline.nodes)
+        cut_off = not announced and any(node in lost for pipeline in before for node in pipeline.nodes)
         choice = choose(
             job.templates,
             before,
@@ -128,6 +129,7 @@ class Headrace:
             lost=lost,
             joined=(*self._idle, *joined),
             num_microbatches=job.num_microbatches,
+            on_loss=OnLoss.AUTO if cut_off else OnLoss.REBUILD,
         )
         after = choice.option.after
         self._pipelines, self._idle = after.pipelines, after.idle
@@ -135,6 +137,6 @@ class Headrace:
             return None
         return Recovery(
             pace=Pace(step_s=choice.option.step_s, samples=job.global_batch),
-            pause_s=choice.pause_s + (self._assumed.detect_s if hit and not announced else 0.0),
-            undone=Undone.STEP,
+            pause_s=choice.pause_s + (choice.rerouting_s or 0.0) + (self._assumed.detect_s if cut_off else 0.0),
+            undone=Undone.STEP if choice.rerouting_s is None else Undone.NOTHING,
         )

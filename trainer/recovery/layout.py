@@ -9,13 +9,11 @@ from typing import Self
 
 from headrace.errors import UserError
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
+from headrace.snapshot import NOBODY, is_rerouted
 from headrace.v1 import membership_pb2
 from trainer.pipeline.routes import Routes
 from trainer.pipeline.topology import PipelineTopology, Place
 from trainer.recovery.spec import RecoverySpec
-
-NOBODY = -1
-"""In place of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +136,6 @@ def finishes(name: str, running: membership_pb2.Snapshot, newer: membership_pb2.
     that has a pipeline that lacks a node, and this one as it is."""
     own = [pipeline for pipeline in _named(running) if name in (node for node, *_ in pipeline)]
     return is_rerouted(newer) and any(pipeline in _named(newer) for pipeline in own)
-
-
-def is_rerouted(snapshot: membership_pb2.Snapshot) -> bool:
-    """Whether a pipeline lacks a node, and others do its microbatches."""
-    return any(stage.rank == NOBODY for pipeline in snapshot.pipelines for stage in pipeline.stages)
 
 
 def _named(snapshot: membership_pb2.Snapshot) -> list[list[tuple[str, str, int, int]]]:

@@ -15,11 +15,12 @@ import torch
 
 from headrace.errors import HeadraceError, UnrecoverableError, UserError
 from headrace.model_shape import MODEL_SHAPES
+from headrace.snapshot import is_rerouted
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
 from headrace.v1 import membership_pb2
 from trainer.recovery.feed import NodeLoader
-from trainer.recovery.layout import Layout, finishes, is_rerouted
+from trainer.recovery.layout import Layout, finishes
 from trainer.recovery.membership import Membership
 from trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
 from trainer.recovery.spec import RecoverySpec, nodes_message

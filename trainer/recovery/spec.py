@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,10 @@ class RecoverySpec(BaseModel):
     """Of a node, for weights, gradients and the optimizer's state. None: whatever there is."""
     schedule: str = "1f1b"
     """Of every pipeline: '1f1b', 'gpipe', 'eager' or 'zero-bubble'."""
+    on_loss: Literal["auto", "rebuild", "reroute"] = "auto"
+    """What comes first when a node is lost in the middle of a step: 'rebuild' makes pipelines of all nodes that are left, which
+    repeat it; 'reroute' has the pipelines that are whole do the other ones' microbatches, and rebuilds at the step's end; 'auto'
+    takes what is done earlier."""
     units: dict[str, RecoverableUnit]
     """By name, 'llm' among them."""
 
@@ -92,7 +97,11 @@ def nodes_message(
         profile.seconds.extend(seconds.tolist())
         profile.layer_bytes.extend(num_bytes.tolist())
     return membership_pb2.NodesSpec(
-        num_nodes=spec.nodes, max_failures=spec.max_failures, num_microbatches=num_microbatches, profile=profile
+        num_nodes=spec.nodes,
+        max_failures=spec.max_failures,
+        num_microbatches=num_microbatches,
+        profile=profile,
+        on_loss=spec.on_loss,
     )
 
 

@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.quarantine import Rejected
+from headrace.snapshot import NOBODY
 from trainer.gradients import buckets
 from trainer.pipeline.executor import Executor
 from trainer.pipeline.feed import StepFeed
 from trainer.recovery.holding import Holding
-from trainer.recovery.layout import NOBODY, Layout
+from trainer.recovery.layout import Layout
 from trainer.recovery.mesh import Mesh, MeshCutError
 from trainer.step import StepResult, check_finite
 

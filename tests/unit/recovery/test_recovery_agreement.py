@@ -62,12 +62,23 @@ class ThreadMesh:
         yield
 
 
-def agreed(*nodes: tuple[Standing, str]) -> list[Agreement]:
-    """What nodes agree on that stand so and have these parameters ("front back"), each of which needs all."""
+def agreed(*nodes: tuple[Standing, str], done: Sequence[set[int]] = ()) -> list[Agreement]:
+    """What nodes agree on that stand so and have these parameters ("front back"), each of which needs all. done: microbatches of
+    which each has gradients, of four."""
     everybody = Everybody(len(nodes))
     with ThreadPoolExecutor(len(nodes)) as threads:
         futures = [
-            threads.submit(agree, cast(Mesh, everybody.of(rank)), SIZES, standing, has.split(), SIZES, b"")
+            threads.submit(
+                agree,
+                cast(Mesh, everybody.of(rank)),
+                SIZES,
+                standing,
+                has.split(),
+                SIZES,
+                b"",
+                done=done[rank] if done else (),
+                num_microbatches=4,
+            )
             for rank, (standing, has) in enumerate(nodes)
         ]
     return [future.result() for future in futures]
@@ -110,3 +121,21 @@ def test_nodes_that_all_begin_have_nothing_to_move() -> None:
     for agreement in agreed((FRESH, ""), (FRESH, "")):
         assert agreement.standing.applied < 0
         assert agreement.transfers == []
+
+
+def test_gradients_of_the_next_step_count() -> None:
+    stands = Standing(applied=7, generation=1)
+    for agreement in agreed((stands, "front back"), (stands, "front back"), done=[{0, 2}, set()]):
+        assert agreement.done == [{0, 2}, set()]
+
+
+def test_gradients_of_a_step_that_others_have_applied_count_no_more() -> None:
+    seen, waits = Standing(applied=8, generation=2), Standing(applied=7, generation=1, awaited=2)
+    for agreement in agreed((waits, "front back"), (seen, "front back"), done=[{0, 2}, {1}]):
+        assert agreement.done == [set(), {1}]
+
+
+def test_gradients_of_another_version_of_the_weights_count_no_more() -> None:
+    away, others = Standing(applied=7, generation=1), Standing(applied=7, generation=2)
+    for agreement in agreed((away, "front back"), (others, "front back"), done=[{0}, {1}]):
+        assert agreement.done == [set(), {1}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reorder_service.recovery.choice import Choice, Circumstances, choose
+from reorder_service.recovery.choice import Choice, Circumstances, OnLoss, choose
 from reorder_service.recovery.reconfiguration import Pipeline
 from reorder_service.recovery.templates import plan_templates
 from tests.unit.recovery.recovery_world import profile_of
@@ -54,3 +54,48 @@ def test_without_a_measured_step_the_fewest_bytes_decide() -> None:
     choice = chosen(Circumstances(), second=0.0)
     assert sizes(choice) == [1, 2]
     assert "no step was measured yet" in choice.text
+
+
+# -- a loss in the middle of a step -----------------------------------------------------------------------------------
+
+
+def after_loss(num_nodes: int, *, on_loss: OnLoss = OnLoss.AUTO, rebuild_s: float = 0.5, second: float = 1.0) -> Choice:
+    """Of one of so many nodes that are best alone, with three microbatches of 4 s each."""
+    templates = plan_templates(profile_of([[1.0]] * 4, memory=4), num_nodes, 1)
+    alone = [Pipeline(template=templates.of_size[1], nodes=(f"n{number}",)) for number in range(num_nodes)]
+    circumstances = Circumstances(rebuild_s=rebuild_s)
+    options = {"lost": ["n0"], "joined": (), "num_microbatches": 3 * num_nodes, "second": second, "on_loss": on_loss}
+    return choose(templates, alone, circumstances, **options)  # type: ignore[arg-type]
+
+
+def test_many_pipelines_do_the_microbatches_of_one_sooner_than_they_repeat_all() -> None:
+    """Half of 12 s, one microbatch more, and 0.5 s to meet; all again would be 16 s."""
+    choice = after_loss(4)
+    assert choice.rerouting_s == 4.5
+    assert choice.text.endswith(
+        "; the step under way would be done in 10.5 s by the pipelines that are whole, in 16 s by the new ones; "
+        "the lost microbatches are rerouted first"
+    )
+
+
+def test_meeting_twice_may_take_longer_than_it_saves() -> None:
+    choice = after_loss(4, rebuild_s=6.5)
+    assert choice.rerouting_s is None
+    assert choice.text.endswith("in 16.5 s by the pipelines that are whole, in 16 s by the new ones; rebuilt at once")
+
+
+def test_a_pipeline_of_its_own_length_is_filled_twice_when_microbatches_are_rerouted() -> None:
+    """Two pairs: half of 2 * 4 + 2 s, another ten for the other half, against nodes that are best alone."""
+    choice = choose(TEMPLATES, PAIRS, Circumstances(), lost=["d"], joined=(), num_microbatches=8, second=1.0, on_loss=OnLoss.AUTO)
+    assert choice.option.step_s == 12.0
+    assert choice.rerouting_s is None
+
+
+@pytest.mark.parametrize(("on_loss", "rerouted"), [(OnLoss.AUTO, False), (OnLoss.REROUTE, True), (OnLoss.REBUILD, False)])
+def test_without_a_measured_step_only_an_order_has_microbatches_rerouted(on_loss: OnLoss, rerouted: bool) -> None:
+    assert (after_loss(4, on_loss=on_loss, second=0.0).rerouting_s is not None) is rerouted
+
+
+def test_what_is_ordered_is_done_whatever_it_takes() -> None:
+    assert after_loss(4, on_loss=OnLoss.REROUTE, rebuild_s=100.0).rerouting_s == 104.0
+    assert after_loss(4, on_loss=OnLoss.REBUILD).rerouting_s is None

@@ -1,5 +1,7 @@
 """Policies on availability traces: by hand, against the bound, and where a guarantee ends."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,9 +32,9 @@ def trace_of(*changes: Change, end_s: float, num_nodes: int = 4) -> Trace:
     return Trace(nodes=tuple(f"n{i}" for i in range(num_nodes)), changes=changes, end_s=end_s)
 
 
-def run_of(name: str, trace: Trace, *, job: Job | None = None, notice_s: float = 0.0) -> Run:
+def run_of(name: str, trace: Trace, *, job: Job | None = None, notice_s: float = 0.0, assumed: Assumptions = ASSUMED) -> Run:
     job = job or job_of()
-    policy: Policy = POLICIES[name](job, ASSUMED)
+    policy: Policy = POLICIES[name](job, assumed)
     run = replay(policy, trace, notice_s=notice_s)
     assert run.name == name
     assert run.spans[0].start_s == 0
@@ -53,32 +55,40 @@ def test_without_failures_it_is_all_that_the_nodes_can_do(name: str) -> None:
     assert (run.recoveries, run.lost_s, run.stopped) == (0, 0.0, "")
 
 
-def test_headrace_does_the_step_again_on_the_nodes_left() -> None:
-    """Steps of 12 s: two are done, 6 s are in vain, 1.5 s go by; then steps of 16 s. Every node has every layer."""
-    trace = trace_of(ONE_LOSS, end_s=79.5)
+def test_headrace_reroutes_the_lost_microbatches_and_keeps_what_the_others_have_done() -> None:
+    """Steps of 12 s: two are done, half of the third, too. 1 s to know it; one more microbatch of 4 s on each of the three that
+    are left, and 0.5 s twice. Then steps of 16 s. Every node has every layer."""
+    trace = trace_of(ONE_LOSS, end_s=84.0)
     run = run_of("headrace", trace)
+    assert run.seconds(Activity.UNDONE) == 0
+    assert run.seconds(Activity.RECOVERS) == pytest.approx(1.0 + 4.0 + 0.5 + 0.5)
+    assert run.samples == pytest.approx(30 + 48 * 12 / 16)
+    assert failure_free(job_of(), trace).samples == pytest.approx(30 + 54 * 12 / 16)
+    assert (run.recoveries, run.samples_per_s) == (1, pytest.approx(66 / 84))
+
+
+def test_headrace_does_the_step_again_where_connecting_takes_longer() -> None:
+    """Half a step of 12 s is less than the second 6.5 s for groups: 6 s are in vain, 7.5 s go by; then steps of 16 s."""
+    run = run_of("headrace", trace_of(ONE_LOSS, end_s=85.5), assumed=replace(ASSUMED, rebuild_s=6.5))
     assert run.seconds(Activity.UNDONE) == pytest.approx(6.0)
-    assert run.seconds(Activity.RECOVERS) == pytest.approx(1.5)
+    assert run.seconds(Activity.RECOVERS) == pytest.approx(7.5)
     assert run.samples == pytest.approx(24 + 48 * 12 / 16)
-    assert failure_free(job_of(), trace).samples == pytest.approx(30 + 49.5 * 12 / 16)
-    assert (run.recoveries, run.samples_per_s) == (1, pytest.approx(60 / 79.5))
 
 
-def test_headrace_loses_no_step_to_a_loss_that_is_announced() -> None:
+def test_headrace_loses_nothing_of_a_step_to_a_loss_that_is_announced() -> None:
     """A notice of 10 s is enough for the step that ends at 24 s, one of 2 s comes too late."""
     run = run_of("headrace", trace_of(ONE_LOSS, end_s=80.5), notice_s=10.0)
     assert (run.seconds(Activity.UNDONE), run.seconds(Activity.RECOVERS)) == (0.0, pytest.approx(0.5))
     assert run.samples == pytest.approx(24 + 56 * 12 / 16)
     late = run_of("headrace", trace_of(ONE_LOSS, end_s=80.5), notice_s=2.0)
-    assert late.seconds(Activity.UNDONE) == pytest.approx(6.0)
-    assert late.seconds(Activity.RECOVERS) == pytest.approx(1.5)
+    assert late.seconds(Activity.RECOVERS) == pytest.approx(6.0)
 
 
 def test_headrace_takes_a_node_that_is_back_at_the_end_of_a_step_and_copies_its_layers() -> None:
-    """After the loss a step ends at 31.5 + 16 s. The node comes with nothing: four bytes, one a second."""
-    trace = trace_of(ONE_LOSS, Change(time_s=40.0, joined=("n1",)), end_s=88.0)
+    """After the loss a step ends at 36 + 8 s. The node comes with nothing: four bytes, one a second."""
+    trace = trace_of(ONE_LOSS, Change(time_s=40.0, joined=("n1",)), end_s=84.5)
     run = run_of("headrace", trace)
-    assert run.seconds(Activity.RECOVERS) == pytest.approx(1.5 + 0.5 + 4.0)
+    assert run.seconds(Activity.RECOVERS) == pytest.approx(6.0 + 0.5 + 4.0)
     assert run.samples == pytest.approx(24 + 12 + 36)
     assert run.recoveries == 2
 
