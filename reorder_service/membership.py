@@ -65,6 +65,9 @@ class Membership:
     Whoever is in the newest snapshot and not there is lost; whoever is there and not in it joins. `take_change` says so, for
     all that happened since; `adopt` takes up the snapshot that was made of it. A node that leaves is in none that is made later,
     but until the others follow one of those (`recovered`) they need it: its end is a loss as long, unless it says it is done.
+
+    Where training is over, or cannot go on, the nodes that are left save together what they have: `close` makes the snapshots
+    then, without pipelines. It ends when one of them is done, for then all is saved, or nobody is left.
     """
 
     job: str
@@ -77,6 +80,7 @@ class Membership:
     _idle: frozenset[str] = frozenset()
     _under_way: int = 0  # the newest generation under which nodes train
     _losses: list[str] = field(default_factory=list)  # in words, of those that no snapshot has taken in
+    _is_saved: bool = False
 
     @property
     def snapshot(self) -> Snapshot:
@@ -87,6 +91,15 @@ class Membership:
     def formed(self) -> bool:
         """Whether there are pipelines: not before enough nodes are there, nor when training cannot go on."""
         return bool(self.snapshot.pipelines)
+
+    @property
+    def closing(self) -> bool:
+        """Whether its nodes only save what they have."""
+        return bool(self.record.since) and not self.formed
+
+    def includes(self, name: str) -> bool:
+        """Whether the newest snapshot does."""
+        return name in self.record.since
 
     def await_nodes(self, now_s: float) -> None:
         """All nodes of the snapshot, which a former leader heard of, are there if they say so within REJOIN_S."""
@@ -123,11 +136,12 @@ class Membership:
             member.leaving = True
 
     def lose(self, name: str, why: str, *, done: bool = False) -> bool:
-        """A node is there no more. `done`: it left, and the others need it no longer. Whether they miss it."""
+        """A node is there no more. `done`: it had nothing left to do. Whether the others miss it."""
         self.members.pop(name, None)
         self._awaited_until_s.pop(name, None)
-        parting = self._parting.pop(name, 0) and not done
-        missed = bool(parting) or (name in self.record.since and name not in self._without_model)
+        parts, is_in = self._parting.pop(name, 0) > 0, name in self.record.since
+        self._is_saved |= done and is_in
+        missed = not done and (parts or (is_in and name not in self._without_model))
         if missed:
             self._losses.append(f"{name} was lost ({why})")
         return missed
@@ -191,7 +205,7 @@ class Membership:
         snapshot, former, since = successor.snapshot, self.snapshot, self.record.since
         self._idle = successor.idle
         if snapshot.error:
-            self._end_with(snapshot)
+            self._close_with(snapshot)
             return True
         if change.at_step_end and list(former.pipelines) == list(snapshot.pipelines):
             return False
@@ -201,12 +215,23 @@ class Membership:
         self.record = replace(self.record, snapshot=snapshot, since=came)
         return True
 
-    def end(self, error: str) -> None:
-        """Training does not go on: the next snapshot says why. Nodes that come from then on begin anew."""
-        generation = self.snapshot.generation + 1
-        self._end_with(Snapshot(generation=generation, urgent=generation, error=error))
+    def close(self) -> bool:
+        """In place of `take_change` and `adopt`, when all steps are committed or training cannot go on. Whether there is news."""
+        here = {name for name in self.record.since if name in self.members or name in self._awaited_until_s}
+        if here and not self._losses and not (self._is_saved and self.closing):
+            return False
+        generation, left = self.snapshot.generation + 1, here - self._without_model
+        nodes = [] if self._is_saved else [node for node in self.snapshot.nodes if node.name in left]
+        change, error = "; ".join(self._losses), self.snapshot.error
+        self._close_with(Snapshot(generation=generation, urgent=generation, nodes=nodes, change=change, error=error))
+        return True
 
-    def _end_with(self, snapshot: Snapshot) -> None:
-        self.record = replace(self.record, snapshot=snapshot, since={})
-        self.members, self._awaited_until_s, self._parting = {}, {}, {}
-        self._without_model, self._losses = set(), []
+    def end(self, error: str) -> None:
+        """Training does not go on, and nobody has anything to save: the next snapshot says why."""
+        generation = self.snapshot.generation + 1
+        self._close_with(Snapshot(generation=generation, urgent=generation, error=error))
+
+    def _close_with(self, snapshot: Snapshot) -> None:
+        since = {node.name: self.record.since[node.name] for node in snapshot.nodes}
+        self.record = replace(self.record, snapshot=snapshot, since=since)
+        self._parting, self._losses = {}, []

@@ -133,17 +133,20 @@ class Nodes:
     def join(self, hello: NodeHello) -> NodeStream:
         """The stream of a node that is there (again). Raises UserError or ConflictError where it does not fit."""
         job, name = self._run.name, hello.node
-        if self._is_over:
+        membership, is_new = self._membership, not hello.generation
+        if is_new and self._is_over:
             raise ConflictError(f"job {job!r} is over ({self._run.state}): it takes no nodes any more")
         if not name or not hello.address:
             raise UserError(f"node {name!r} of job {job!r} with address {hello.address!r}: a node needs a name and HOST:PORT")
-        if hello.generation and self.snapshot.error:  # it has not heard yet that there is no going on
+        if is_new and membership is not None and membership.closing:
+            raise UnavailableError(f"job {job!r} takes nodes when those that it had have saved what they have")
+        is_in = membership is not None and membership.includes(name)
+        if not (is_new or is_in) and (self._is_over or self.snapshot.error):  # it has not heard yet that there is no going on
             stream = NodeStream(name)
             stream.tell(self.snapshot)
             stream.end()
             return stream
-        membership = self._membership
-        if membership is None or not (membership.formed or membership.members):
+        if membership is None or not (membership.formed or membership.closing or membership.members):
             record = Record(spec=hello.spec, snapshot=self.snapshot, job_generation=self._run.generation)
             membership = self._membership = Membership(job, record)
             self._templates = None
@@ -155,7 +158,7 @@ class Nodes:
         if former is not None:
             former.end(SupersededError(f"node {name!r} of job {job!r} joined again from elsewhere"))
         stream = self._streams[name] = NodeStream(name)
-        if membership.formed:
+        if membership.formed or membership.closing:
             stream.tell(self.snapshot)
         self._changed.set()
         self.start()
@@ -193,7 +196,7 @@ class Nodes:
                 self.recoveries.append(message)
 
     def end(self, stream: NodeStream, why: str, *, done: bool = False) -> None:
-        """A node's stream has ended. `done`: the node had left, and the others need it no longer."""
+        """A node's stream has ended. `done`: the node had nothing left to do."""
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
             if self._membership is not None and self._clock.held_up(LEASE_S):
@@ -202,7 +205,7 @@ class Nodes:
                 self._lose(stream.node, why, done=done)
 
     def _lose(self, node: str, why: str, *, done: bool = False) -> None:
-        if self._membership is not None and self._membership.lose(node, why, done=done) and not self._is_over:
+        if self._membership is not None and self._membership.lose(node, why, done=done):
             log.warning("node lost %s", pairs(job=self._run.name, node=node, why=why))
         self._changed.set()
 
@@ -231,11 +234,11 @@ class Nodes:
                 self._changed.set()
 
     def _end_of_job(self) -> str:
-        """Why the job goes on without its nodes, or not at all; empty where neither is so."""
+        """Why the job goes on without its nodes, or not at all; empty also where all its steps are committed."""
         run, membership = self._run, self._membership
         if membership is None:
             return ""
-        if self._is_over:
+        if run.state in ("FAILED", "CANCELLED"):
             return run.message or f"job {run.name!r} is over"
         if membership.record.job_generation != run.generation:
             return f"job {run.name!r} goes on from step {run.committed} in generation {run.generation}: start its nodes again"
@@ -258,13 +261,14 @@ class Nodes:
     async def _follow(self, membership: Membership) -> bool:
         """Take in what has happened. Whether anything had."""
         if why := self._end_of_job():
-            if self._is_over and self._run.state not in ("FAILED", "CANCELLED"):
-                self._forget(why)  # its nodes know
-                return False
             membership.end(why)
             log.info("nodes let go %s", pairs(job=self._run.name, why=why))
             await self._publish(membership.record)
             return True
+        if membership.closing or (self._is_over and membership.formed):
+            return await self._close(membership)
+        if self._is_over:
+            return False  # they were never enough, and know
         spec, former = membership.record.spec, membership.snapshot
         if self._templates is None:
             templates = await asyncio.to_thread(templates_of, spec)
@@ -278,6 +282,15 @@ class Nodes:
         if self._membership is membership and membership.adopt(successor, change):
             self._report(successor, change, former)
             await self._publish(membership.record)
+        return True
+
+    async def _close(self, membership: Membership) -> bool:
+        """Whether anything has happened to nodes that save what they have."""
+        if not membership.close():
+            return False
+        left, change = [node.name for node in membership.snapshot.nodes], membership.snapshot.change
+        log.info("nodes end %s", pairs(job=self._run.name, left=",".join(left), change=change))
+        await self._publish(membership.record)
         return True
 
     def _step_s(self) -> float:
@@ -308,7 +321,7 @@ class Nodes:
     async def _publish(self, record: Record) -> None:
         """Tell all nodes of the newest snapshot, once it is safe."""
         snapshot, streams, document = record.snapshot, self._streams, record.to_json()
-        if snapshot.error:  # nodes that come from now on begin anew
+        if not snapshot.nodes:  # those that come from now on begin anew
             self._membership, self._streams, self.snapshot = None, {}, snapshot
         while True:
             try:
@@ -320,5 +333,5 @@ class Nodes:
         self.snapshot = snapshot
         for stream in streams.values():
             stream.tell(snapshot)
-            if snapshot.error:
+            if not snapshot.nodes:
                 stream.end()

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -18,6 +24,8 @@ from tests.chaos_trainer.cluster import Cluster
 from tests.chaos_trainer.run import Run
 from tests.chaos_trainer.verdict import Trained, judge
 
+NUM_LANES = 2  # cases at the same time: a node that waits for another one leaves a core idle
+
 
 class References:
     """Jobs with which nothing goes wrong, by number of steps and of nodes."""
@@ -25,14 +33,16 @@ class References:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._trained: dict[tuple[int, int], Trained] = {}
+        self._lock = threading.Lock()
 
     def of(self, case: Case, steps: int) -> Trained:
         """What `case` would have come to after so many steps."""
         key = steps, case.nodes
-        if key not in self._trained:
-            calm = Case(name="undisturbed", steps=steps, nodes=case.nodes, max_failures=case.max_failures)
-            self._trained[key] = Run(self._cluster, calm).run()
-        return self._trained[key]
+        with self._lock:
+            if key not in self._trained:
+                calm = Case(name="undisturbed", steps=steps, nodes=case.nodes, max_failures=case.max_failures)
+                self._trained[key] = Run(self._cluster, calm).run()
+            return self._trained[key]
 
 
 def run_case(cluster: Cluster, references: References, case: Case) -> tuple[Trained, list[str]]:
@@ -41,7 +51,22 @@ def run_case(cluster: Cluster, references: References, case: Case) -> tuple[Trai
     if not trained.weights:
         return trained, trained.errors
     expected = references.of(case, case.steps if case.recovers else trained.steps)
-    return trained, [*expected.errors, *judge(expected, trained, case.allowed_replays)]
+    return trained, [*expected.errors, *judge(expected, trained, case.allowed_replays, is_whole=case.is_whole)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Of a case."""
+
+    case: Case
+    trained: Trained
+    wrong: Sequence[str]
+    took_s: float
+
+    def __str__(self) -> str:
+        recovered = f", next step after {max(self.trained.recovery_s):.1f} s" if self.trained.recovery_s else ""
+        words = "".join(f"\n       {one}" for one in self.wrong)
+        return f"{self.took_s:5.1f} s  {'BAD ' if self.wrong else 'good'}  {self.case.name}{recovered}{words}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,23 +92,56 @@ def main(arguments: list[str] | None = None) -> int:
 def run(cluster: Cluster, found: Sequence[Case], minutes: float | None = None) -> int:
     """Every case, and a line on each. The exit code."""
     references, num_run, num_bad, began_s = References(cluster), 0, 0, time.monotonic()
-    for case in found:
-        if minutes is not None and time.monotonic() > began_s + 60 * minutes:
-            break
-        case_began_s = time.monotonic()
-        trained, wrong = run_case(cluster, references, case)
+
+    def results(of: Iterable[Case]) -> Iterator[Result]:
+        for case in of:
+            case_began_s = time.monotonic()
+            if minutes is not None and case_began_s > began_s + 60 * minutes:
+                break
+            trained, wrong = run_case(cluster, references, case)
+            yield Result(case=case, trained=trained, wrong=wrong, took_s=time.monotonic() - case_began_s)
+
+    together = deque(sorted((case for case in found if not case.strikes_services), key=lambda case: -case.steps))
+    alone = [case for case in found if case.strikes_services]
+    lanes = [results(_taken(together)) for _ in range(NUM_LANES)]
+    for result in chain(_side_by_side(lanes), results(alone)):
         num_run += 1
-        num_bad += bool(wrong)
-        print(line(num_run, case, trained, wrong, time.monotonic() - case_began_s), flush=True)
-    print(f"{num_run} cases, {num_bad} of them bad")
+        num_bad += bool(result.wrong)
+        print(f"{num_run:4} {result}", flush=True)
+    print(f"{num_run} of {len(found)} cases were run in {(time.monotonic() - began_s) / 60:.1f} minutes, {num_bad} of them bad")
     return int(num_bad > 0)
 
 
-def line(number: int, case: Case, trained: Trained, wrong: Sequence[str], took_s: float) -> str:
-    """What there is to say of a case."""
-    recovered = f", next step after {max(trained.recovery_s):.1f} s" if trained.recovery_s else ""
-    words = "".join(f"\n       {one}" for one in wrong)
-    return f"{number:4} {took_s:5.1f} s  {'BAD ' if wrong else 'good'}  {case.name}{recovered}{words}"
+def _taken(cases: deque[Case]) -> Iterator[Case]:
+    """One after the other, as long as there are any: others take them too."""
+    with suppress(IndexError):
+        while True:
+            yield cases.popleft()
+
+
+def _side_by_side(lanes: Sequence[Iterator[Result]]) -> Iterator[Result]:
+    """Of all lanes, each in a thread of its own, as they come. Raises what one of them does."""
+    come: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
+
+    def follow(lane: Iterator[Result]) -> None:
+        try:
+            for result in lane:
+                come.put(result)
+            come.put(None)
+        except BaseException as err:
+            come.put(err)
+
+    for lane in lanes:
+        threading.Thread(target=follow, args=(lane,), daemon=True).start()  # nobody waits for it after Ctrl-C
+    num_open = len(lanes)
+    while num_open:
+        match come.get():
+            case None:
+                num_open -= 1
+            case BaseException() as err:
+                raise err
+            case result:
+                yield result
 
 
 if __name__ == "__main__":

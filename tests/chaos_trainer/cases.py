@@ -37,6 +37,13 @@ class Case:
     steps: int = 5
     recovers: bool = True
     """Else all nodes end by saying that they cannot go on."""
+    is_whole: bool = True
+    """Else a part of the model is lost, and what is left was saved."""
+
+    @property
+    def strikes_services(self) -> bool:
+        """Which other cases may need just then."""
+        return any(fault.leader for fault in self.faults)
 
     @property
     def allowed_replays(self) -> int:
@@ -72,6 +79,8 @@ def cases() -> list[Case]:
         *_departures(),
         *_with_the_leader(),
         *_to_the_end(),
+        *_while_saving(),
+        *_in_rescues(),
         many_generations(25),
     ]
 
@@ -189,6 +198,39 @@ def _to_the_end() -> Iterator[Case]:
         yield Case(name=" then ".join(map(str, faults)), faults=faults, recovers=False)
     faults = (_kill(Place.FORWARD, Where(node="n4")), _kill(Place.COMMIT, Where(rank=0), step=3, generation=2))
     yield Case(name=" then ".join(map(str, faults)), faults=faults, recovers=False)
+
+
+def _while_saving() -> Iterator[Case]:
+    """After the last step."""
+    for place in (Place.SAVE, Place.SAVED):
+        for where in (Where(rank=0), LONG[2]):
+            for kind in (Kind.KILL, Kind.STOP):
+                fault = Fault(kind=kind, place=place, where=where)
+                yield Case(name=str(fault), faults=(fault,))
+    for fault in (
+        _kill(Place.PUBLISH, Where(rank=0)),
+        Fault(kind=Kind.STOP, place=Place.PUBLISH, where=Where(rank=0)),
+        Fault(kind=Kind.STOP, place=Place.PUBLISH, where=Where(rank=0), lasts_s=FOR_LONG_S),
+        Fault(kind=Kind.STOP, place=Place.SAVE, where=SHORT[0], lasts_s=FOR_LONG_S),
+        Fault(kind=Kind.STOP, place=Place.SAVE, where=SHORT[1], lasts_s=FOR_A_MOMENT_S),
+        _kill(Place.SAVE, Where(rank=0), leader=True),
+    ):
+        yield Case(name=str(fault), faults=(fault,))
+    for place in (Place.CONNECT, Place.AGREE, Place.SAVED):
+        faults = (_kill(Place.SAVE, Where(pipeline=1, unit="llm")), _kill(place, Where(rank=0), generation=2))
+        yield Case(name=" then ".join(map(str, faults)), faults=faults, nodes=8, max_failures=2)
+
+
+def _in_rescues() -> Iterator[Case]:
+    """Too few are left, and another one is lost while they save what they have."""
+    of_first = _kill(Place.FORWARD, SHORT[1]), _kill(Place.VOTE, SHORT[1], step=3, generation=2)
+    for place in (Place.CONNECT, Place.AGREE, Place.SAVE, Place.SAVED):
+        fault = _kill(place, SHORT[0], generation=3)
+        yield Case(name=f"{fault}, a rescue", faults=(*of_first, fault), recovers=False)
+    fault = Fault(kind=Kind.STOP, place=Place.SAVE, where=SHORT[0], generation=3)
+    yield Case(name=f"{fault}, a rescue", faults=(*of_first, fault), recovers=False)
+    fault = _kill(Place.SAVE, LONG[1], generation=3)
+    yield Case(name=f"{fault}, a rescue without its layers", faults=(*of_first, fault), recovers=False, is_whole=False)
 
 
 def many_generations(count: int) -> Case:

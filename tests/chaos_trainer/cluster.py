@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -41,7 +42,7 @@ def job_spec(name: str, steps: int) -> JobSpec:
 
 
 class Nursery:
-    """Nodes as processes, by name: the present life of each."""
+    """Nodes as processes."""
 
     def __init__(self, log: Path) -> None:
         command = ending_with_us([sys.executable, "-m", "tests.chaos_trainer.nursery"], signal.SIGKILL)
@@ -56,7 +57,8 @@ class Nursery:
                 start_new_session=True,
             )
         self._changed = threading.Condition()
-        self._pids: dict[str, int] = {}
+        self._numbers = itertools.count()
+        self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         threading.Thread(target=self._hear, daemon=True).start()
 
@@ -66,22 +68,23 @@ class Nursery:
             for line in lines:
                 message = json.loads(line)
                 with self._changed:
-                    if "node" in message:
-                        self._pids[message["node"]] = message["pid"]
+                    if "number" in message:
+                        self._pids[message["number"]] = message["pid"]
+                        self._codes.pop(message["pid"], None)  # of another process, long ago
                     else:
                         self._codes[message["pid"]] = message["code"]
                     self._changed.notify_all()
 
     def start(self, node: str, arguments: Sequence[str], folder: Path, leader: int, faults: Sequence[Fault]) -> int:
         """A node of a case, with the faults that may strike it. Its process. Raises TimeoutError."""
-        former = self._pids.pop(node, None)
-        order = {"node": node, "arguments": arguments, "log": str(folder / f"{node}.log"), "folder": str(folder)}
+        number = next(self._numbers)
+        order = {"number": number, "node": node, "arguments": arguments, "folder": str(folder), "leader": leader}
         assert self._popen.stdin is not None
-        self._popen.stdin.write(json.dumps(order | {"leader": leader, "faults": [f.to_dict() for f in faults]}) + "\n")
         with self._changed:
-            if not self._changed.wait_for(lambda: self._pids.get(node, former) != former, START_TIMEOUT_S):
+            self._popen.stdin.write(json.dumps(order | {"faults": [fault.to_dict() for fault in faults]}) + "\n")
+            if not self._changed.wait_for(lambda: number in self._pids, START_TIMEOUT_S):
                 raise TimeoutError(f"node {node} was not forked: {self._popen.poll()}")
-            return self._pids[node]
+            return self._pids[number]
 
     def code(self, pid: int) -> int | None:
         """The exit code, minus a signal; None while it runs."""

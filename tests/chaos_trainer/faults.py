@@ -38,9 +38,16 @@ class Place(StrEnum):
     BARRIER = "barrier"
     GROUPS = "groups"
     """One of the groups of a new generation."""
+    SAVE = "save"
+    SAVED = "saved"
+    """What it has is written."""
+    PUBLISH = "publish"
+    """All have written: the first node gives the checkpoint its name."""
 
 
 RECOVERY = (Place.CONNECT, Place.AGREE, Place.MOVE, Place.MOVING, Place.BARRIER, Place.GROUPS)
+SAVING = (Place.SAVE, Place.SAVED, Place.PUBLISH)
+OUTSIDE = RECOVERY + SAVING
 """Places that belong to no step."""
 
 
@@ -88,7 +95,7 @@ class Fault:
     where: Where
     kind: Kind = Kind.KILL
     step: int | None = 2
-    """None: any; of no meaning during a recovery."""
+    """None: any; of no meaning outside of steps."""
     occurrence: int = 1
     """The how many-th time, within the step or the recovery, that the node comes there."""
     generation: int = 1
@@ -98,7 +105,7 @@ class Fault:
     """Whether the reorder service that leads is killed in the same moment."""
 
     def __str__(self) -> str:
-        when = f"generation {self.generation}" if self.place in RECOVERY else f"step {self.step}"
+        when = f"generation {self.generation}" if self.place in OUTSIDE else f"step {self.step}"
         lasts = f" for {self.lasts_s:g} s" if self.lasts_s is not None else ""
         with_leader = " with the leader" if self.leader else ""
         return f"{self.kind} {self.where} at {self.place} {self.occurrence} of {when}{lasts}{with_leader}"

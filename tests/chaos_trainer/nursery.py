@@ -1,7 +1,7 @@
 """Forks the nodes of a case: `python -m tests.chaos_trainer.nursery`. It has imported what takes a node seconds.
 
-Each line on stdin is a JSON value: {"node", "arguments" of `headrace train`, "log", "folder", "leader", "faults"}. It says
-{"node", "pid"} for each on stdout, and later {"pid", "code"}: its exit code, or minus the signal that ended it.
+Each line on stdin is a JSON value: {"number", "node", "arguments" of `headrace train`, "folder", "leader", "faults"}. It says
+{"number", "pid"} for each on stdout, and later {"pid", "code"}: its exit code, or minus the signal that ended it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def main() -> int:
             *lines, said = (said + chunk).split(b"\n")
             for line in lines:
                 order = json.loads(line)
+                number = order.pop("number")
                 pid = os.fork()
                 if not pid:
                     return _run(**order)
-                _say(node=order["node"], pid=pid)
+                _say(number=number, pid=pid)
         _bury()
 
 
@@ -74,11 +75,11 @@ def _say(**message: Any) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def _run(node: str, arguments: list[str], log: str, folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
+def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
     """In the child."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     os.setsid()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = os.open(Path(folder, f"{node}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -39,6 +39,7 @@ class _Life:
     dies: bool = False
     """As a fault wants it."""
     is_stopped: bool = False
+    was_stopped: bool = False
 
 
 class Run:
@@ -151,7 +152,7 @@ class Run:
             self._struck_s.append(now_s)
             life = self._life(node)
             life.dies = fault.kind == Kind.KILL or (fault.kind == Kind.STOP and fault.lasts_s is None)
-            life.is_stopped = fault.kind == Kind.STOP
+            life.is_stopped = life.was_stopped = fault.kind == Kind.STOP
             if fault.lasts_s is not None:
                 self._continues.append((now_s + fault.lasts_s, life))
 
@@ -169,12 +170,18 @@ class Run:
         return wrong
 
     def _read_checkpoint(self) -> None:
-        steps = complete_steps(self.folder / "checkpoint")
+        folder = self.folder / "checkpoint"
+        if not self._case.is_whole:
+            self._trained.errors += [f"{folder} has a checkpoint of steps {steps}" for steps in [complete_steps(folder)] if steps]
+            folder /= "partial"
+        if all(life.dies or not life.was_stopped for life in self._lives):  # one that wakes up late may still write
+            self._trained.errors += [f"{path} is left" for path in folder.glob("attempt-*")]
+        steps = complete_steps(folder)
         if not steps:
-            self._trained.errors.append(f"there is no complete checkpoint in {self.folder}")
+            self._trained.errors.append(f"there is no complete checkpoint in {folder}")
             return
         self._trained.steps = steps[-1]
-        self._trained.weights = _weights(step_folder(self.folder / "checkpoint", steps[-1]))
+        self._trained.weights = _weights(step_folder(folder, steps[-1]))
 
 
 def _weights(folder: Path) -> dict[str, npt.NDArray[np.float32]]:

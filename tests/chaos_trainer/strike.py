@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from headrace.v1 import membership_pb2, sessions_pb2
-from tests.chaos_trainer.faults import RECOVERY, Fault, Kind, Place
+from tests.chaos_trainer.faults import OUTSIDE, Fault, Kind, Place
 from trainer.pipeline import executor
 from trainer.pipeline.stage import Stage
 from trainer.pipeline.wire import Wire
@@ -38,6 +38,8 @@ class Strikes:
         self._node, self._faults, self._folder, self._leader = node, faults, folder, leader
         self._events = (folder / f"{node}.events").open("a", buffering=1)
         self._layout: Layout | None = None
+        """The last one: afterwards it may have another rank, among those that save what they have."""
+        self._generation = self._rank = 0
         self._step = -1
         self._counts = [0] * len(faults)
         self.newest = 0
@@ -50,12 +52,16 @@ class Strikes:
     def prepares(self, layout: Layout) -> None:
         """A recovery, or the beginning."""
         self._layout, self._step, self._counts = layout, -1, [0] * len(self._faults)
+        self._generation, self._rank = layout.generation, layout.rank
+
+    def ends(self, generation: int, rank: int) -> None:
+        """It only saves what it has, with those that are left."""
+        self._generation, self._rank, self._counts = generation, rank, [0] * len(self._faults)
 
     def begins(self, step: int) -> None:
         """An attempt at a step."""
         self._step, self._counts = step, [0] * len(self._faults)
-        assert self._layout is not None
-        self.tell(attempt=step, generation=self._layout.generation)
+        self.tell(attempt=step, generation=self._generation)
 
     def reach(self, place: Place, step: int | None = None) -> None:
         """This node is at a place. step: where it is not that of the last attempt."""
@@ -64,11 +70,11 @@ class Strikes:
             return
         at = layout.place.unit, layout.place.stage, len(layout.bounds[layout.place.unit]) - 1
         for number, fault in enumerate(self._faults):
-            if fault.place != place or layout.generation < fault.generation:
+            if fault.place != place or self._generation < fault.generation:
                 continue
-            if place not in RECOVERY and fault.step not in (None, self._step if step is None else step):
+            if place not in OUTSIDE and fault.step not in (None, self._step if step is None else step):
                 continue
-            if not fault.where.is_at(self._node, layout.rank, layout.pipeline, *at):
+            if not fault.where.is_at(self._node, self._rank, layout.pipeline, *at):
                 continue
             self._counts[number] += 1
             if self._counts[number] == fault.occurrence and self._is_first(number):
@@ -139,6 +145,9 @@ def install(strikes: Strikes) -> None:
     before(Mesh, "barrier", Place.BARRIER)
     before(training, "agree", Place.AGREE)
     before(training, "move", Place.MOVE)
+    before(training, "write", Place.SAVE)
+    behind(training, "write", Place.SAVED)
+    before(training, "publish", Place.PUBLISH)
 
     def send(run: Any, wire: Wire, tensor: torch.Tensor, to: int, tag: int) -> None:
         if to != wire._rank:
@@ -177,6 +186,10 @@ def install(strikes: Strikes) -> None:
         strikes.tell(prepared=layout.generation, step=self.next_step, phases=phases)
         return phases
 
+    def rescue(run: Any, self: Training, mesh: Mesh, generation: int) -> str:
+        strikes.ends(generation, mesh.rank)
+        return str(run(self, mesh, generation))
+
     def begin(run: Any, loader: NodeLoader, plan: sessions_pb2.RankPlan) -> Any:
         strikes.begins(plan.step)
         reach(Place.BEGIN)
@@ -199,6 +212,7 @@ def install(strikes: Strikes) -> None:
     _wrap(RecoverableStep, "vote", vote)
     _wrap(training, "move", move)
     _wrap(Training, "prepare", prepare)
+    _wrap(Training, "rescue", rescue)
     _wrap(NodeLoader, "begin", begin)
     _wrap(Membership, "_take", take)
     _wrap(NodeLoader, "commit_for_all", commit_for_all)

@@ -51,8 +51,8 @@ class Trained:
         return sum(count - 1 for count in most.values())
 
 
-def judge(expected: Trained, found: Trained, allowed_replays: int) -> list[str]:
-    """All that is wrong."""
+def judge(expected: Trained, found: Trained, allowed_replays: int, *, is_whole: bool = True) -> list[str]:
+    """All that is wrong. `is_whole`: the model that was found should be."""
     wrong = list(found.errors)
     if ledger_sha256(found.ledger) != ledger_sha256(expected.ledger):
         wrong.append(f"the ledger is another one: {_differing(expected.ledger, found.ledger)}")
@@ -61,7 +61,10 @@ def judge(expected: Trained, found: Trained, allowed_replays: int) -> list[str]:
         far = [loss for loss in losses if not abs(loss - right) <= TOLERANCE * abs(right)]
         if far:
             wrong.append(f"step {step} has losses {far}, not {right}")
-    wrong += _wrong_weights(expected.weights, found.weights)
+    left = found.weights if not is_whole else expected.weights
+    wrong += _wrong_weights({name: right for name, right in expected.weights.items() if name in left}, found.weights)
+    if not is_whole and len(found.weights) >= len(expected.weights):
+        wrong.append("nothing of the model was lost")
     if found.num_replays > allowed_replays:
         wrong.append(f"{found.num_replays} steps were begun again, {allowed_replays} may be")
     wrong += [f"nobody applied a step for {pause_s:.0f} s" for pause_s in found.recovery_s if pause_s > STOOD_STILL_S]

@@ -91,7 +91,7 @@ def test_nodes_are_killed_hang_come_back_and_leave(calm, spec, join: Join, spawn
     assert names(third.wait(4, TIMEOUT_S)) == "abde"
     third.leave()
     assert names(first.wait(5, TIMEOUT_S)) == "abd"
-    third.close()
+    third.close(done=True)
     second.close()  # without a word
     after = first.wait(6, TIMEOUT_S)
     assert (names(after), after.generation, after.change) == ("ad", 7, "b was lost (its stream ended)")

@@ -3,7 +3,8 @@
     DIR/step-00000120/0-of-4.arrow
                       1-of-4.arrow ...
 
-A file gets its name when all of it is on the disk, so a checkpoint is complete when all names are there. What the tensors are
+A file gets its name when all of it is on the disk, so a checkpoint is complete when all names are there. Processes that may be
+lost while they write do so in a folder of the attempt, and it is published when all have written. What the tensors are
 named after does not depend on who wrote them. It knows neither processes nor threads.
 """
 
@@ -28,6 +29,7 @@ WEIGHT = "weight"
 """The kind of a `TensorKey` that is no state of the optimizer."""
 KEPT = 2
 """Complete checkpoints: one may turn out to be unreadable."""
+_ATTEMPT = "attempt-"
 _LOADER = b"loader"
 _SCHEMA = pa.schema(
     [
@@ -79,6 +81,25 @@ def write(
     growing.rename(into / f"{name}.arrow")
     _sync(into)
     _sync(folder)
+
+
+def attempt_folder(folder: Path, attempt: int) -> Path:
+    """In which processes `write` what is to be published in `folder`."""
+    return folder / f"{_ATTEMPT}{attempt}"
+
+
+def publish(folder: Path, attempt: int, step: int) -> None:
+    """By one process, when all have written: their checkpoint takes the place of a former one; files of other attempts go.
+
+    Raises FileNotFoundError where the processes of another attempt have published theirs.
+    """
+    whole, final = step_folder(attempt_folder(folder, attempt), step), step_folder(folder, step)
+    if final.exists():
+        final.rename(whole.with_name("former"))
+    whole.rename(final)
+    _sync(folder)
+    for path in folder.glob(f"{_ATTEMPT}*"):
+        shutil.rmtree(path)
 
 
 def complete_steps(folder: Path) -> list[int]:

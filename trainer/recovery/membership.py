@@ -85,10 +85,10 @@ class Membership:
         """Say that connections to other nodes ended, though no newer snapshot than that has come."""
         self._to_say.put(NodeMessage(cut_off=membership_pb2.CutOff(generation=generation)))
 
-    def close(self) -> None:
-        """End the membership: a departure of a node that has left, a loss of any other."""
+    def close(self, *, done: bool = False) -> None:
+        """End the membership: a loss, but for a node that has nothing left to do (`done`)."""
         self._closed.set()
-        if self._hello.leaving:
+        if done:
             self._to_say.put(NodeMessage(leave=membership_pb2.Leave(done=True)))
         self._to_say.put(None)
         for thread in self._threads:

@@ -104,11 +104,11 @@ class Node:
         threading.Thread(target=self._watch, name="snapshots", daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
         self._close_mesh()
         self._training.close()
-        self._membership.close()
+        self._membership.close(done=kind in (None, UnrecoverableError))
 
     def run(self) -> None:
         """Until the job's end, or until this node has left: on SIGTERM, at the end of a step and without any loss."""
@@ -133,9 +133,8 @@ class Node:
 
     def _follow(self, snapshot: membership_pb2.Snapshot) -> bool:
         """Train under a snapshot. Whether nothing is left to do."""
-        if snapshot.error:
-            saved = self._rescue(snapshot)
-            raise UnrecoverableError(f"{snapshot.error}; {saved}" if saved else snapshot.error)
+        if not snapshot.pipelines:
+            return self._end(snapshot)
         layout = Layout.of(snapshot, self._name, self._training.spec)
         if layout is None:
             log.info("no place %s", pairs(node=self._name, generation=snapshot.generation))
@@ -146,8 +145,8 @@ class Node:
             return self._train(layout, mesh)
         except MeshCutError as err:
             log.info("cut off %s", pairs(node=self._name, generation=layout.generation, why=err))
-            if self._training.is_over:
-                return self._end_alone(err)
+            if self._training.is_done:
+                return True
             self._await_notice(layout.generation, err)
             return False
         finally:
@@ -173,23 +172,26 @@ class Node:
             self._training.save()
         return is_over
 
-    def _end_alone(self, err: MeshCutError) -> bool:
-        """The job is over, and its nodes with it: whoever is lost then has no snapshot any more."""
-        if self._training.is_saved:
-            return True
-        raise HeadraceError(f"all steps are committed, but a node was lost before all had saved the model: {err}") from err
+    def _end(self, snapshot: membership_pb2.Snapshot) -> bool:
+        """Save, together with those that are left, what there is. Whether that is done: else another one was lost meanwhile.
 
-    def _rescue(self, snapshot: membership_pb2.Snapshot) -> str:
-        """Have those that are left save what they have together. A sentence on it, if there is anything to say."""
-        names = [node.name for node in snapshot.nodes]
-        if self._name not in names:
-            return ""
-        try:
-            return self._training.rescue(self._mesh_of(snapshot, names.index(self._name)))
-        except MeshCutError as err:
-            return f"nothing was saved ({err})"
-        finally:
-            self._close_mesh()
+        Raises UnrecoverableError where training cannot go on, or a part of the model is lost.
+        """
+        names, why, saved = [node.name for node in snapshot.nodes], snapshot.error, ""
+        if self._name in names:
+            try:
+                saved = self._training.rescue(self._mesh_of(snapshot, names.index(self._name)), snapshot.generation)
+            except UnrecoverableError as err:
+                why, saved = why or "nodes were lost after the last step, before all had saved the model", str(err)
+            except MeshCutError as err:
+                log.info("cut off %s", pairs(node=self._name, generation=snapshot.generation, why=err))
+                self._await_notice(snapshot.generation, err)
+                return False
+            finally:
+                self._close_mesh()
+        if why:
+            raise UnrecoverableError(f"{why}; {saved}" if saved else why)
+        return True
 
     def _mesh_of(self, snapshot: membership_pb2.Snapshot, rank: int) -> Mesh:
         name = f"{self._training.job}/{snapshot.generation}"

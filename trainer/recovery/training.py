@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.codec import rejection_message, rejection_value
-from headrace.errors import UserError
+from headrace.errors import UnrecoverableError, UserError
 from headrace.quarantine import Rejected
 from headrace.telemetry import pairs
 from headrace.v1 import sessions_pb2
 from trainer.models.multimodal import MultimodalModel, build_model, initialise
-from trainer.pipeline.checkpoint_files import Checkpoint, TensorKey, write
+from trainer.pipeline.checkpoint_files import Checkpoint, TensorKey, attempt_folder, publish, write
 from trainer.recovery.feed import NodeLoader
 from trainer.recovery.holding import Holding, make_holding, state_sizes
 from trainer.recovery.layout import Layout
-from trainer.recovery.mesh import Mesh
+from trainer.recovery.mesh import Mesh, MeshCutError
 from trainer.recovery.movement import Agreement, Standing, agree, move, named
 from trainer.recovery.spec import RecoverySpec
 from trainer.recovery.step import RecoverableStep, Share, apply
@@ -73,7 +73,6 @@ class Training:
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._committing: Future[None] | None = None
         self._checkpoint, self._resume = checkpoint, resume
-        self._saved = False
         self._holders: Mapping[str, Sequence[int]] = {}
         self._layout: Layout
         self._mesh: Mesh
@@ -90,9 +89,9 @@ class Training:
         return self._loader.is_over
 
     @property
-    def is_saved(self) -> bool:
-        """Whether this node has no more to save."""
-        return self._checkpoint is None or self._saved
+    def is_done(self) -> bool:
+        """Whether there is nothing left to do, not even to save."""
+        return self.is_over and self._checkpoint is None
 
     def forget(self) -> None:
         """The node has no place any more: what it has will soon be old."""
@@ -185,14 +184,14 @@ class Training:
         return True
 
     def save(self) -> None:
-        """What there is after the last step, once all nodes of the layout are there."""
+        """What there is after the last step. Raises MeshCutError where a node was lost before all had saved."""
         if self._checkpoint is not None:
-            self._save(self._checkpoint, self._layout.rank, self._layout.num_ranks)
+            self._save(self._checkpoint, self._mesh, self._layout.generation)
 
-    def rescue(self, mesh: Mesh) -> str:
+    def rescue(self, mesh: Mesh, generation: int) -> str:
         """Save what the nodes that are left have together. The mesh is theirs. A sentence on it; none without a folder for it.
 
-        Raises MeshCutError where another one is lost.
+        Raises UnrecoverableError where that is not the whole model, and MeshCutError where another one is lost.
         """
         if self._checkpoint is None:
             return ""
@@ -209,22 +208,33 @@ class Training:
         self._holders = agreement.sources
         if mesh.rank == 0 and self.next_step > 0:
             self._commit(self.next_step - 1)
-        self._save(self._checkpoint, mesh.rank, mesh.num_ranks)
         lacking = [name for name, ranks in agreement.sources.items() if not ranks]
         if lacking:
-            return f"what is left after {self.next_step} steps was saved in {self._checkpoint}, without {named(lacking)}"
+            partial = self._checkpoint / "partial"
+            self._save(partial, mesh, generation)
+            raise UnrecoverableError(
+                f"what is left after {self.next_step} steps was saved in {partial}, without {named(lacking)}"
+            )
+        self._save(self._checkpoint, mesh, generation)
         return f"the model after {self.next_step} steps was saved in {self._checkpoint}: `--resume {self._checkpoint}` goes on"
 
-    def _save(self, folder: Path, rank: int, num_ranks: int) -> None:
-        """Every parameter once, by the first node that has it."""
+    def _save(self, folder: Path, mesh: Mesh, generation: int) -> None:
+        """Every parameter once, by the first node that has it. Nobody goes before all is there."""
         tensors: dict[TensorKey, torch.Tensor] = {}
         for held in self._held:
             for name in held.parameters:
-                if self._holders[name][0] == rank:
+                if self._holders[name][0] == mesh.rank:
                     tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
         applied = self._standing.applied
-        write(folder, applied, rank, num_ranks, self._loader.state_dict() | {"step": applied}, tensors)
-        self._saved = True
+        state = self._loader.state_dict() | {"step": applied}
+        try:
+            write(attempt_folder(folder, generation), applied, mesh.rank, mesh.num_ranks, state, tensors)
+            mesh.barrier()
+            if mesh.rank == 0:
+                publish(folder, generation, applied)
+        except FileNotFoundError as err:
+            raise MeshCutError(f"the other nodes have saved without this one: {err}") from err
+        mesh.barrier()
         log.info("checkpoint written %s", pairs(step=applied, folder=folder, tensors=len(tensors)))
 
     def _target(self, layout: Layout) -> Holding:

@@ -195,9 +195,52 @@ def test_too_few_nodes_are_told_what_is_missing_and_can_begin_anew(world: World)
     assert world.nodes == list("cde")  # they may save what they have
     assert "3 nodes are left" in snapshot.error
     assert "add 1 or more nodes" in snapshot.error
-    world.join(*"abcde")
-    (again,) = world.settle()
-    assert (again.generation, again.error) == (3, "")
+    world.membership.lose("c", "its stream ended", done=True)
+    assert world.membership.close()
+    after = World(make_spec(), world.membership.record)
+    after.join(*"abcde")
+    (again,) = after.settle()
+    assert (again.generation, again.error) == (4, "")
+
+
+def test_nodes_that_only_save_begin_again_with_those_that_are_left_until_one_is_done(world: World) -> None:
+    assert not world.membership.close()  # nobody was lost since the last step
+    world.membership.lose("b", "its stream ended")
+    assert world.membership.close()
+    saving = world.membership.snapshot
+    assert (world.nodes, saving.generation, saving.urgent, saving.change) == (list("acde"), 2, 2, "b was lost (its stream ended)")
+    assert (list(saving.pipelines), saving.error) == ([], "")
+    world.membership.leave("a")  # it takes part to the end, which is near
+    assert not world.membership.close()
+    world.membership.cut_off("d", 2)
+    assert world.membership.close()
+    assert world.nodes == list("acde")
+    world.membership.lose("c", "its stream ended", done=True)
+    assert world.membership.close()
+    assert (world.nodes, world.membership.snapshot.generation) == ([], 4)
+
+
+def test_nodes_that_are_done_after_the_last_step_disturb_nobody(world: World) -> None:
+    for name in "abcd":
+        world.membership.lose(name, "its stream ended", done=True)
+        assert not world.membership.close()
+    world.membership.lose("e", "silent for 1.1 s")  # all was saved when the first one was done
+    assert world.membership.close()
+    assert (world.nodes, world.membership.closing) == ([], False)
+
+
+def test_another_loss_leaves_fewer_nodes_to_save_what_there_is_and_the_reason_stays(world: World) -> None:
+    for name in "ab":
+        world.membership.lose(name, "its stream ended")
+    world.settle()
+    assert world.membership.closing
+    error = world.membership.snapshot.error
+    world.join("d", generation=2)
+    assert not world.membership.close()
+    world.membership.lose("d", "its stream ended")
+    assert world.membership.close()
+    assert (world.nodes, world.membership.snapshot.error) == (list("ce"), error)
+    assert Record.of_json(world.membership.record.to_json()) == world.membership.record
 
 
 def test_a_node_that_leaves_too_few_behind_is_asked_to_save_what_it_has_with_them(world: World) -> None:
