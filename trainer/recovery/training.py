@@ -143,10 +143,10 @@ class Training:
         self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, dtype=self._dtype)
         if layout.rank == 0 and agreement.standing.applied > 0:
             self._commit(self.next_step - 1)  # whoever was the first node before may have been lost with it
+        self._loader.assign(layout, self.next_step)
         if layout.resumed is not None:
             words = {"done": _counts(layout.resumed.done), "rest": _counts(layout.resumed.rest)}
             log.info("step resumed %s", pairs(step=self.next_step, generation=layout.generation, **words))
-        self._loader.assign(layout, self.next_step)
         ended("groups")
         return seconds
 
@@ -156,8 +156,8 @@ class Training:
         known: generation of the newest snapshot that this node knows.
         """
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
-            share, self._share = self._share or Share(), None
             began_s = time.monotonic()
+            share, self._share = self._share or Share(), None
             step, feed = self._loader.begin(plan)
             share = self._share = self._step.compute(share, self._layout.numbers(plan.step), feed)
             result = self._step.meet(share)
