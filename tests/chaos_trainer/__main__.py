@@ -51,7 +51,8 @@ def run_case(cluster: Cluster, references: References, case: Case) -> tuple[Trai
     if not trained.weights:
         return trained, trained.errors
     expected = references.of(case, case.steps if case.recovers else trained.steps)
-    return trained, [*expected.errors, *judge(expected, trained, case.allowed_replays, is_whole=case.is_whole)]
+    repeated = trained.repeated if case.computes_once else []
+    return trained, [*expected.errors, *repeated, *judge(expected, trained, case.allowed_replays, is_whole=case.is_whole)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,9 @@ class Case:
     nodes: int = 5
     """At the beginning: n0, n1, ..."""
     max_failures: int = 1
+    on_loss: str = "rebuild"
+    computes_once: bool = False
+    """Whether no node begins a sample of a step twice."""
     steps: int = 5
     recovers: bool = True
     """Else all nodes end by saying that they cannot go on."""
@@ -78,6 +81,7 @@ def cases() -> list[Case]:
         *_two_at_once(),
         *_departures(),
         *_with_the_leader(),
+        *_rerouted(),
         *_to_the_end(),
         *_while_saving(),
         *_in_rescues(),
@@ -190,6 +194,32 @@ def _with_the_leader() -> Iterator[Case]:
     for place in (Place.BACKWARD, Place.VOTING, Place.UPDATED, Place.COMMIT):
         fault = _kill(place, Where(rank=0), leader=True)
         yield Case(name=str(fault), faults=(fault,))
+
+
+def _rerouted() -> Iterator[Case]:
+    """The pipelines that are whole finish their share, and do the other one's microbatches. Of seven nodes there are 3+2+2."""
+
+    def case(*faults: Fault, nodes: int = 7, computes_once: bool = False, starts: tuple[Act, ...] = ()) -> Case:
+        name = f"{' then '.join(str(fault) for fault in faults if fault.is_loss)}, rerouted{', a join' if starts else ''}"
+        options = {"on_loss": "reroute", "computes_once": computes_once, "starts": starts}
+        return Case(name=name, faults=faults, nodes=nodes, max_failures=2, **options)  # type: ignore[arg-type]
+
+    second, third = (Where(pipeline=number, unit="llm") for number in (1, 2))
+    wheres = {Place.FORWARD: second, Place.BACKWARD: third, Place.RECEIVE: LONG[0], Place.SEND: Where(rank=0)}
+    for place, where in wheres.items():
+        yield case(_kill(place, where), computes_once=True)
+    yield case(Fault(kind=Kind.STOP, place=Place.BACKWARD, where=second), computes_once=True)
+    yield case(_kill(Place.BACKWARD, second, leader=True))  # who looks for a new one is not told in time
+    yield case(_kill(Place.BACKWARD, second, step=4), computes_once=True)
+    joins = (Act(node="n7", generation=3),)
+    yield case(_kill(Place.BACKWARD, third), _hold(4, generation=3), computes_once=True, starts=joins)
+    for place in (Place.GRADIENTS, Place.VOTE, Place.VOTING, Place.UPDATE, Place.UPDATED):
+        yield case(_kill(place, third))
+    first = _kill(Place.BACKWARD, second)
+    for place in (Place.CONNECT, Place.AGREE, Place.BARRIER, Place.GROUPS):
+        yield case(first, _kill(place, Where(rank=0), generation=2), nodes=8)
+    for place in (Place.FORWARD, Place.BACKWARD, Place.GRADIENTS, Place.VOTING):
+        yield case(first, _kill(place, Where(rank=0), generation=2), nodes=8)
 
 
 def _to_the_end() -> Iterator[Case]:

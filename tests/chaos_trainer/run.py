@@ -84,6 +84,7 @@ class Run:
         self.folder.mkdir()
         (self.folder / "case").write_text(f"{case}\n")
         nodes = {"nodes": case.nodes, "max_failures": case.max_failures, "units": {"encoder": {}, "llm": {}}}
+        nodes["on_loss"] = case.on_loss
         (self.folder / "nodes.yaml").write_text(json.dumps(nodes))
         self._leader = self._cluster.leader()
         self._job = self._cluster.submit(job_spec(self.folder.name, case.steps))
@@ -135,6 +136,8 @@ class Run:
         now_s, trained = time.monotonic(), self._trained
         if "attempt" in event:
             trained.attempts[node][event["attempt"]] += 1
+        elif "computes" in event:
+            trained.computed[node, event["step"]].update(event["computes"])
         elif "applied" in event:
             trained.losses[event["applied"]].append(event["loss"])
             if event["applied"] > self._applied:
@@ -144,7 +147,7 @@ class Run:
         elif "prepared" in event:
             self._generation = max(self._generation, event["prepared"])
             life = self._life(node)
-            with contextlib.suppress(OSError):  # it has gone meanwhile
+            with contextlib.suppress(OSError, KeyError):  # it has gone meanwhile, or is about to
                 trained.footprints[node].append(Footprint.of(life.pid))
         elif "struck" in event:
             fault = self._case.faults[event["struck"]]

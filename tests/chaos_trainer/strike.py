@@ -16,6 +16,7 @@ import torch
 from headrace.v1 import membership_pb2, sessions_pb2
 from tests.chaos_trainer.faults import OUTSIDE, Fault, Kind, Place
 from trainer.pipeline import executor
+from trainer.pipeline.feed import StepFeed
 from trainer.pipeline.stage import Stage
 from trainer.pipeline.wire import Wire
 from trainer.recovery import step as recovery_step
@@ -62,6 +63,12 @@ class Strikes:
         """An attempt at a step."""
         self._step, self._counts = step, [0] * len(self._faults)
         self.tell(attempt=step, generation=self._generation)
+
+    def computes(self, feed: StepFeed) -> None:
+        """Forth and back, this node's portions of an attempt."""
+        assert self._layout is not None
+        portions = feed.routes.portions(self._layout.place.unit, self._layout.place.replica)
+        self.tell(computes=[sample for portion in portions for sample in portion.samples], step=self._step)
 
     def reach(self, place: Place, step: int | None = None) -> None:
         """This node is at a place. step: where it is not that of the last attempt."""
@@ -195,6 +202,10 @@ def install(strikes: Strikes) -> None:
         reach(Place.BEGIN)
         return run(loader, plan)
 
+    def compute(run: Any, step: RecoverableStep, share: Any, numbers: Any, feed: StepFeed) -> Any:
+        strikes.computes(feed)
+        return run(step, share, numbers, feed)
+
     def take(run: Any, membership: Membership, snapshot: membership_pb2.Snapshot) -> None:
         run(membership, snapshot)
         strikes.newest = max(strikes.newest, snapshot.generation)
@@ -209,6 +220,7 @@ def install(strikes: Strikes) -> None:
         run(job, step, result)
 
     _wrap(Wire, "send", send)
+    _wrap(RecoverableStep, "compute", compute)
     _wrap(RecoverableStep, "vote", vote)
     _wrap(training, "move", move)
     _wrap(Training, "prepare", prepare)

@@ -33,6 +33,8 @@ class Trained:
     """Of each step, as the nodes say."""
     attempts: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """At each step, by node."""
+    computed: defaultdict[tuple[str, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """By node and step: how often it has begun to take each sample forth and back."""
     footprints: defaultdict[str, list[Footprint]] = field(default_factory=lambda: defaultdict(list))
     """Of each node, in every generation that it lived through."""
     struck: set[int] = field(default_factory=set)
@@ -41,6 +43,15 @@ class Trained:
     """From each fault to the next step that any node has applied."""
     errors: list[str] = field(default_factory=list)
     """Of nodes and of the harness."""
+
+    @property
+    def repeated(self) -> list[str]:
+        """Nodes that have begun a sample of a step more than once, in words."""
+        return [
+            f"{node} has begun samples of step {step} again"
+            for (node, step), samples in self.computed.items()
+            if samples and max(samples.values()) > 1
+        ]
 
     @property
     def num_replays(self) -> int:

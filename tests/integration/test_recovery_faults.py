@@ -18,6 +18,8 @@ SELECTION = [
     "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s",
     "kill n5 at connect 1 of generation 2, a join",
     "leave rank 0 at forward 1 of step 2",
+    "kill llm 0 of pipeline 1 at forward 1 of step 2, rerouted",
+    "stop llm 0 of pipeline 1 at backward 1 of step 2, rerouted",
     "kill n4 at forward 1 of step 2 then kill rank 0 at commit 1 of step 3",
 ]
 
