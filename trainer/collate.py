@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.errors import HeadraceError, UserError
@@ -97,76 +98,85 @@ def collate(
     outside of the vocabulary.
     """
     columns = Columns(batches, buffers or BufferPool(max_idle_bytes=0))
-    lengths = _token_lengths(columns)
-    cu_seqlens = cumulative(lengths)
+    lengths = _token_lengths(columns)  # by numpy up to the end: torch takes several times as long for arrays of this size
+    cu_seqlens = _offsets(lengths)
     input_ids = columns.values("input_ids")
     if vocab_size is not None:
         _check_tokens(input_ids, vocab_size, columns.values("sample_id"), cu_seqlens)
     labels = _predicted(columns.values("labels"), lengths, cu_seqlens)
-    grids = columns.values("image_grids").view(-1, 3)
+    grids = columns.values("image_grids").reshape(-1, 3)
     mel_frames = columns.values("mel_frames")
-    image_cu_seqlens = cumulative(grids.prod(dim=1))
-    mel_cu_seqlens = cumulative(mel_frames)
-    starts = torch.from_numpy(np.repeat(cu_seqlens[:-1].numpy(), lengths.numpy()))  # torch's own wakes a team of threads
+    image_cu_seqlens = _offsets(grids.prod(axis=1))
+    mel_cu_seqlens = _offsets(mel_frames)
     media = columns.media()
     num_patches = int(image_cu_seqlens[-1]) if "patches" in columns.names else 0
     num_frames = int(mel_cu_seqlens[-1]) if "mel" in columns.names else 0
     return PackedMicrobatch(
-        sample_ids=columns.values("sample_id"),
-        input_ids=input_ids.long(),
-        labels=labels,
-        position_ids=torch.arange(len(starts)) - starts,
-        cu_seqlens=cu_seqlens,
+        sample_ids=_tensor(columns.values("sample_id"), np.int64),
+        input_ids=_tensor(input_ids, np.int64),
+        labels=_tensor(labels, np.int64),
+        position_ids=_tensor(np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths), np.int64),
+        cu_seqlens=_tensor(cu_seqlens, np.int32),
         patches=_rows(media["patches"], num_patches, patch_values, "patches"),
-        image_grids=grids,
-        image_cu_seqlens=image_cu_seqlens,
+        image_grids=_tensor(grids, np.int32),
+        image_cu_seqlens=_tensor(image_cu_seqlens, np.int32),
         mel=_rows(media["mel"], num_frames, mel_bins, "mel frames"),
-        mel_frames=mel_frames,
-        mel_cu_seqlens=mel_cu_seqlens,
-        images_per_sample=_entries(columns, "image_grids"),
-        recordings_per_sample=_entries(columns, "mel_frames"),
-        num_targets=int((labels != LABEL_IGNORED).sum()),
+        mel_frames=_tensor(mel_frames, np.int32),
+        mel_cu_seqlens=_tensor(mel_cu_seqlens, np.int32),
+        images_per_sample=_tensor(_entries(columns, "image_grids"), np.int32),
+        recordings_per_sample=_tensor(_entries(columns, "mel_frames"), np.int32),
+        num_targets=int(np.count_nonzero(labels != LABEL_IGNORED)),
     )
 
 
 def cumulative(lengths: Tensor) -> Tensor:
     """(n,) integers -> (n + 1,) int32 offsets, from 0 to their sum."""
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-    torch.cumsum(lengths, dim=0, dtype=torch.int32, out=offsets[1:])
+    return torch.from_numpy(_offsets(lengths.numpy()))
+
+
+def _offsets(lengths: NDArray[np.integer]) -> NDArray[np.int32]:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
-def _token_lengths(columns: Columns) -> Tensor:
-    """(n,) int32. Zeros where there are no tokens."""
+def _tensor(values: NDArray[np.integer], dtype: type[np.integer]) -> Tensor:
+    """Of its own memory, unless `values` were made for it: Arrow's must not be written to."""
+    return torch.from_numpy(values.astype(dtype, copy=not values.flags.writeable))
+
+
+def _token_lengths(columns: Columns) -> NDArray[np.int32]:
+    """(n,). Zeros where there are no tokens."""
     lengths = [columns.lengths(name) for name in ("input_ids", "labels") if name in columns.names]
-    if len(lengths) == 2 and not torch.equal(*lengths):
+    if len(lengths) == 2 and not np.array_equal(lengths[0], lengths[1]):
         raise HeadraceError("a payload batch has samples with different numbers of input_ids and labels")
     return lengths[0] if lengths else _entries(columns, "input_ids")
 
 
-def _check_tokens(input_ids: Tensor, vocab_size: int, sample_ids: Tensor, cu_seqlens: Tensor) -> None:
+def _check_tokens(
+    input_ids: NDArray[np.integer], vocab_size: int, sample_ids: NDArray[np.integer], cu_seqlens: NDArray[np.int32]
+) -> None:
     """Here, since on the device it is known only when an embedding has failed, and a GPU is lost with that."""
     if len(input_ids) and int(input_ids.max()) >= vocab_size:
-        place = int((input_ids >= vocab_size).nonzero()[0])
-        sample = int(sample_ids[int(torch.searchsorted(cu_seqlens, place, right=True)) - 1])
+        place = int(np.argmax(input_ids >= vocab_size))
+        sample = int(sample_ids[np.searchsorted(cu_seqlens, place, side="right") - 1])
         raise UserError(
             f"sample {sample} has the token {int(input_ids[place])}, but the model's vocabulary ends with {vocab_size - 1}: give "
             "every preprocessor the tokenizer that the job had when it was submitted (text.tokenizer)"
         )
 
 
-def _entries(columns: Columns, name: str) -> Tensor:
-    """(n,) int32: how many entries each sample has in a list column. Zeros where it is not there."""
-    return columns.lengths(name) if name in columns.names else torch.zeros(columns.num_rows, dtype=torch.int32)
+def _entries(columns: Columns, name: str) -> NDArray[np.int32]:
+    """(n,): how many entries each sample has in a list column. Zeros where it is not there."""
+    return columns.lengths(name) if name in columns.names else np.zeros(columns.num_rows, np.int32)
 
 
-def _predicted(labels: Tensor, lengths: Tensor, cu_seqlens: Tensor) -> Tensor:
+def _predicted(labels: NDArray[np.integer], lengths: NDArray[np.int32], cu_seqlens: NDArray[np.int32]) -> NDArray[np.int64]:
     """Labels moved one to the left inside every sample, so that each lies where it is predicted."""
-    if not len(labels):
-        return labels.long()
-    shifted = labels.long().roll(-1)
-    last = cu_seqlens[1:][lengths > 0] - 1
-    shifted[last.long()] = LABEL_IGNORED
+    shifted = np.empty(len(labels), np.int64)
+    shifted[:-1] = labels[1:]
+    if len(labels):
+        shifted[cu_seqlens[1:][lengths > 0] - 1] = LABEL_IGNORED
     return shifted
 
 

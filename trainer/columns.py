@@ -1,12 +1,14 @@
-"""Record batches of one schema, column by column over all of them, as flat tensors."""
+"""Record batches of one schema, column by column over all of them: media as flat tensors, all else as small arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
@@ -16,7 +18,7 @@ from trainer.buffers import ALIGNMENT, BufferPool
 
 MEDIA = {"patches": torch.uint8, "mel": torch.float16}
 """The columns that may be large, and the dtypes of their values."""
-_DTYPES = {"sample_id": torch.int64} | dict.fromkeys(("input_ids", "labels", "image_grids", "mel_frames"), torch.int32) | MEDIA
+_DTYPES = {"sample_id": np.int64} | dict.fromkeys(("input_ids", "labels", "image_grids", "mel_frames"), np.int32)
 _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
@@ -40,21 +42,21 @@ class Columns:
             if "sample_id" not in self.names or not batch.schema.equals(expected):
                 raise HeadraceError(f"a payload batch has the columns {batch.schema.names}, not the schema of this release")
 
-    def lengths(self, name: str) -> Tensor:
-        """(n,) int32: how many values each row has of a list column that is there."""
-        return torch.cat([from_dlpack(batch.column(name).value_lengths()) for batch in self._batches])
+    def lengths(self, name: str) -> NDArray[np.int32]:
+        """(n,): how many values each row has of a list column that is there."""
+        return np.concatenate([np.diff(batch.column(name).offsets.to_numpy()) for batch in self._batches])
 
-    def values(self, name: str) -> Tensor:
-        """The innermost values of a column; (0,) where it is not there."""
-        if name not in self.names:
-            return torch.empty(0, dtype=_DTYPES[name])
-        tensors = [from_dlpack(_flat(batch, name)) for batch in self._batches]
-        return tensors[0] if self._shown else torch.cat(tensors)
+    def values(self, name: str) -> NDArray[np.integer]:
+        """The innermost values of a column of integers, not to be written to; (0,) where it is not there."""
+        arrays: list[NDArray[np.integer]] = self._arrays(name)
+        if len(arrays) == 1:
+            return arrays[0]
+        return np.concatenate(arrays) if arrays else np.empty(0, _DTYPES[name])
 
     def media(self) -> dict[str, Tensor]:
         """The values of patches and mel. Copied, they lie in one buffer, each part of them written once."""
         if self._shown:
-            return {name: self.values(name) for name in MEDIA}
+            return {name: self._view(name) for name in MEDIA}
         arrays = {name: self._arrays(name) for name in MEDIA}
         sizes = {name: sum(array.nbytes for array in arrays[name]) for name in MEDIA}
         buffer = self._buffers.take(sum(map(_aligned, sizes.values()))) if any(sizes.values()) else _EMPTY
@@ -65,7 +67,10 @@ class Columns:
             start += _aligned(sizes[name])
         return media
 
-    def _arrays(self, name: str) -> list[np.ndarray]:
+    def _view(self, name: str) -> Tensor:
+        return from_dlpack(_flat(self._batches[0], name)) if name in self.names else torch.empty(0, dtype=MEDIA[name])
+
+    def _arrays(self, name: str) -> list[NDArray[Any]]:
         """Views of the values, one of each batch that has any."""
         if name not in self.names:
             return []
