@@ -12,8 +12,10 @@ from headrace.errors import UserError
 from trainer.pipeline.checkpoint_files import (
     Checkpoint,
     TensorKey,
+    attempt_folder,
     complete_steps,
     prune,
+    publish,
     remove_incomplete,
     step_folder,
     write,
@@ -50,6 +52,24 @@ def test_slices_are_put_together_and_cut_anew(tmp_path: Path, dim: int) -> None:
     for other, count in ((0, 4), (1, 3)):
         for index, expected in enumerate(WHOLE.chunk(count, other)):
             assert torch.equal(checkpoint.read(slice_key(other, index, count), expected.shape), expected)
+
+
+def test_an_attempt_takes_the_place_of_a_former_checkpoint_when_it_is_published(tmp_path: Path) -> None:
+    save(tmp_path, 1, 0, 1, of=2)
+    save(attempt_folder(tmp_path, 3), 1, 0, of=2)  # one was lost then
+    save(attempt_folder(tmp_path, 4), 1, 0, of=1, tensors={KEY: -WHOLE})
+    assert complete_steps(tmp_path) == [1]
+    publish(tmp_path, 4, 1)
+    assert torch.equal(Checkpoint.newest(tmp_path).read(KEY, WHOLE.shape), -WHOLE)
+    assert [path.name for path in tmp_path.iterdir()] == [step_folder(tmp_path, 1).name]
+
+
+def test_an_attempt_that_others_have_given_up_leaves_their_checkpoint_as_it_is(tmp_path: Path) -> None:
+    save(attempt_folder(tmp_path, 4), 1, 0, of=1)
+    publish(tmp_path, 4, 1)
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path, 3, 1)
+    assert torch.equal(Checkpoint.newest(tmp_path).read(KEY, WHOLE.shape), WHOLE)
 
 
 def test_a_checkpoint_counts_when_all_processes_have_written(tmp_path: Path) -> None:
