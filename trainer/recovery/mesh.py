@@ -102,6 +102,7 @@ class Mesh:
                     raise MeshCutError(f"the first node of the snapshot does not answer at {self._meeting}: {err}") from err
                 time.sleep(_RETRY_S)
             else:
+                self.check()  # torch connects again by itself after a cut
                 store.set_timeout(self._meet_timeout)
                 return store
 
