@@ -21,6 +21,8 @@ SELECTION = [
     "kill llm 0 of pipeline 1 at forward 1 of step 2, rerouted",
     "stop llm 0 of pipeline 1 at backward 1 of step 2, rerouted",
     "kill n4 at forward 1 of step 2 then kill rank 0 at commit 1 of step 3",
+    "kill rank 0 at save 1 of generation 1",
+    "kill encoder 0 of pipeline 1 at save 1 of generation 3, a rescue",
 ]
 
 
