@@ -102,7 +102,7 @@ def _in_steps() -> Iterator[Case]:
     for place, occurrences in IN_STEP.items():
         for number, where in enumerate(LONG + SHORT):
             fault = _kill(place, where, occurrence=occurrences[number % len(occurrences)])
-            yield Case(name=str(fault), faults=(fault,))
+            yield Case(name=str(fault), faults=(fault,), steps=4)
     for where in (LONG[0], SHORT[0]):
         for occurrence in (1, 2):
             fault = _kill(Place.BROKER, where, occurrence=occurrence)
@@ -122,7 +122,7 @@ def _in_recoveries() -> Iterator[Case]:
         for where in [Where()] if place == Place.MOVING else [Where(rank=0), Where(pipeline=0, unit="llm", stage=-1)]:
             first = _kill(Place.GRADIENTS, Where(pipeline=1, unit="llm"))
             second = _kill(place, where, generation=2)
-            yield Case(name=f"{second}", faults=(first, second), nodes=8, max_failures=2)
+            yield Case(name=f"{second}", faults=(first, second), nodes=8, max_failures=2, steps=4)
 
 
 def _returns() -> Iterator[Case]:
@@ -177,7 +177,7 @@ def _two_at_once() -> Iterator[Case]:
         for place in (Place.GRADIENTS, Place.VOTE, Place.UPDATED):  # of a microbatch each: it may be empty
             wheres = [Where(pipeline=pipeline, unit=unit) for pipeline, unit in zip(pipelines, ("encoder", "llm"), strict=True)]
             faults = tuple(_kill(place, where) for where in wheres)
-            yield Case(name=" and ".join(map(str, faults)), faults=faults, nodes=8, max_failures=2)
+            yield Case(name=" and ".join(map(str, faults)), faults=faults, nodes=8, max_failures=2, steps=4)
 
 
 def _departures() -> Iterator[Case]:

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ class Run:
             self._generation = max(self._generation, event["prepared"])
             life = self._life(node)
             with contextlib.suppress(OSError, KeyError):  # it has gone meanwhile, or is about to
-                trained.footprints[node].append(Footprint.of(life.pid))
+                trained.footprints[node].append(replace(Footprint.of(life.pid), memory_kib=event["memory_kib"]))
         elif "struck" in event:
             fault = self._case.faults[event["struck"]]
             trained.struck.add(event["struck"])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headrace.v1 import membership_pb2, sessions_pb2
+from tests.chaos_trainer import memory
 from tests.chaos_trainer.faults import OUTSIDE, Fault, Kind, Place
 from trainer.pipeline import executor
 from trainer.pipeline.feed import StepFeed
@@ -190,7 +191,7 @@ def install(strikes: Strikes) -> None:
     def prepare(run: Any, self: Training, layout: Layout, mesh: Mesh) -> Any:
         strikes.prepares(layout)
         phases = run(self, layout, mesh)
-        strikes.tell(prepared=layout.generation, step=self.next_step, phases=phases)
+        strikes.tell(prepared=layout.generation, step=self.next_step, phases=phases, memory_kib=memory.in_use_kib())
         return phases
 
     def rescue(run: Any, self: Training, mesh: Mesh, generation: int) -> str:

@@ -15,7 +15,7 @@ from tests.chaos.processes import Footprint
 TOLERANCE = 1e-5
 """Of a loss, and of a parameter: the norm of what differs, beside its own. Other pipelines add in another order."""
 WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs
-ALLOWED = {"memory_kib": 32 << 10, "num_fds": 8, "num_threads": 4}
+ALLOWED = {"memory_kib": 12 << 10, "num_fds": 8, "num_threads": 4}
 STOOD_STILL_S = 10.0
 """Whoever needs so long has waited for somebody who was gone."""
 
@@ -36,7 +36,7 @@ class Trained:
     computed: defaultdict[tuple[str, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """By node and step: how often it has begun to take each sample forth and back."""
     footprints: defaultdict[str, list[Footprint]] = field(default_factory=lambda: defaultdict(list))
-    """Of each node, in every generation that it lived through."""
+    """Of each node, in every generation that it lived through; of its memory what is in use."""
     struck: set[int] = field(default_factory=set)
     """Numbers of the faults that came."""
     recovery_s: list[float] = field(default_factory=list)
