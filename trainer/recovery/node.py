@@ -7,7 +7,7 @@ import signal
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -31,6 +31,7 @@ from trainer.train import local_device
 log = logging.getLogger(__name__)
 
 NOTICE_S = 2.0  # how long a node whose connections ended waits for the snapshot that says why, until it asks for one
+LOSS_S = 0.2  # how long it waits for that one where it knows another newer one: whoever is lost may be in that
 NOTICES = 30  # so often: the service may be away
 
 
@@ -209,6 +210,9 @@ class Node:
 
     def _await_notice(self, generation: int, err: MeshCutError) -> None:
         """A connection ended: the snapshot that says why may still be under way. Where none comes, ask for one."""
+        if self._membership.urgent <= generation < self._known():  # that one would hold from the end of the step on
+            with suppress(TimeoutError):
+                self._membership.wait(self._known(), timeout_s=LOSS_S)
         for _ in range(NOTICES):
             try:
                 self._membership.wait(generation, timeout_s=NOTICE_S)
