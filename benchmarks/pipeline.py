@@ -172,7 +172,8 @@ def _overheads(steps: Sequence[Emulated]) -> Section:
             unit="%",
         ),
     ]
-    return Section(title=f"{EMULATED} overhead on gloo, 16 processes on this machine; the median", rows=rows)
+    title = f"{EMULATED} overhead on gloo, waiting for a core included: 16 processes share those of this machine; the median"
+    return Section(title=title, rows=rows)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class EmulatedChunk:
         self._learns = torch.zeros((), requires_grad=True)
 
     def num_rows(self, data: PackedMicrobatch) -> int:
-        return len(data.sample_ids)
+        return data.sample_ids.numel()
 
     def tokens(self, data: PackedMicrobatch) -> Tensor:
         return data.images_per_sample
@@ -80,7 +80,7 @@ class EmulatedChunk:
         seconds = sum(self._forward_s[sample] for sample in data.sample_ids.tolist())
         inputs = [self._learns, *([hidden] if hidden is not None else arrived.values())]
         rows: Tensor = _Sleep.apply(self, seconds, self.num_rows(data), *inputs)  # type: ignore[no-untyped-call]
-        return Output(loss=StepLoss(loss_sum=rows.sum(), num_targets=len(rows))) if self._is_last else Output(rows=rows)
+        return Output(loss=StepLoss(loss_sum=rows.sum(), num_targets=rows.shape[0])) if self._is_last else Output(rows=rows)
 
     def put_off(self) -> Callable[[], None]:
         return partial(self.sleep, self._weights_s)

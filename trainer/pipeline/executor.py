@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -87,6 +88,35 @@ class _Cargo:
     """Nothing but on its last one."""
 
 
+class _Link(NamedTuple):
+    """A message between two positions."""
+
+    rank: int
+    """Of the process at the other end."""
+    tag: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Move:
+    """What an action does with a portion. It is worked out before the step begins: between two computations, which leave nothing
+    in the caches, the same takes several times as long.
+    """
+
+    kind: Kind
+    portion: int
+    stage: Chunk
+    position: int
+    source: _Link | None
+    """Of what comes in from a position beside it; None at the unit's end, where it comes by exchanges."""
+    target: _Link | None
+    """Of what goes out."""
+    enters: bool
+    """Of `GradientFlow`, as the next one."""
+    leaves: bool
+    ends: bool
+    """Whether nothing else needs the portion's cargo afterwards."""
+
+
 class Executor:
     """The stages of one process: as many as the schedule has chunks."""
 
@@ -121,16 +151,17 @@ class Executor:
         run = _Run(self, routes, feed)
         actions = self.actions(routes)
         check_rows(self.topology, self.place, actions, run.num_rows)
-        to_post = iter(actions)
-        events: list[Event] = []
-        for action in actions:
+        moves = [run.moves(action) for action in actions]
+        to_post = iter(moves)
+        times: list[tuple[float, float, float, float]] = []
+        for of_action in moves:
             start_s, waited_s, computed_s = time.monotonic(), self.wire.waited_s, run.computed_s
-            for coming in islice(to_post, 1 if events else 2):  # one ahead
+            for coming in islice(to_post, 1 if times else 2):  # one ahead
                 run.post(coming)
-            run.take(action)
-            wait_s, compute_s = self.wire.waited_s - waited_s, run.computed_s - computed_s
-            events.append(Event(self.place, action, start_s, time.monotonic(), wait_s, compute_s))
+            run.take(of_action)
+            times.append((start_s, time.monotonic(), self.wire.waited_s - waited_s, run.computed_s - computed_s))
         self.wire.flush()
+        events = [Event(self.place, action, *taken) for action, taken in zip(actions, times, strict=True)]
         self.recording = Recording(events, clock_origin_s())
         return run.totals
 
@@ -160,6 +191,7 @@ class _Run:
         self._run = {Kind.FORWARD: self._run_forward, Kind.BACKWARD: self._run_backward, Kind.WEIGHT: self._run_weights}
         self._cargo: dict[int, _Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
+        self._autocasts = torch.is_autocast_enabled(self._stages[0].device.type)
         self._puts_off = executor.topology.schedule == ZERO_BUBBLE
         self._weights: dict[int, Callable[[], None]] = {}  # by portion
 
@@ -170,41 +202,67 @@ class _Run:
             for microbatch, portions in self._by_kind[kind].items()
         }
 
+    # -- before the step --------------------------------------------------------------------------------------------
+
+    def moves(self, action: Action) -> list[_Move]:
+        """With all portions of an action."""
+        position = action.chunk * len(self._peers) + self._place.stage
+        before, behind = position - 1, position + 1
+        source, target = (behind, before) if action.kind == Kind.BACKWARD else (before, behind)
+        return [
+            _Move(
+                kind=action.kind,
+                portion=portion,
+                stage=self._stages[action.chunk],
+                position=position,
+                source=self._link(action.kind, portion, position, source),
+                target=self._link(action.kind, portion, position, target),
+                enters=self._flow.enters(position),
+                leaves=self._flow.leaves(position),
+                ends=action.kind == Kind.BACKWARD and action.chunk == 0,
+            )
+            for portion in self._by_kind[action.kind].get(action.microbatch, ())
+        ]
+
+    def _link(self, kind: Kind, portion: int, position: int, other: int) -> _Link | None:
+        """Between a position here and one beside it."""
+        if not 0 <= other <= self._last:
+            return None
+        number = portion * (self._last + 1) + min(position, other)
+        return _Link(self._peers[other % len(self._peers)], _tag(kind, number))
+
     # -- actions ----------------------------------------------------------------------------------------------------
 
-    def post(self, action: Action) -> None:
+    def post(self, moves: Sequence[_Move]) -> None:
         """Make room for what an action is going to receive."""
-        kind, position, stage = action.kind, self._position(action), self._stages[action.chunk]
-        if kind == Kind.WEIGHT or (kind == Kind.BACKWARD and not self._flow.enters(position)):
-            return
-        for portion in self._portions_of(action):
-            cargo = self._cargo.get(portion) or self._load(portion)
-            at_end = position == (0 if kind == Kind.FORWARD else self._last)
-            if at_end:
-                for exchange in cargo.arriving if kind == Kind.FORWARD else cargo.leaving:
-                    shape = exchange.num_rows, stage.width if kind == Kind.FORWARD else stage.token_width
-                    self._wire.expect(shape, exchange.neighbours.source, _tag(kind, exchange.number))
+        for move in moves:
+            is_forward = move.kind == Kind.FORWARD
+            if not is_forward and (move.kind == Kind.WEIGHT or not move.enters):
+                return
+            cargo = self._cargo.get(move.portion) or self._load(move.portion)
+            if move.source is None:
+                width = move.stage.width if is_forward else move.stage.token_width
+                for exchange in cargo.arriving if is_forward else cargo.leaving:
+                    self._wire.expect((exchange.num_rows, width), exchange.neighbours.source, _tag(move.kind, exchange.number))
             elif cargo.num_rows:
-                before = position - 1 if kind == Kind.FORWARD else position + 1
-                self._wire.expect((cargo.num_rows, stage.width), *self._link(kind, portion, position, before))
+                self._wire.expect((cargo.num_rows, move.stage.width), *move.source)
 
-    def take(self, action: Action) -> None:
+    def take(self, moves: Sequence[_Move]) -> None:
         """Run an action that was posted."""
-        for portion in self._portions_of(action):
-            self._run[action.kind](portion, self._stages[action.chunk], self._position(action))
-            if action.kind == Kind.BACKWARD and action.chunk == 0:  # the last one to need them
-                del self._cargo[portion]
+        for move in moves:
+            self._run[move.kind](move)
+            if move.ends:
+                del self._cargo[move.portion]
 
-    def _run_forward(self, portion: int, stage: Chunk, position: int) -> None:
-        cargo = self._cargo[portion]
+    def _run_forward(self, move: _Move) -> None:
+        cargo = self._cargo[move.portion]
         if not cargo.num_rows:
             return
         hidden: Tensor | None = None
         arrived: list[Tensor] = []
         tokens: dict[str, Tensor] = {}
-        if position > 0:
-            hidden = self._wire.receive(*self._link(Kind.FORWARD, portion, position, position - 1))
-            hidden.requires_grad_(self._flow.leaves(position))
+        if move.source is not None:
+            hidden = self._wire.receive(*move.source).requires_grad_(move.leaves)
         else:
             arrived = [
                 self._receive(Kind.FORWARD, exchange).requires_grad_(exchange.unit in self._learning)
@@ -212,14 +270,14 @@ class _Run:
             ]
             tokens = in_order(cargo.arriving, arrived)
         began_s = time.monotonic()
-        output = stage(cargo.data, hidden, tokens)
+        output = move.stage(cargo.data, hidden, tokens)
         self.computed_s += time.monotonic() - began_s
-        if self._flow.enters(position):
-            self._held[portion, position] = _Held(output, hidden, arrived)
+        if move.enters:
+            self._held[move.portion, move.position] = _Held(output, hidden, arrived)
         if output.loss is not None:
-            self._count(output.loss, portion)
-        if output.rows is not None and position < self._last:
-            self._wire.send(output.rows, *self._link(Kind.FORWARD, portion, position, position + 1))
+            self._count(output.loss, move.portion)
+        if output.rows is not None and move.target is not None:
+            self._wire.send(output.rows, *move.target)
         elif output.rows is not None:
             for exchange in cargo.leaving:
                 self._send(Kind.FORWARD, exchange, output.rows.detach()[exchange.rows])
@@ -231,8 +289,8 @@ class _Run:
         self.totals.loss_sum += loss_sum
         self.totals.num_targets += loss.num_targets
 
-    def _run_backward(self, portion: int, stage: Chunk, position: int) -> None:
-        held = self._held.pop((portion, position), None)
+    def _run_backward(self, move: _Move) -> None:
+        held = self._held.pop((move.portion, move.position), None)
         if held is None:
             return
         rows, loss = held.output.rows, held.output.loss
@@ -241,65 +299,58 @@ class _Run:
         if loss is not None and loss.num_targets and loss.loss_sum.requires_grad:
             ends.append(loss.loss_sum)
             gradients.append(None)
-        if rows is not None and len(rows):
-            gradient = self._gradient(portion, position, rows).to(rows.dtype)
+        if rows is not None and rows.numel():
+            gradient = self._gradient(move, rows)
+            if gradient.dtype != rows.dtype:
+                gradient = gradient.to(rows.dtype)
             if rows.requires_grad:  # not in a frozen LLM where the portion has no media
                 ends.append(rows)
                 gradients.append(gradient)
         began_s = time.monotonic()
         if ends:
-            with torch.autocast(stage.device.type, enabled=False):  # a forward's dtypes are its backward's
+            with self._as_in_forward():
                 torch.autograd.backward(ends, gradients)
             if self._puts_off:
-                self._weights[portion] = stage.put_off()
+                self._weights[move.portion] = move.stage.put_off()
         self.computed_s += time.monotonic() - began_s
-        if self._flow.leaves(position) and held.hidden is not None:
-            self._wire.send(_gradient_of(held.hidden), *self._link(Kind.BACKWARD, portion, position, position - 1))
-        for exchange, tensor in zip(self._cargo[portion].arriving, held.arrived, strict=False):  # none behind the first position
+        if move.leaves and move.target is not None and held.hidden is not None:
+            self._wire.send(_gradient_of(held.hidden), *move.target)
+        arriving = self._cargo[move.portion].arriving
+        for exchange, tensor in zip(arriving, held.arrived, strict=False):  # nothing arrived behind the first position
             if tensor.requires_grad:
                 self._send(Kind.BACKWARD, exchange, _gradient_of(tensor))
 
-    def _gradient(self, portion: int, position: int, output: Tensor) -> Tensor:
-        if position < self._last:
-            peer, tag = self._link(Kind.BACKWARD, portion, position, position + 1)
-            _, of_forward = self._link(Kind.FORWARD, portion, position, position + 1)
-            return self._wire.receive(peer, tag, answers=of_forward)
+    def _gradient(self, move: _Move, output: Tensor) -> Tensor:
+        if move.source is not None:
+            return self._wire.receive(*move.source)
         gradient = torch.zeros_like(output)
-        for exchange in self._cargo[portion].leaving:
+        for exchange in self._cargo[move.portion].leaving:
             gradient[exchange.rows] = self._receive(Kind.BACKWARD, exchange).to(gradient.dtype)
         return gradient
 
-    def _run_weights(self, portion: int, stage: Chunk, _: int) -> None:
-        compute = self._weights.pop(portion, None)
+    def _run_weights(self, move: _Move) -> None:
+        compute = self._weights.pop(move.portion, None)
         if compute is None:
             return
         began_s = time.monotonic()
-        with torch.autocast(stage.device.type, enabled=False):
+        with self._as_in_forward():
             compute()
         self.computed_s += time.monotonic() - began_s
+
+    def _as_in_forward(self) -> AbstractContextManager[object]:
+        """Around a backward: its dtypes are those of its forward."""
+        return torch.autocast(self._stages[0].device.type, enabled=False) if self._autocasts else nullcontext()
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def _receive(self, kind: Kind, exchange: Exchange) -> Tensor:
-        answers = _tag(Kind.FORWARD, exchange.number) if kind == Kind.BACKWARD else None
-        return self._wire.receive(exchange.neighbours.source, _tag(kind, exchange.number), answers=answers)
+        return self._wire.receive(exchange.neighbours.source, _tag(kind, exchange.number))
 
     def _send(self, kind: Kind, exchange: Exchange, rows: Tensor) -> None:
         for rank in exchange.neighbours.receivers:
             self._wire.send(rows, rank, _tag(kind, exchange.number))
 
-    def _link(self, kind: Kind, portion: int, position: int, other: int) -> tuple[int, int]:
-        """The process with the position in front of one or behind it, and the tag of what passes between the two."""
-        number = portion * (self._last + 1) + min(position, other)
-        return self._peers[other % len(self._peers)], _tag(kind, number)
-
-    # -- places and data --------------------------------------------------------------------------------------------
-
-    def _position(self, action: Action) -> int:
-        return action.chunk * len(self._peers) + self._place.stage
-
-    def _portions_of(self, action: Action) -> Sequence[int]:
-        return self._by_kind[action.kind].get(action.microbatch, ())
+    # -- data -----------------------------------------------------------------------------------------------------------
 
     def _load(self, number: int) -> _Cargo:
         portion = self._portions[number]
@@ -328,7 +379,9 @@ def _numbers(microbatches: Iterable[int]) -> dict[int, list[int]]:
 
 
 def _tag(kind: Kind, number: int) -> int:
-    """Of a message, among all that two processes exchange in a step: they are of one unit or of two, never both."""
+    """Of a message, among all that two processes exchange in a step: they are of one unit or of two, never both. Gradients have
+    the odd one behind that of what they answer (see `Wire`).
+    """
     return 2 * number + kind
 
 

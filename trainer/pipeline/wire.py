@@ -14,7 +14,10 @@ from torch import Tensor
 
 
 class Wire:
-    """Messages of one process during a step. A pair of processes tells its messages of a step apart by their tags."""
+    """Messages of one process during a step. A pair of processes tells its messages of a step apart by their tags.
+
+    An odd tag is that of the answer to the message with the even one before it: who sends it has received that.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> None:
         """`group`: that ranks count in. None: all processes."""
@@ -34,7 +37,9 @@ class Wire:
         """Begin to send. The tensor is kept, and not to be written to, until an answer or `flush`: gloo says of no send that it
         is done.
         """
-        tensor = tensor.detach().to(self._dtype).contiguous()
+        tensor = tensor.detach()
+        if tensor.dtype != self._dtype or not tensor.is_contiguous():  # else two more calls into torch, for nothing
+            tensor = tensor.to(self._dtype).contiguous()
         if to == self._rank:
             self._own[tag] = tensor
         else:
@@ -46,15 +51,15 @@ class Wire:
             tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
             self._expected[source, tag] = self._group.recv([tensor], source, tag), tensor
 
-    def receive(self, source: int, tag: int, *, answers: int | None = None) -> Tensor:
-        """Wait for a message that is expected. answers: the tag of what `source` may have been sent, and has received then."""
+    def receive(self, source: int, tag: int) -> Tensor:
+        """Wait for a message that is expected."""
         if source == self._rank:
             return self._own.pop(tag)
         work, tensor = self._expected.pop((source, tag))
         began_s = time.monotonic()
         work.wait()
         self.waited_s += time.monotonic() - began_s
-        if answers is not None and (sent := self._sent.pop((source, answers), None)):
+        if tag % 2 and (sent := self._sent.pop((source, tag - 1), None)):
             sent[0].wait()
         return tensor
 
