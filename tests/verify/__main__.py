@@ -6,8 +6,12 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from queue import SimpleQueue
 
-from tests.verify.cases import MOST_PROCESSES, every_case
+from tests.verify.cases import MOST_PROCESSES, Case, every_case
 from tests.verify.comparison import differences
 from tests.verify.processes import Processes
 
@@ -18,23 +22,43 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, metavar="N", help="so many, drawn at random (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains it")
+    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="cases side by side (default: %(default)s)")
     args = parser.parse_args(arguments)
     cases = [case for case in every_case() if args.only in str(case)]
     if args.cases is not None:
         cases = random.Random(args.seed).sample(cases, min(args.cases, len(cases)))
     began_s, bad = time.monotonic(), 0
     try:
-        with Processes(MOST_PROCESSES) as processes:
-            for number, case in enumerate(cases, 1):
-                found = differences(processes, case)
-                bad += bool(found)
-                for line in found[:5]:
-                    print(f"  {line}", flush=True)
-                print(f"{number:5}/{len(cases)}  {'DIFFERS' if found else 'equal':8}{case}", flush=True)
+        for number, (case, found) in enumerate(zip(cases, _compared(cases, args.at_once), strict=True), 1):
+            bad += bool(found)
+            for line in found[:5]:
+                print(f"  {line}", flush=True)
+            print(f"{number:5}/{len(cases)}  {'DIFFERS' if found else 'equal':8}{case}", flush=True)
     except KeyboardInterrupt:
         return 130
     print(f"{len(cases)} cases in {time.monotonic() - began_s:.0f} s, {bad} of them differ")
     return 1 if bad else 0
+
+
+def _compared(cases: Sequence[Case], at_once: int) -> Iterator[list[str]]:
+    """What differs in each case, in their order."""
+    idle: SimpleQueue[Processes] = SimpleQueue()
+
+    def compare(case: Case) -> list[str]:
+        processes = idle.get()
+        try:
+            return differences(processes, case)
+        finally:
+            idle.put(processes)
+
+    with ExitStack() as stack:
+        for _ in range(at_once):
+            idle.put(stack.enter_context(Processes(MOST_PROCESSES)))
+        pool = ThreadPoolExecutor(at_once)
+        try:
+            yield from pool.map(compare, cases)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":

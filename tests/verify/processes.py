@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
-from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, make_row, packed, whole_model
+from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, packed_samples, whole_model
 from trainer.pipeline.checkpoint import CheckpointWriter, load
 from trainer.pipeline.checkpoint_files import Checkpoint
 from trainer.pipeline.groups import ProcessGroups
@@ -28,7 +28,7 @@ from trainer.pipeline.routes import Portion, Routes
 from trainer.pipeline.stage import Stage
 from trainer.pipeline.stages import build_stages
 from trainer.pipeline.step import PipelineStep
-from trainer.pipeline.topology import PipelineTopology
+from trainer.pipeline.topology import Groups, PipelineTopology
 from trainer.step import StepResult
 
 TIMEOUT_S = 100.0  # of a case, the first one with the start of the processes
@@ -110,17 +110,29 @@ class Processes:
 def _serve(rank: int, count: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    made: _Made = {}
     while True:
         order = pipe.recv()
         try:
-            pipe.send(_run(rank, order))
+            pipe.send(_run(rank, order, made))
         except Exception:
             pipe.send(traceback.format_exc())
 
 
-def _run(rank: int, order: Order) -> Answer | None:
+_Made = dict[tuple[int, Groups, Groups, Groups], ProcessGroups]
+"""By all that they are made from: groups live on between cases, as to make them takes longer than many a case."""
+
+
+def _groups(topology: PipelineTopology, made: _Made) -> ProcessGroups:
+    key = (topology.world_size, topology.data_groups(), topology.tensor_groups(), topology.tied_groups())
+    if key not in made:
+        made[key] = ProcessGroups.make(topology)
+    return made[key]
+
+
+def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     topology = parse(PipelineTopology, order.topology, "topology")
-    groups = ProcessGroups.make(topology)
+    groups = _groups(topology, made)
     if rank >= topology.world_size:
         return None
     stages = stages_of(topology, rank, groups)
@@ -133,7 +145,7 @@ def _run(rank: int, order: Order) -> Answer | None:
     parameters = {name: p for stage in stages for name, p in stage.model.named_parameters()}
 
     def feed(portion: Portion) -> Any:
-        return packed([make_row(sample, audio=order.audio) for sample in portion.samples], portion.unit)
+        return packed_samples(portion.samples, audio=order.audio, unit=portion.unit)
 
     results, gradients = [], {}
     for number, plan in enumerate(order.plans):
@@ -146,7 +158,6 @@ def _run(rank: int, order: Order) -> Answer | None:
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
-    groups.close()
     moments = {
         name: np.stack([step.optimizer.state(p)[kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
         for name, p in parameters.items()
