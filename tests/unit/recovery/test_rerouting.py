@@ -203,3 +203,8 @@ def test_only_the_step_that_was_cut_off_is_resumed(world: World) -> None:
     assert set(layout.numbers(5)) < {3, 4, 5}
     assert list(layout.numbers(6)) == [5, 6, 7]
     assert not layout_of(rerouted, "e").resume(5, done).keeps
+
+
+def test_a_specification_of_another_way_is_refused() -> None:
+    with pytest.raises(ValueError, match="Input should be 'auto', 'rebuild' or 'reroute'"):
+        RecoverySpec(nodes=2, on_loss="panic", units=SPEC.units)  # type: ignore[arg-type]
