@@ -188,7 +188,6 @@ class _Run:
             Kind.BACKWARD: _numbers(portion.backward for portion in self._portions),
         }
         self._by_kind[Kind.WEIGHT] = self._by_kind[Kind.BACKWARD]
-        self._run = {Kind.FORWARD: self._run_forward, Kind.BACKWARD: self._run_backward, Kind.WEIGHT: self._run_weights}
         self._cargo: dict[int, _Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._stages[0].device.type)
@@ -250,7 +249,7 @@ class _Run:
     def take(self, moves: Sequence[_Move]) -> None:
         """Run an action that was posted."""
         for move in moves:
-            self._run[move.kind](move)
+            _RUN[move.kind](self, move)
             if move.ends:
                 del self._cargo[move.portion]
 
@@ -368,6 +367,10 @@ class _Run:
             leaving = self._exchanges.leaving(handovers, row_ranges(data, last.tokens(data)))
         cargo = self._cargo[number] = _Cargo(data, num_rows, arriving, leaving)
         return cargo
+
+
+_RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}
+"""Not bound: a run that held its own methods would keep a lost generation's connections until Python looks for cycles."""
 
 
 def _numbers(microbatches: Iterable[int]) -> dict[int, list[int]]:
