@@ -19,6 +19,7 @@ from headrace.v1 import sessions_pb2
 from trainer.client import Part
 from trainer.fetch import PartFetcher
 from trainer.pipeline.feed import PortionLoader, StepFeed, columns_of, tickets_of
+from trainer.pipeline.routes import Routes
 from trainer.recovery.layout import Layout
 from trainer.steps import Step
 
@@ -83,7 +84,7 @@ class NodeLoader(PortionLoader):
         """`number`: tells the sessions of nodes apart."""
         self._layout: Layout | None = None
         self._columns: Sequence[str] = ()  # that are fetched
-        self._wanted: dict[int, list[str]] = {}  # by step
+        self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step, as of PipelineLoader
         super().__init__(
             endpoint,
             job=job,
@@ -105,7 +106,7 @@ class NodeLoader(PortionLoader):
                 self._forget(step)
             if next_step != self._next_step:
                 self._kept.release()
-            before = {ticket for tickets in self._wanted.values() for ticket in tickets}
+            before = self._tickets()
             columns = columns_of(layout.topology, layout.place)
             if columns != self._columns:
                 self._kept.release()
@@ -113,13 +114,12 @@ class NodeLoader(PortionLoader):
                 self._parts.set_columns(columns)
                 self._columns, before = columns, set()
             self._next_step = self._committed = self._queued_step = next_step
-            self._wanted = {}
+            self._needed = {}
             while (plan := self._plans.get(self._queued_step)) is not None:
-                self._wanted[self._queued_step] = self._tickets_of(plan)
+                self._tickets_of(plan)
                 self._queued_step += 1
-            after = {ticket for tickets in self._wanted.values() for ticket in tickets}
-            self._parts.drop([ticket for ticket in before - after if not self._kept.is_taken(ticket)])
-            for tickets in self._wanted.values():
+            self._parts.drop([ticket for ticket in before - self._tickets() if not self._kept.is_taken(ticket)])
+            for _, tickets in self._needed.values():
                 self._parts.queue([t for t in tickets if t not in before and not self._kept.is_taken(t)])
 
     def unassign(self) -> None:
@@ -127,8 +127,8 @@ class NodeLoader(PortionLoader):
         with self._changed:
             self._layout = None
             self._kept.release()
-            self._parts.drop({ticket for tickets in self._wanted.values() for ticket in tickets})
-            self._wanted = {}
+            self._parts.drop(self._tickets())
+            self._needed = {}
 
     def next_plan(self, check: Callable[[], None]) -> sessions_pb2.RankPlan | None:
         """Of the next step; None at the job's end. Calls `check`, which may raise, while it waits."""
@@ -152,9 +152,10 @@ class NodeLoader(PortionLoader):
     def begin(self, plan: sessions_pb2.RankPlan) -> tuple[Step, StepFeed]:
         """An attempt at a step."""
         assert self._layout is not None, "the node has a share"
-        routes = self._layout.routes(plan.step, _plan_of(plan))
-        samples = tickets_of(plan, routes, self._layout.place)
-        step = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=list(samples))
+        with self._changed:
+            tickets = self._tickets_of(plan)
+            routes, samples = self._needed[plan.step]
+        step = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=tickets)
         feed = StepFeed(routes, self._layout.place, samples, self._kept, self._portions)
         feed.announce()
         return step, feed
@@ -164,7 +165,7 @@ class NodeLoader(PortionLoader):
         self._kept.release()
         with self._changed:
             self._committed = self._next_step = step.index + 1
-            self._wanted.pop(step.index, None)
+            self._needed.pop(step.index, None)
             self._forget(step.index - 1)
 
     def commit_for_all(self, step: int, rejected: Sequence[Rejected], *, loss: float = math.nan, step_s: float = 0.0) -> None:
@@ -172,7 +173,7 @@ class NodeLoader(PortionLoader):
         self._client.commit(step, rejected, loss, step_s, 0.0)
 
     def _forget(self, step: int) -> None:
-        self._wanted.pop(step, None)
+        self._needed.pop(step, None)
         plan = self._plans.pop(step, None)
         if plan is not None:
             self._parts.forget([ticket for microbatch in plan.microbatches for ticket in microbatch.tickets])
@@ -182,14 +183,16 @@ class NodeLoader(PortionLoader):
             for step in [step for step in self._plans if step <= max(self._plans) - self.spec.window]:
                 self._forget(step)
         while self._layout is not None and (plan := self._plans.get(self._queued_step)) is not None:
-            tickets = self._wanted[self._queued_step] = self._tickets_of(plan)
-            self._parts.queue(tickets)
+            self._parts.queue(self._tickets_of(plan))
             self._queued_step += 1
 
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
+        """Those that the node's share needs, in the order in which it does."""
         assert self._layout is not None, "the node has a share"
-        return list(tickets_of(plan, self._layout.routes(plan.step, _plan_of(plan)), self._layout.place))
+        if plan.step not in self._needed:
+            routes = self._layout.routes(plan.step, StepPlan.from_json(json.loads(plan.plan_json)))
+            self._needed[plan.step] = routes, tickets_of(plan, routes, self._layout.place)
+        return list(self._needed[plan.step][1])
 
-
-def _plan_of(plan: sessions_pb2.RankPlan) -> StepPlan:
-    return StepPlan.from_json(json.loads(plan.plan_json))
+    def _tickets(self) -> set[str]:
+        return {ticket for _, tickets in self._needed.values() for ticket in tickets}
