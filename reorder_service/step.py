@@ -75,6 +75,8 @@ class Step:
     _plan_json: str = ""
     sizes: list[tuple[int, ...]] = field(default_factory=list)
     """Of each replica, how many samples each of its microbatches has."""
+    seconds: list[tuple[float, ...]] = field(default_factory=list)
+    """Of each replica, what its microbatches take in all units together, as far as their samples' costs are known."""
     parts: dict[str, Part] = field(default_factory=dict)
     """By ticket."""
     tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
@@ -90,8 +92,11 @@ class Step:
         """
         plan.check()
         refs = {ref.sample_id: ref for ref in self.refs} | self.substitutes
+        of_units = [self.costs[unit] for unit in self.costs]
+        costs = dict(zip(self.sample_ids.tolist(), np.sum(of_units, axis=0).tolist(), strict=True)) if of_units else {}
         for r, replica in enumerate(plan.replicas):
             self.sizes.append(tuple(len(microbatch.sample_ids) for microbatch in replica))
+            self.seconds.append(tuple(sum(costs.get(i, 0.0) for i in microbatch.sample_ids) for microbatch in replica))
             for k, microbatch in enumerate(replica):
                 samples = sorted((refs[i] for i in microbatch.sample_ids), key=lambda ref: (ref.shard, ref.row))
                 for n, start in enumerate(range(0, len(samples), part_samples)):

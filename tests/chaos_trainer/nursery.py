@@ -7,6 +7,7 @@ Each line on stdin is a JSON value: {"number", "node", "arguments" of `headrace 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -83,6 +84,7 @@ def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list
     for standard in (1, 2):
         os.dup2(descriptor, standard)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.register(signal.SIGUSR1)  # where all its threads are, in its log
     install(Strikes(node, [Fault.of_dict(fault) for fault in faults], Path(folder), leader))
     return command.main([cli.train.__name__.partition(".")[2], *arguments])
 

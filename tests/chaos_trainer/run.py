@@ -25,7 +25,8 @@ from tests.chaos_trainer.faults import Kind
 from tests.chaos_trainer.verdict import Trained
 from trainer.pipeline.checkpoint_files import complete_steps, step_folder
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 90.0
+DUMP_S = 1.0  # for a node to write where it is
 EXIT_UNRECOVERABLE = 3
 _numbers = itertools.count()
 
@@ -106,6 +107,9 @@ class Run:
         while running := [life for life in self._running() if not (life.dies and life.is_stopped)]:
             now_s = time.monotonic()
             if now_s > deadline:
+                for life in running:
+                    _signal(life.pid, signal.SIGUSR1)
+                time.sleep(DUMP_S)
                 raise TimeoutError(f"{', '.join(life.node for life in running)} did not end: see {self.folder}")
             for node in {life.node for life in self._lives}:
                 self._hear(node)

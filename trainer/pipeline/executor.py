@@ -127,8 +127,9 @@ class Executor:
         stages: Sequence[Chunk],
         dtype: torch.dtype,
         group: dist.ProcessGroup | None = None,
+        wait: Callable[[dist.Work], object] = dist.Work.wait,
     ) -> None:
-        """`dtype`: of what is sent. `group`: whose ranks are the topology's. None: all processes."""
+        """`dtype`: of what is sent. `group`: whose ranks are the topology's. None: all processes. `wait`: for one message."""
         self.topology = topology
         self.place = place
         self.stages = stages
@@ -137,7 +138,7 @@ class Executor:
         self.exchanges = Exchanges(topology, place)
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Who has the stages of this replica and TP slice."""
-        self.wire = Wire(stages[0].device, dtype, group)
+        self.wire = Wire(stages[0].device, dtype, group, wait)
         self.recording = Recording((), 0.0)
         """Of the last step."""
 

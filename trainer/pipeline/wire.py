@@ -7,6 +7,7 @@ over the wire.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,17 @@ class Wire:
     An odd tag is that of the answer to the message with the even one before it: who sends it has received that.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> None:
-        """`group`: that ranks count in. None: all processes."""
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        group: dist.ProcessGroup | None = None,
+        wait: Callable[[dist.Work], object] = dist.Work.wait,
+    ) -> None:
+        """`group`: that ranks count in. None: all processes. `wait`: for a message."""
         group = group or dist.group.WORLD
         assert group is not None, "torch.distributed is initialised"
+        self._wait = wait
         self._group = group  # its own methods: what torch.distributed's check besides takes as long as a message
         self._device = device
         self._dtype = dtype
@@ -57,14 +65,14 @@ class Wire:
             return self._own.pop(tag)
         work, tensor = self._expected.pop((source, tag))
         began_s = time.monotonic()
-        work.wait()
+        self._wait(work)
         self.waited_s += time.monotonic() - began_s
         if tag % 2 and (sent := self._sent.pop((source, tag - 1), None)):
-            sent[0].wait()
+            self._wait(sent[0])
         return tensor
 
     def flush(self) -> None:
         """Wait until everything that was sent has left."""
         for work, _ in self._sent.values():
-            work.wait()
+            self._wait(work)
         self._sent.clear()

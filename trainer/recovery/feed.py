@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -68,6 +69,17 @@ class KeptParts:
         return tickets
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """What a node needs of a step."""
+
+    numbers: Sequence[int]
+    """Of its pipeline's microbatches."""
+    routes: Routes
+    samples: Mapping[str, list[int]]
+    """By ticket."""
+
+
 class NodeLoader(PortionLoader):
     """Steps with their whole plans. Of the nodes one commits each, for all."""
 
@@ -84,7 +96,7 @@ class NodeLoader(PortionLoader):
         """`number`: tells the sessions of nodes apart."""
         self._layout: Layout | None = None
         self._columns: Sequence[str] = ()  # that are fetched
-        self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step, as of PipelineLoader
+        self._needed: dict[int, Needed] = {}  # by step
         super().__init__(
             endpoint,
             job=job,
@@ -119,8 +131,8 @@ class NodeLoader(PortionLoader):
                 self._tickets_of(plan)
                 self._queued_step += 1
             self._parts.drop([ticket for ticket in before - self._tickets() if not self._kept.is_taken(ticket)])
-            for _, tickets in self._needed.values():
-                self._parts.queue([t for t in tickets if t not in before and not self._kept.is_taken(t)])
+            for needed in self._needed.values():
+                self._parts.queue([t for t in needed.samples if t not in before and not self._kept.is_taken(t)])
 
     def unassign(self) -> None:
         """The node has no share."""
@@ -149,16 +161,16 @@ class NodeLoader(PortionLoader):
         """Whether all of the job's steps are committed."""
         return self._ended == ""
 
-    def begin(self, plan: sessions_pb2.RankPlan) -> tuple[Step, StepFeed]:
-        """An attempt at a step."""
+    def begin(self, plan: sessions_pb2.RankPlan) -> tuple[Step, Sequence[int], StepFeed]:
+        """An attempt at a step, with the numbers of the microbatches that the node's pipeline is to do."""
         assert self._layout is not None, "the node has a share"
         with self._changed:
             tickets = self._tickets_of(plan)
-            routes, samples = self._needed[plan.step]
+            needed = self._needed[plan.step]
         step = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=tickets)
-        feed = StepFeed(routes, self._layout.place, samples, self._kept, self._portions)
+        feed = StepFeed(needed.routes, self._layout.place, needed.samples, self._kept, self._portions)
         feed.announce()
-        return step, feed
+        return step, needed.numbers, feed
 
     def finish(self, step: Step) -> None:
         """The step is applied here. Its plan stays: where the others have not seen the outcome, all repeat it."""
@@ -190,9 +202,13 @@ class NodeLoader(PortionLoader):
         """Those that the node's share needs, in the order in which it does."""
         assert self._layout is not None, "the node has a share"
         if plan.step not in self._needed:
-            routes = self._layout.routes(plan.step, StepPlan.from_json(json.loads(plan.plan_json)))
-            self._needed[plan.step] = routes, tickets_of(plan, routes, self._layout.place)
-        return list(self._needed[plan.step][1])
+            whole = StepPlan.from_json(json.loads(plan.plan_json))
+            seconds = [one.seconds for one in sorted(plan.microbatches, key=lambda one: (one.replica, one.index))]
+            numbers, alone = self._layout.assigned(plan.step, whole, seconds)
+            routes = Routes(alone, dict.fromkeys(self._layout.topology.units, 1))
+            samples = tickets_of(plan, routes, self._layout.place)
+            self._needed[plan.step] = Needed(numbers=numbers, routes=routes, samples=samples)
+        return list(self._needed[plan.step].samples)
 
     def _tickets(self) -> set[str]:
-        return {ticket for _, tickets in self._needed.values() for ticket in tickets}
+        return {ticket for needed in self._needed.values() for ticket in needed.samples}

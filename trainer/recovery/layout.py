@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from typing import Self
 
 from headrace.errors import UserError
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.snapshot import NOBODY, is_rerouted
 from headrace.v1 import membership_pb2
-from trainer.pipeline.routes import Routes
 from trainer.pipeline.topology import PipelineTopology, Place
 from trainer.recovery.spec import RecoverySpec
 
@@ -23,30 +22,19 @@ class Resumed:
     step: int
     done: tuple[frozenset[int], ...]
     """By each pipeline, whose nodes have the gradients."""
-    rest: tuple[tuple[int, ...], ...]
-    """What each pipeline is still to do."""
 
     @classmethod
-    def of(
-        cls, step: int, done: Sequence[frozenset[int]], pipelines: Sequence[Sequence[int]], shares: Sequence[int]
-    ) -> Self | None:
+    def of(cls, step: int, done: Sequence[frozenset[int]], pipelines: Sequence[Sequence[int]]) -> Self | None:
         """None where all is to be done. done: what each rank has gradients of.
 
-        Those of a pipeline count if all of its nodes have the same. The rest is dealt out as the pipelines are fast.
+        Those of a pipeline count if all of its nodes have the same.
         """
         counted: list[frozenset[int]] = []
         for ranks in pipelines:
             said = {done[rank] if rank != NOBODY else frozenset[int]() for rank in ranks}
             own = said.pop()
             counted.append(frozenset() if said or own.intersection(chain.from_iterable(counted)) else own)
-        if not any(counted):
-            return None
-        rest: list[list[int]] = [[] for _ in pipelines]
-        for number in range(sum(shares)):
-            if not any(number in own for own in counted):
-                able = [p for p, share in enumerate(shares) if share]
-                rest[min(able, key=lambda p: (len(rest[p]) + 1) / shares[p])].append(number)
-        return cls(step=step, done=tuple(counted), rest=tuple(map(tuple, rest)))
+        return cls(step=step, done=tuple(counted)) if any(counted) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,31 +92,33 @@ class Layout:
 
     def resume(self, step: int, done: Sequence[frozenset[int]]) -> Self:
         """With what each rank has done of a step."""
-        return replace(self, resumed=Resumed.of(step, done, self.pipelines, self.shares))
+        return replace(self, resumed=Resumed.of(step, done, self.pipelines))
 
     @property
     def keeps(self) -> bool:
         """Whether this node's pipeline has done a part of the resumed step."""
         return self.resumed is not None and bool(self.resumed.done[self.pipeline])
 
-    def numbers(self, step: int) -> Sequence[int]:
-        """The microbatches that this node's pipeline is to do in a step."""
-        if self.resumed is not None and self.resumed.step == step:
-            return self.resumed.rest[self.pipeline]
-        end = sum(self.shares[: self.pipeline + 1])
-        return range(end - self.shares[self.pipeline], end)
+    def assigned(self, step: int, plan: StepPlan, seconds: Sequence[float]) -> tuple[Sequence[int], StepPlan]:
+        """The numbers of the microbatches that this node's pipeline is to do in a step, and a plan of these alone.
 
-    def routes(self, step: int, plan: StepPlan) -> Routes:
-        """Of this node's pipeline in a step. Raises UserError for a plan that was not made for these nodes."""
-        if self.resumed is not None and self.resumed.step == step:
-            together = _together(plan, sum(self.shares))
-            microbatches = [together[number] for number in self.numbers(step)]
+        Where pipelines and shares are as the plan has them, and every sample stays in its replica, it is followed as it is. Else
+        its microbatches are dealt out, and every sample passes all units in the microbatch of its loss: one that was deferred, or
+        changes its replica, would cross from pipeline to pipeline. seconds: predicted, of each microbatch of the plan.
+
+        Raises UserError for a plan that was not made for these nodes.
+        """
+        together, first = _together(plan, sum(self.shares)), sum(self.shares[: self.pipeline])
+        done = self.resumed.done if self.resumed is not None and self.resumed.step == step else ()
+        if not done and _is_followed(plan, self.shares):
+            numbers: Sequence[int] = range(first, first + self.shares[self.pipeline])
+            microbatches = list(plan.replicas[self.pipeline])
         else:
-            microbatches = list(shared(plan, self.shares)[self.pipeline])
+            numbers = deal(seconds, self.shares, set(range(len(together))).difference(*done))[self.pipeline]
+            microbatches = [together[number] for number in numbers]
         microbatches = microbatches or [Microbatch(units=dict.fromkeys(plan.topology.stages, ()))]
         topology = Topology(replicas=1, microbatches=len(microbatches), stages=plan.topology.stages)
-        alone = StepPlan(strategy=plan.strategy, seed=plan.seed, topology=topology, replicas=[microbatches])
-        return Routes(alone, dict.fromkeys(self.topology.units, 1))
+        return numbers, StepPlan(strategy=plan.strategy, seed=plan.seed, topology=topology, replicas=[microbatches])
 
 
 def finishes(name: str, running: membership_pb2.Snapshot, newer: membership_pb2.Snapshot) -> bool:
@@ -147,20 +137,27 @@ def _named(snapshot: membership_pb2.Snapshot) -> list[list[tuple[str, str, int, 
     ]
 
 
-def shared(plan: StepPlan, shares: Sequence[int]) -> list[Sequence[Microbatch]]:
-    """The microbatches of each pipeline.
+def deal(seconds: Sequence[float], shares: Sequence[int], numbers: Collection[int]) -> list[list[int]]:
+    """Microbatches for each pipeline: the longest first, each to the one that is done with it the earliest (LPT; Graham, 1969).
 
-    Where pipelines and shares are as the plan has them, and every sample stays in its replica, it is followed as it is. Else its
-    microbatches are dealt out in order, and every sample passes all units in the microbatch of its loss: one that was deferred,
-    or changes its replica, would cross from pipeline to pipeline.
-
-    Raises UserError where there are other microbatches than shares.
+    seconds: of each microbatch, at the same pace; those far below the longest take some time as well. shares: as the pipelines
+    are fast, 0 for one that takes none. numbers: of the microbatches that are dealt out.
     """
+    least = max(0.02 * max(seconds), 1e-9)
+    dealt: list[list[int]] = [[] for _ in shares]
+    busy_s = [0.0] * len(shares)
+    able = [pipeline for pipeline, share in enumerate(shares) if share]
+    for number in sorted(numbers, key=lambda number: (-seconds[number], number)):
+        took_s = max(seconds[number], least)
+        first = min(able, key=lambda pipeline: (busy_s[pipeline] + took_s) / shares[pipeline])
+        busy_s[first] += took_s
+        dealt[first].append(number)
+    return [sorted(own) for own in dealt]
+
+
+def _is_followed(plan: StepPlan, shares: Sequence[int]) -> bool:
     as_planned = [len(microbatches) for microbatches in plan.replicas] == list(shares)
-    if as_planned and not any(map(_crosses, plan.replicas)):
-        return list(plan.replicas)
-    together = _together(plan, sum(shares))
-    return [together[first:end] for first, end in pairwise(accumulate(shares, initial=0))]
+    return as_planned and not any(map(_crosses, plan.replicas))
 
 
 def _together(plan: StepPlan, count: int) -> list[Microbatch]:

@@ -2,12 +2,14 @@
 
 A wait for a message of gloo ends when the peer's process does; one for a peer that lives, but waits itself or hangs, does not,
 and nothing in torch.distributed ends it. So the connections themselves are shut down: whoever waits on them then fails at
-once, here and on the other side. That costs nothing while nobody is lost. All nodes then make a new mesh.
+once, here and on the other side, or, in the middle of a message, is left behind (`trainer.recovery.waiting`). That costs next
+to nothing while nobody is lost. All nodes then make a new mesh.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import stat
@@ -25,11 +27,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from headrace.errors import UnavailableError
+from trainer.recovery.waiting import Waiter
 
 log = logging.getLogger(__name__)
 
 _CHECK_S = 0.02  # how often a node that waits for gloo to connect looks whether the mesh is cut
 _RETRY_S = 0.01
+_LEAVE_S = 0.1  # how long after a cut a wait is left behind that has not ended
 _IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
 _TRY_TIMEOUT = timedelta(seconds=1)
 MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: whoever does not come is lost, and the mesh is cut before
@@ -63,10 +67,11 @@ class Mesh:
         self._meeting = socket.gethostbyname(meeting_host), meeting_port
         self._name, self._host, self._meet_timeout = name, host, meet_timeout
         self._lock = threading.Lock()  # of what is cut
-        self._cut = self._pipelines_cut = False
+        self._cut_s = self._pipelines_cut_s = math.inf  # when that was
         self._devices: set[tuple[str, int]] = set()  # on which nodes listen
         self._pipeline_devices: set[tuple[str, int]] = set()  # others, for connections within pipelines
         self._groups: list[dist.ProcessGroup] = []
+        self._waiter: Waiter | None = None
 
     def connect(self) -> None:
         """Meet the others. Raises MeshCutError."""
@@ -136,8 +141,16 @@ class Mesh:
         own = torch.frombuffer(bytearray(said.ljust(max(lengths), b"\0")), dtype=torch.uint8)
         everybody = [torch.empty_like(own) for _ in lengths]
         with self.interruptible():
-            self.everybody.allgather([everybody], [own]).wait()
+            self.wait(self.everybody.allgather([everybody], [own]))
         return [bytes(one[:length].numpy()) for one, length in zip(everybody, lengths, strict=True)]
+
+    def wait(self, work: dist.Work, *, in_pipeline: bool = False) -> None:
+        """For a message, in an `interruptible` block. in_pipeline: within a pipeline. One thread at a time."""
+        if self._waiter is None:
+            self._waiter = Waiter(self._groups)
+        if not self._waiter.wait(work, lambda: self._is_cut(_LEAVE_S, in_pipeline=in_pipeline)):
+            self._waiter = None
+            raise MeshCutError("a connection to another node ended in the middle of a message")
 
     def arrive(self) -> dist.Work:
         """Say that this node is here: what it returns is done when all nodes have said so. Raises MeshCutError."""
@@ -147,7 +160,7 @@ class Mesh:
     def barrier(self) -> None:
         """Once all nodes are here. Raises MeshCutError."""
         with self.interruptible():
-            self.arrive().wait()
+            self.wait(self.arrive())
 
     @contextmanager
     def interruptible(self, *, in_pipeline: bool = False) -> Iterator[None]:
@@ -167,9 +180,10 @@ class Mesh:
         but_pipelines: nodes of one pipeline can go on waiting for each other.
         """
         with self._lock:
-            if self._pipelines_cut:
+            now_s = time.monotonic()
+            if self._pipelines_cut_s <= now_s:
                 return
-            self._cut, self._pipelines_cut = True, not but_pipelines
+            self._cut_s, self._pipelines_cut_s = min(self._cut_s, now_s), math.inf if but_pipelines else now_s
             devices = self._devices if but_pipelines else self._devices | self._pipeline_devices
             for _, connection in _tcp_sockets(listening=False):
                 with suppress(OSError):  # ended meanwhile
@@ -180,13 +194,18 @@ class Mesh:
     def close(self) -> None:
         """Leave all groups."""
         self.cut()
-        self._groups.clear()
+        if self._waiter is not None:
+            self._waiter.close()
+        self._groups = []
         self.__dict__.pop("everybody", None)
 
     def check(self, *, in_pipeline: bool = False) -> None:
         """Raise MeshCutError where the mesh is cut. in_pipeline: within pipelines, too."""
-        if self._pipelines_cut if in_pipeline else self._cut:
+        if self._is_cut(0.0, in_pipeline=in_pipeline):
             raise MeshCutError("there is a newer snapshot of the nodes")
+
+    def _is_cut(self, since_s: float, *, in_pipeline: bool) -> bool:
+        return time.monotonic() - (self._pipelines_cut_s if in_pipeline else self._cut_s) >= since_s
 
 
 def _what(words: str) -> str:

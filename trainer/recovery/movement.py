@@ -85,7 +85,7 @@ def agree(
     own = torch.tensor([*said, *masks, *(float(number in done) for number in range(num_microbatches))], dtype=torch.float64)
     everybody = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
     with mesh.interruptible():
-        mesh.everybody.allgather([everybody], [own]).wait()
+        mesh.wait(mesh.everybody.allgather([everybody], [own]))
         messages = mesh.gather(rejected, [int(one[len(said) - 1]) for one in everybody])
     standings = [
         Standing(applied=int(a), generation=int(g), grad_norm=n, awaited=int(w))
@@ -178,7 +178,7 @@ def move(
                 sealed = _sealed(state(transfer.name))
                 under_way.append((mesh.everybody.send([sealed], transfer.target, number[transfer.name]), sealed))
         for work, _ in [*arriving.values(), *under_way]:
-            work.wait()
+            mesh.wait(work)
     return {transfer.name: _opened(buffer, transfer) for transfer, (_, buffer) in arriving.items()}
 
 

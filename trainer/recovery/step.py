@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ class Share:
     """What a pipeline has done of a step. A node of it has the gradients of its layers, not summed with other pipelines' yet."""
 
     numbers: frozenset[int] = frozenset()
-    """Of microbatches, as `trainer.recovery.layout.Layout.numbers` counts them."""
+    """Of microbatches, as `trainer.recovery.layout.Layout.assigned` counts them."""
     loss_sum: float = 0.0
     num_targets: int = 0
     not_finite: tuple[int, ...] = ()
@@ -64,7 +65,9 @@ class RecoverableStep:
         self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
         present = [rank for rank in layout.ranks if rank != NOBODY]
         self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
-        self._executor = Executor(layout.topology, layout.place, [stage], dtype, self._pipeline)
+        self._executor = Executor(
+            layout.topology, layout.place, [stage], dtype, self._pipeline, partial(mesh.wait, in_pipeline=True)
+        )
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
         sharing: dict[tuple[int, ...], list[str]] = {}
         for name, ranks in holders.items():
@@ -101,10 +104,10 @@ class RecoverableStep:
         sums = torch.tensor([share.loss_sum, share.num_targets], dtype=torch.float64)
         try:
             with self._mesh.interruptible():
-                self._mesh.everybody.allreduce([sums]).wait()
+                self._mesh.wait(self._mesh.everybody.allreduce([sums]))
         except MeshCutError:
             with suppress(MeshCutError), self._mesh.interruptible(in_pipeline=True):
-                self._pipeline.barrier().wait()  # others of it may still need this node's messages
+                self._mesh.wait(self._pipeline.barrier(), in_pipeline=True)  # others of it may still need this node's messages
             raise
         loss_sum, num_targets = sums.tolist()
         return StepResult(loss=loss_sum / (num_targets or math.nan), num_targets=int(num_targets), grad_norm=math.nan)
@@ -115,7 +118,7 @@ class RecoverableStep:
             return
         with self._mesh.interruptible():
             for group, parameters in self._sums:
-                _sum_gradients(group, parameters)
+                _sum_gradients(self._mesh, group, parameters)
         for parameter in self._holding.learning.values():
             if parameter.grad is not None:
                 parameter.grad.div_(result.num_targets)
@@ -129,7 +132,7 @@ class RecoverableStep:
         own = torch.tensor([squares, generation, len(said)], dtype=torch.float64)
         everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
         with self._mesh.interruptible():
-            self._mesh.everybody.allgather([everybody], [own]).wait()
+            self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
         norm = math.sqrt(float(table[:, 0].sum())) if result.num_targets else 0.0
@@ -151,13 +154,13 @@ def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_nor
     holding.discard()
 
 
-def _sum_gradients(group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+def _sum_gradients(mesh: Mesh, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
     """As `trainer.gradients.sum_gradients`, with what says whether there is a gradient in the same message."""
     for bucket in buckets(parameters):
         flags = torch.tensor([float(p.grad is not None) for p in bucket], device=bucket[0].device)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         flat = torch.cat([flags, *(gradient.flatten() for gradient in gradients)])
-        group.allreduce([flat]).wait()
+        mesh.wait(group.allreduce([flat]))
         summed = torch.split(flat[len(bucket) :], [p.numel() for p in bucket])
         for parameter, gradient, num_ranks in zip(bucket, summed, flat[: len(bucket)].tolist(), strict=True):
             parameter.grad = gradient.view_as(parameter) if num_ranks else None

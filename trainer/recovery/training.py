@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -145,8 +145,8 @@ class Training:
             self._commit(self.next_step - 1)  # whoever was the first node before may have been lost with it
         self._loader.assign(layout, self.next_step)
         if layout.resumed is not None:
-            words = {"done": _counts(layout.resumed.done), "rest": _counts(layout.resumed.rest)}
-            log.info("step resumed %s", pairs(step=self.next_step, generation=layout.generation, **words))
+            counts = "+".join(str(len(numbers)) for numbers in layout.resumed.done)  # "2+2+0": microbatches of each pipeline
+            log.info("step resumed %s", pairs(step=self.next_step, generation=layout.generation, done=counts))
         ended("groups")
         return seconds
 
@@ -158,8 +158,8 @@ class Training:
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
             began_s = time.monotonic()
             share, self._share = self._share or Share(), None
-            step, feed = self._loader.begin(plan)
-            share = self._share = self._step.compute(share, self._layout.numbers(plan.step), feed)
+            step, numbers, feed = self._loader.begin(plan)
+            share = self._share = self._step.compute(share, numbers, feed)
             result = self._step.meet(share)
             self._share = None
             self._step.sum_gradients(result)
@@ -179,7 +179,7 @@ class Training:
                 self._commit(plan.step, time.monotonic() - began_s, once=applied)
             if outcome.generation > self._layout.generation:
                 with self._mesh.interruptible():
-                    applied.wait()
+                    self._mesh.wait(applied)
                 return False
         return True
 
@@ -309,11 +309,6 @@ def _say_once(applied: dist.Work | None, commit: Callable[[], None]) -> None:
             log.debug("not committed yet: %s", err)
             return
     commit()
-
-
-def _counts(of_pipelines: Sequence[Collection[int]]) -> str:
-    """ "2+2+0": microbatches of each pipeline."""
-    return "+".join(str(len(numbers)) for numbers in of_pipelines)
 
 
 def _encoded(rejected: Sequence[Rejected]) -> bytes:

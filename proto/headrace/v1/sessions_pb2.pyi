@@ -74,18 +74,20 @@ class RankPlan(_message.Message):
     def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., plan_json: _Optional[str] = ...) -> None: ...
 
 class RankMicrobatch(_message.Message):
-    __slots__ = ("replica", "index", "tickets", "num_samples", "parts")
+    __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "seconds")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     replica: int
     index: int
     tickets: _containers.RepeatedScalarFieldContainer[str]
     num_samples: int
     parts: _containers.RepeatedCompositeFieldContainer[PartSamples]
-    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ...) -> None: ...
+    seconds: float
+    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class PartSamples(_message.Message):
     __slots__ = ("sample_ids",)

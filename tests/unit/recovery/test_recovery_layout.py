@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.errors import UserError
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.v1.membership_pb2 import Node, Pipeline, PipelineStage, Snapshot
 from trainer.pipeline.topology import Place
-from trainer.recovery.layout import Layout, shared
+from trainer.recovery.layout import Layout, deal
 from trainer.recovery.spec import RecoverableUnit, RecoverySpec
 
 SPEC = RecoverySpec(nodes=5, units={"vision": RecoverableUnit(), "llm": RecoverableUnit(frozen=True)})
@@ -64,30 +68,73 @@ DEFERRED = plan(
 )
 
 
+def assigned(followed: StepPlan, shares: tuple[int, int], seconds: list[float]) -> list[tuple[list[int], list[dict[str, Any]]]]:
+    """Of both pipelines: numbers and units of the microbatches."""
+    changed = snapshot()
+    for pipeline, share in zip(changed.pipelines, shares, strict=True):
+        pipeline.num_microbatches = share
+    found = []
+    for name in "ae":
+        layout = Layout.of(changed, name, SPEC)
+        assert layout is not None
+        numbers, alone = layout.assigned(0, followed, seconds)
+        found.append((list(numbers), [microbatch.units for microbatch in alone.replicas[0]]))
+    return found
+
+
 def test_a_plan_for_these_pipelines_is_followed_as_it_is() -> None:
-    assert shared(DEFERRED, (2, 2)) == list(DEFERRED.replicas)
+    units = [[microbatch.units for microbatch in microbatches] for microbatches in DEFERRED.replicas]
+    assert assigned(DEFERRED, (2, 2), [9.0, 1.0, 1.0, 1.0]) == [([0, 1], units[0]), ([2, 3], units[1])]
 
 
-def test_other_shares_take_the_microbatches_in_order_and_defer_nothing() -> None:
-    first, second = shared(DEFERRED, (3, 1))
-    assert [microbatch.units for microbatch in first] == [
-        {"vision": (0,), "llm": (0,)},
-        {"vision": (1, 2), "llm": (1, 2)},
-        {"vision": (3,), "llm": (3,)},
+def test_other_shares_have_the_microbatches_dealt_out_as_they_are_long_and_nothing_deferred() -> None:
+    assert assigned(DEFERRED, (3, 1), [1.0, 3.0, 1.0, 1.0]) == [
+        ([1, 2, 3], [{"vision": (1, 2), "llm": (1, 2)}, {"vision": (3,), "llm": (3,)}, {"vision": (4,), "llm": (4,)}]),
+        ([0], [{"vision": (0,), "llm": (0,)}]),
     ]
-    assert [microbatch.units for microbatch in second] == [{"vision": (4,), "llm": (4,)}]
 
 
 def test_a_sample_that_changes_its_replica_stays_where_its_loss_is() -> None:
     crossing = plan([[{"vision": (0, 3), "llm": (0, 1)}], [{"vision": (1, 2), "llm": (2, 3)}]])
-    first, second = shared(crossing, (1, 1))
-    assert [microbatch.units for microbatch in first] == [{"vision": (0, 1), "llm": (0, 1)}]
-    assert [microbatch.units for microbatch in second] == [{"vision": (2, 3), "llm": (2, 3)}]
+    assert assigned(crossing, (1, 1), [1.0, 1.0]) == [
+        ([0], [{"vision": (0, 1), "llm": (0, 1)}]),
+        ([1], [{"vision": (2, 3), "llm": (2, 3)}]),
+    ]
 
 
 def test_a_plan_with_another_number_of_microbatches_is_refused() -> None:
     with pytest.raises(UserError, match="has 4 microbatches, but the nodes were told of 6"):
-        shared(DEFERRED, (3, 3))
+        assigned(DEFERRED, (3, 3), [1.0] * 4)
+
+
+@given(
+    st.lists(st.floats(0, 10), min_size=1, max_size=20),
+    st.lists(st.integers(0, 8), min_size=1, max_size=4).filter(any),
+    st.data(),
+)
+def test_every_microbatch_is_dealt_out_once_to_pipelines_that_take_any(
+    seconds: list[float], shares: list[int], data: st.DataObject
+) -> None:
+    numbers = data.draw(st.sets(st.sampled_from(range(len(seconds)))))
+    dealt = deal(seconds, shares, numbers)
+    assert sorted(number for own in dealt for number in own) == sorted(numbers)
+    assert all(own == sorted(own) for own in dealt)
+    assert not any(own for own, share in zip(dealt, shares, strict=True) if not share)
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=4))
+def test_microbatches_that_are_alike_or_of_unknown_length_are_dealt_out_by_number(shares: list[int]) -> None:
+    count = sum(shares)
+    for seconds in (1.0, 0.0):
+        assert [len(own) for own in deal([seconds] * count, shares, range(count))] == shares
+
+
+def test_no_pipeline_waits_much_longer_than_another() -> None:
+    """In the order of a plan that puts small ones first, the first pipeline would have next to nothing to do."""
+    seconds = [0.1, 0.1, 0.1, 0.1, 8.0, 7.0, 0.1, 0.1, 0.1, 0.1, 6.0, 9.0]
+    first, second = (sum(seconds[number] for number in own) for own in deal(seconds, (4, 8), range(12)))
+    assert first / 4 < 1.3 * second / 8
+    assert second / 8 < 1.3 * first / 4
 
 
 def test_a_spec_without_an_llm_is_refused() -> None:
