@@ -24,6 +24,7 @@ MOMENTS = (0.05, 0.65, 0.35, 0.95, 0.5, 0.2)
 """Of a step, at which nodes of one place after the other are lost."""
 _WARM_STEPS = 2  # after a change, which are none to compare with
 _STEPS = 6  # before each loss
+_STEPS_LEFT = 4  # after it, before the node is there again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Loss:
     where: str
     step_s: float
     """Median of the steps before."""
+    left_step_s: float
+    """Median of steps after it, of the nodes that are left."""
     seconds: float
     """From the signal until the first step of the nodes that are left is committed."""
     noticed_s: float
@@ -69,6 +72,7 @@ class Nodes:
         committed = self._services.wait(
             lambda: [e for e in self._services.said("committed", self._job, lost_s) if e["step"] >= recovered["step"]]
         )[0]
+        left = [committed["time_s"], *self._services.await_commits(self._job, _STEPS_LEFT, committed["time_s"] + 1e-3)]
         told = next(e for e in self._services.said("pipelines", self._job, lost_s) if e["generation"] == recovered["generation"])
         if how == signal.SIGSTOP:
             os.kill(victim.pid, signal.SIGCONT)
@@ -78,6 +82,7 @@ class Nodes:
         return Loss(
             where=where,
             step_s=step_s,
+            left_step_s=median(end - begin for begin, end in pairwise(left)),
             seconds=committed["time_s"] - lost_s,
             noticed_s=told["time_s"] - lost_s,
             again_s=recovered["time_s"] - lost_s,
@@ -149,6 +154,10 @@ def _loss_rows(killed: Sequence[Loss], stopped: Sequence[Loss], torchft: Mapping
         detail=_all(seconds),
     )
     yield _longest("SIGKILL, the longest", killed, torchft["default"], KILL_GOAL_S)
+    left_s = [loss.seconds - loss.left_step_s for loss in killed]
+    steps_s = f"of {median(loss.left_step_s for loss in killed):.2f} s; {_all(left_s)}"
+    name = f"SIGKILL, the longest, beyond the median step of the {NUM_NODES - 1} that are left"
+    yield Row(name=name, value=max(left_s), unit="s", rival=torchft["default"], detail=steps_s)
     yield _longest(f"SIGSTOP, the longest of {len(stopped)}", stopped, torchft["stopped"], STOP_GOAL_S)
 
 

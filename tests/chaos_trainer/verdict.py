@@ -15,7 +15,8 @@ from tests.chaos.processes import Footprint
 TOLERANCE = 1e-5
 """Of a loss, and of a parameter: the norm of what differs, beside its own. Other pipelines add in another order."""
 WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs
-ALLOWED = {"memory_kib": 12 << 10, "num_fds": 8, "num_threads": 4}
+ALLOWED = {"memory_kib": 20 << 10, "num_fds": 8, "num_threads": 4}
+"""The memory: of buffers for the largest microbatch so far, which keeps its size."""
 STOOD_STILL_S = 10.0
 """Whoever needs so long has waited for somebody who was gone."""
 

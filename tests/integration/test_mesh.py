@@ -47,3 +47,10 @@ def test_a_cut_ends_a_wait_for_the_rest_of_a_message(mesh: Mesh) -> None:
     threading.Timer(0.2, mesh.cut).start()
     with pytest.raises(MeshCutError, match="in the middle of a message"), mesh.interruptible():
         mesh.wait(work)
+
+
+def test_where_a_node_is_lost_not_all_arrive(mesh: Mesh) -> None:
+    mesh.barrier()
+    arrival = mesh.arrive()
+    threading.Timer(0.2, mesh.cut).start()
+    assert not mesh.all_arrive(arrival)

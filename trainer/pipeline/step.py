@@ -103,7 +103,7 @@ class PipelineStep:
         squares = torch.zeros((), dtype=torch.float64, device=self._device)
         if self.place.replica == 0:
             counted = [p.grad for p in self.parameters if p.grad is not None and not self.is_copy(p)]
-            squares += sum(gradient.double().square().sum() for gradient in counted)
+            squares += torch.nn.utils.get_total_norm(counted).double().square()
         dist.all_reduce(squares, group=self.groups.everybody)
         norm = squares.sqrt()
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self._max_grad_norm, norm)

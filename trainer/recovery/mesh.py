@@ -36,6 +36,7 @@ _RETRY_S = 0.01
 _LEAVE_S = 0.1  # how long after a cut a wait is left behind that has not ended
 _IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
 _TRY_TIMEOUT = timedelta(seconds=1)
+_MOMENT = timedelta(milliseconds=20)
 MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: whoever does not come is lost, and the mesh is cut before
 STEP_TIMEOUT = timedelta(seconds=1800)  # of waits for nodes that compute, some of them the rest of a step before they connect
 
@@ -72,6 +73,7 @@ class Mesh:
         self._pipeline_devices: set[tuple[str, int]] = set()  # others, for connections within pipelines
         self._groups: list[dist.ProcessGroup] = []
         self._waiter: Waiter | None = None
+        self._arrivals: list[dist.Work] = []  # that may not be complete
 
     def connect(self) -> None:
         """Meet the others. Raises MeshCutError."""
@@ -155,7 +157,21 @@ class Mesh:
     def arrive(self) -> dist.Work:
         """Say that this node is here: what it returns is done when all nodes have said so. Raises MeshCutError."""
         with self.interruptible():
-            return self.everybody.barrier()
+            arrival = self.everybody.barrier()
+        self._arrivals = [*(one for one in self._arrivals if not one.is_completed()), arrival]
+        return arrival
+
+    def all_arrive(self, arrival: dist.Work) -> bool:
+        """Wait until they have. False where a node is lost before. From any thread."""
+        while True:
+            is_over = arrival.is_completed()
+            try:
+                arrival.wait(_MOMENT)
+            except RuntimeError:
+                if is_over or self._is_cut(_LEAVE_S, in_pipeline=False):
+                    return False
+            else:
+                return True
 
     def barrier(self) -> None:
         """Once all nodes are here. Raises MeshCutError."""
@@ -194,8 +210,11 @@ class Mesh:
     def close(self) -> None:
         """Leave all groups."""
         self.cut()
+        unfinished = [arrival for arrival in self._arrivals if not arrival.is_completed()]
+        if unfinished and self._waiter is None:
+            self._waiter = Waiter(self._groups)
         if self._waiter is not None:
-            self._waiter.close()
+            self._waiter.close(unfinished)
         self._groups = []
         self.__dict__.pop("everybody", None)
 

@@ -128,7 +128,7 @@ class RecoverableStep:
 
         Raises HeadraceError, on all nodes, where loss or gradient is not finite, and MeshCutError.
         """
-        squares = sum(float(p.grad.double().square().sum()) for p in self._counted if p.grad is not None)
+        squares = float(nn.utils.get_total_norm([p.grad for p in self._counted if p.grad is not None])) ** 2
         own = torch.tensor([squares, generation, len(said)], dtype=torch.float64)
         everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
         with self._mesh.interruptible():

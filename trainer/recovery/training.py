@@ -174,12 +174,13 @@ class Training:
             self._rejected = b"".join(outcome.said)  # serialised messages join
             self._loader.finish(step)
             log_step(self.job, step, outcome.result)
-            applied = self._mesh.arrive()
-            if self._layout.rank == 0:
-                self._commit(plan.step, time.monotonic() - began_s, once=applied)
+            all_applied = self._arrive()
+            if self._layout.rank == 0 and all_applied is not None:
+                self._commit(plan.step, time.monotonic() - began_s, once=partial(self._mesh.all_arrive, all_applied))
             if outcome.generation > self._layout.generation:
-                with self._mesh.interruptible():
-                    self._mesh.wait(applied)
+                if all_applied is not None:
+                    with self._mesh.interruptible():
+                        self._mesh.wait(all_applied)
                 return False
         return True
 
@@ -287,28 +288,31 @@ class Training:
     def _state(self, name: str) -> torch.Tensor:
         return next(held for held in self._held if name in held.parameters).state(name)
 
-    def _commit(self, step: int, step_s: float = 0.0, *, once: dist.Work | None = None) -> None:
+    def _commit(self, step: int, step_s: float = 0.0, *, once: Callable[[], bool] = lambda: True) -> None:
         """For all nodes, beside the next step. Before the vote on that it is done, so that one at most is open."""
         message = sessions_pb2.CommitRequest.FromString(self._rejected)
         rejected = [rejection_value(item) for item in message.rejections]
         say = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s)
         self._committing = self._commits.submit(_say_once, once, say)
 
+    def _arrive(self) -> dist.Work | None:
+        """Say that the step is applied here. None where a node is lost: others of this pipeline may have begun the next step, and
+        go on with that as long as it stays. Raises MeshCutError where it doesn't."""
+        try:
+            return self._mesh.arrive()
+        except MeshCutError:
+            self._mesh.check(in_pipeline=True)
+            return None
+
     def _await_commit(self) -> None:
         if self._committing is not None:
             self._committing.result()
 
 
-def _say_once(applied: dist.Work | None, commit: Callable[[], None]) -> None:
-    """Not before all nodes have applied the step: else they would repeat one whose data are gone. Where a node is lost before,
-    the next generation says it."""
-    if applied is not None:
-        try:
-            applied.wait()
-        except RuntimeError as err:
-            log.debug("not committed yet: %s", err)
-            return
-    commit()
+def _say_once(all_have_applied: Callable[[], bool], commit: Callable[[], None]) -> None:
+    """Else they would repeat a step whose data are gone. Where a node is lost before, the next generation says it."""
+    if all_have_applied():
+        commit()
 
 
 def _encoded(rejected: Sequence[Rejected]) -> bytes:

@@ -1,14 +1,15 @@
 """A wait for a message that whoever waits can leave.
 
 Where a connection ends in the middle of a message, gloo tells nobody who waits for that very message (`Pair::signalException` of
-its TCP transport speaks to operations that have not begun), and nothing in torch.distributed ends such a wait.
+its TCP transport speaks to operations that have not begun), and nothing in torch.distributed ends such a wait. The end of a group
+waits for its operations, too.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch.distributed as dist
@@ -20,7 +21,7 @@ class Waiter:
     """Waits in a thread of its own. That one may stay behind, with what it waits for, for as long as gloo's timeout."""
 
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
-        """groups: whose messages are waited for. They last as long as the thread: the end of a group waits for its messages."""
+        """groups: whose messages are waited for. They last as long as the thread, so that nobody else waits for their end."""
         self._works: queue.SimpleQueue[tuple[dist.Work, Future[None]] | None] = queue.SimpleQueue()
         threading.Thread(target=_wait_for_each, args=(self._works, groups), name="wait", daemon=True).start()
 
@@ -40,8 +41,10 @@ class Waiter:
                 raise error
             return True
 
-    def close(self) -> None:
-        """Nothing more is waited for."""
+    def close(self, last: Sequence[dist.Work] = ()) -> None:
+        """Nobody waits any more, but the thread itself for the last ones."""
+        for work in last:
+            self._works.put((work, Future()))
         self._works.put(None)
 
 
