@@ -94,6 +94,8 @@ def _interleaved(shares: npt.NDArray[np.float64], start: int, stop: int) -> list
 
 def _counts(shares: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int64]:
     """How many samples of each source stand at the first `length` places."""
+    if len(shares) == 1:
+        return np.array([length])
     first, due = _due(shares, length, length)
     counts = first.copy()
     for _, source, _ in due[: length - int(first.sum())]:
