@@ -29,6 +29,7 @@ from trainer.recovery.mesh import Mesh, MeshCutError
 from trainer.recovery.step import RecoverableStep
 from trainer.recovery.training import Training
 
+TOGETHER_S = 5.0  # how long a fault waits for another one of the same moment
 OTHERS_KNOW_S = 0.3  # what this node does not see: by then all others have
 
 
@@ -86,6 +87,7 @@ class Strikes:
                 continue
             self._counts[number] += 1
             if self._counts[number] == fault.occurrence and self._is_first(number):
+                self._await_others(fault)
                 self._strike(number, fault)
 
     def _is_first(self, number: int) -> bool:
@@ -94,6 +96,14 @@ class Strikes:
         except FileExistsError:
             return False
         return True
+
+    def _await_others(self, fault: Fault) -> None:
+        """Faults of one moment strike together: what the first one cuts off would not come to its place any more."""
+        moment = fault.place, fault.step, fault.generation
+        others = [k for k, other in enumerate(self._faults) if (other.place, other.step, other.generation) == moment]
+        deadline = time.monotonic() + TOGETHER_S
+        while not all((self._folder / f"{k}.struck").exists() for k in others) and time.monotonic() < deadline:
+            time.sleep(0.005)  # another process comes there
 
     def _strike(self, number: int, fault: Fault) -> None:
         self.tell(struck=number)
