@@ -15,8 +15,8 @@ from tests.chaos.processes import Footprint
 
 TOLERANCE = 1e-5
 """Of a loss, and of a parameter: the norm of what differs, beside its own. Other pipelines add in another order."""
-MOST_STEPS = 8
-"""After which parameters may differ by so much: from step to step the differences add up like steps at random."""
+STEPS_WITHIN = 8
+"""Steps within which parameters keep to it: the differences of further ones add up like steps at random."""
 WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs
 ALLOWED = {"memory_kib": 20 << 10, "num_fds": 8, "num_threads": 4}
 """The memory: of buffers for the largest microbatch so far, which keeps its size."""
@@ -76,7 +76,7 @@ def judge(expected: Trained, found: Trained, allowed_replays: int, *, is_whole: 
         far = [loss for loss in losses if not abs(loss - right) <= TOLERANCE * abs(right)]
         if far:
             wrong.append(f"step {step} has losses {far}, not {right}")
-    tolerance = TOLERANCE * math.sqrt(max(1.0, found.steps / MOST_STEPS))
+    tolerance = TOLERANCE * math.sqrt(max(1.0, found.steps / STEPS_WITHIN))
     left = {name: weight for name, weight in expected.weights.items() if is_whole or name in found.weights}
     wrong += _wrong_weights(left, found.weights, tolerance)
     if not is_whole and len(found.weights) >= len(expected.weights):
