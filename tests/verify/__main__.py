@@ -15,6 +15,8 @@ from tests.verify.cases import MOST_PROCESSES, Case, every_case
 from tests.verify.comparison import differences
 from tests.verify.processes import Processes
 
+_LINES = 40  # of what is said of a case: most of a traceback
+
 
 def main(arguments: list[str] | None = None) -> int:
     """0: all cases are equal; 1: some are not; 130: interrupted."""
@@ -31,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for number, (case, found) in enumerate(zip(cases, _compared(cases, args.at_once), strict=True), 1):
             bad += bool(found)
-            for line in found[:5]:
+            for line in found[:_LINES]:
                 print(f"  {line}", flush=True)
             print(f"{number:5}/{len(cases)}  {'DIFFERS' if found else 'equal':8}{case}", flush=True)
     except KeyboardInterrupt:
@@ -48,6 +50,9 @@ def _compared(cases: Sequence[Case], at_once: int) -> Iterator[list[str]]:
         processes = idle.get()
         try:
             return differences(processes, case)
+        except RuntimeError as err:
+            processes = stack.enter_context(Processes(MOST_PROCESSES))  # the others may wait for the one that failed
+            return str(err).splitlines()
         finally:
             idle.put(processes)
 
