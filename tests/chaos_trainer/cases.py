@@ -138,6 +138,7 @@ def _returns() -> Iterator[Case]:
     faults, starts = (fault, _hold(3, generation=2)), (Act(node="n1", step=2),)
     yield Case(name=f"{fault}, back again", faults=faults, starts=starts, steps=5)
     yield from _missed()
+    yield from _disconnected()
     slow = Fault(kind=Kind.STOP, place=Place.VOTING, where=Where(node="n2"), lasts_s=FOR_A_MOMENT_S)
     fault = _kill(Place.UPDATED, Where(node="n4"))
     yield Case(name=f"{slow}, {fault}", faults=(slow, fault))
@@ -157,6 +158,13 @@ def _missed() -> Iterator[Case]:
     for place in (Place.AGREE, Place.MOVE, Place.BARRIER):
         faults = (*miss(0, 1, 2, 4, 5, 6), _kill(Place.UPDATED, Where(rank=7)), _kill(place, Where(rank=3), generation=2))
         yield Case(name=f"only one sees the outcome and is lost at {place}", faults=faults, nodes=8, max_failures=2)
+
+
+def _disconnected() -> Iterator[Case]:
+    """After the last step, before all say that they have applied it: nobody would notice by a message that does not come."""
+    for where in (Where(rank=0), Where(rank=3)):
+        fault = Fault(kind=Kind.CUT, place=Place.UPDATED, where=where, step=4)
+        yield Case(name=str(fault), faults=(fault,))
 
 
 def _joins() -> Iterator[Case]:

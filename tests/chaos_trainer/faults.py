@@ -60,6 +60,8 @@ class Kind(StrEnum):
     """It waits for a snapshot that is newer than its generation."""
     MISS = "cut off"
     """It lives, but its connections to other nodes end: what has come over them just now counts as lost."""
+    CUT = "disconnect"
+    """It lives, but its connections to other nodes end, and nobody says why."""
     LEAVE = "leave"
     """SIGTERM: the node ends at the end of a step."""
 

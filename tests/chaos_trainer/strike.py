@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import signal
 import time
@@ -42,6 +43,7 @@ class Strikes:
         self._events = (folder / f"{node}.events").open("a", buffering=1)
         self._layout: Layout | None = None
         """The last one: afterwards it may have another rank, among those that save what they have."""
+        self._mesh: Mesh | None = None
         self._generation = self._rank = 0
         self._step = -1
         self._counts = [0] * len(faults)
@@ -52,9 +54,10 @@ class Strikes:
         """To whoever runs the case."""
         self._events.write(json.dumps(event) + "\n")
 
-    def prepares(self, layout: Layout) -> None:
+    def prepares(self, layout: Layout, mesh: Mesh) -> None:
         """A recovery, or the beginning."""
-        self._layout, self._step, self._counts = layout, -1, [0] * len(self._faults)
+        self._layout, self._mesh = layout, mesh
+        self._step, self._counts = -1, [0] * len(self._faults)
         self._generation, self._rank = layout.generation, layout.rank
 
     def ends(self, generation: int, rank: int) -> None:
@@ -115,6 +118,10 @@ class Strikes:
             case Kind.STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 time.sleep(0)  # it takes effect before this thread goes on
+            case Kind.CUT:
+                assert self._mesh is not None
+                self._mesh.cut()
+                self._mesh._cut_s = self._mesh._pipelines_cut_s = math.inf  # it does not know of it
             case Kind.LEAVE:
                 os.kill(os.getpid(), signal.SIGTERM)
             case Kind.HOLD:
@@ -199,7 +206,7 @@ def install(strikes: Strikes) -> None:
         return run(mesh, sizes, transfers, reaching)
 
     def prepare(run: Any, self: Training, layout: Layout, mesh: Mesh) -> Any:
-        strikes.prepares(layout)
+        strikes.prepares(layout, mesh)
         phases = run(self, layout, mesh)
         strikes.tell(prepared=layout.generation, step=self.next_step, phases=phases, memory_kib=memory.in_use_kib())
         return phases

@@ -6,7 +6,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from trainer.recovery.mesh import Meeting, Mesh, MeshCutError
 pytestmark = pytest.mark.integration
 
 MESSAGE_BYTES = 1 << 26  # more than the system holds of a message on its way
+LIVES_ON_S = 2.0
 
 
 def _is_lost_in_the_middle(address: str) -> None:
@@ -27,18 +31,34 @@ def _is_lost_in_the_middle(address: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.fixture
-def mesh() -> Iterator[Mesh]:
-    """Of two nodes."""
+@contextmanager
+def _beside(other: Callable[[str], None]) -> Iterator[tuple[Mesh, BaseProcess]]:
+    """The first of two nodes; the other one runs in a process of its own, which is told where they meet."""
     meeting = Meeting("127.0.0.1")
-    other = multiprocessing.get_context("spawn").Process(target=_is_lost_in_the_middle, args=(meeting.address,))
-    other.start()
+    process = multiprocessing.get_context("spawn").Process(target=other, args=(meeting.address,))
+    process.start()
     one = Mesh(meeting.address, "1", 0, 2, "127.0.0.1")
     one.connect()
-    yield one
+    yield one, process
     one.close()
-    other.join()
-    assert other.exitcode == -signal.SIGKILL
+    process.join()
+
+
+@pytest.fixture
+def mesh() -> Iterator[Mesh]:
+    """Of two nodes, one of which is lost."""
+    with _beside(_is_lost_in_the_middle) as (one, process):
+        yield one
+    assert process.exitcode == -signal.SIGKILL
+
+
+def _loses_its_connections(address: str) -> None:
+    """The other node: it lives on, and never arrives."""
+    mesh = Mesh(address, "1", 1, 2, "127.0.0.1")
+    mesh.connect()
+    mesh.barrier()
+    mesh.cut()
+    time.sleep(LIVES_ON_S)
 
 
 def test_a_cut_ends_a_wait_for_the_rest_of_a_message(mesh: Mesh) -> None:
@@ -54,3 +74,16 @@ def test_where_a_node_is_lost_not_all_arrive(mesh: Mesh) -> None:
     arrival = mesh.arrive()
     threading.Timer(0.2, mesh.cut).start()
     assert not mesh.all_arrive(arrival)
+
+
+def test_whoever_has_arrived_hears_that_others_cannot() -> None:
+    with _beside(_loses_its_connections) as (mesh, other):
+
+        def look() -> None:
+            while other.is_alive():
+                mesh.check()
+
+        mesh.barrier()
+        mesh.arrive()
+        with pytest.raises(MeshCutError, match="a connection to one of them ended"):
+            look()

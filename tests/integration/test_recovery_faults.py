@@ -17,6 +17,7 @@ SELECTION = [
     "only the first node sees the outcome, and is lost before it commits",
     "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s",
     "kill n5 at connect 1 of generation 2, a join",
+    "disconnect rank 3 at updated 1 of step 4",
     "leave rank 0 at forward 1 of step 2",
     "kill llm 0 of pipeline 1 at forward 1 of step 2, rerouted",
     "stop llm 0 of pipeline 1 at backward 1 of step 2, rerouted",

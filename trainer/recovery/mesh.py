@@ -155,9 +155,17 @@ class Mesh:
             raise MeshCutError("a connection to another node ended in the middle of a message")
 
     def arrive(self) -> dist.Work:
-        """Say that this node is here: what it returns is done when all nodes have said so. Raises MeshCutError."""
-        with self.interruptible():
-            arrival = self.everybody.barrier()
+        """Say that this node is here: what it returns is done when all nodes have said so. Raises MeshCutError.
+
+        Where a connection ends before, the mesh is cut but for pipelines as soon as this node looks at it (`check`): the others
+        may wait for the one that did not hear of all of them, and nobody else notices.
+        """
+        try:
+            with self.interruptible():
+                arrival = self.everybody.barrier()
+        except MeshCutError:
+            self.cut(but_pipelines=True)
+            raise
         self._arrivals = [*(one for one in self._arrivals if not one.is_completed()), arrival]
         return arrival
 
@@ -220,11 +228,22 @@ class Mesh:
 
     def check(self, *, in_pipeline: bool = False) -> None:
         """Raise MeshCutError where the mesh is cut. in_pipeline: within pipelines, too."""
+        if not self._is_cut(0.0, in_pipeline=False) and any(map(_has_failed, self._arrivals)):
+            self.cut(but_pipelines=True)
         if self._is_cut(0.0, in_pipeline=in_pipeline):
-            raise MeshCutError("there is a newer snapshot of the nodes")
+            raise MeshCutError("there is a newer snapshot of the nodes, or a connection to one of them ended")
 
     def _is_cut(self, since_s: float, *, in_pipeline: bool) -> bool:
         return time.monotonic() - (self._pipelines_cut_s if in_pipeline else self._cut_s) >= since_s
+
+
+def _has_failed(work: dist.Work) -> bool:
+    if work.is_completed():
+        try:
+            work.wait()
+        except RuntimeError:
+            return True
+    return False
 
 
 def _what(words: str) -> str:
