@@ -26,7 +26,7 @@ from reorder_service.roster import Reading, Roster
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-AHEAD = 4  # works that the only member with a free slot may choose from: those behind them wait for a trainer less
+AHEAD = 8  # works that the only member with a free slot may choose from: those behind them wait for a trainer less
 SILENCE_S = 3.0  # a member that says nothing for so long is gone: three heartbeats, by a clock that leaves our own pauses out
 _NEAR, _NEW = metrics.SAMPLES_PLACED.labels("near"), metrics.SAMPLES_PLACED.labels("new")
 
@@ -306,7 +306,7 @@ class Fleet:
             pace.begin(now_s)
         self._count_free(member, keep=work.keep)
         self._waiting[work.keep].served(work)
-        self._roster.served(member.row)
+        self._roster.served(member.row, keep=work.keep)
         num_samples, num_near = sum(work.shards.values()), member.num_near(work)
         _NEAR.inc(num_near)
         _NEW.inc(num_samples - num_near)

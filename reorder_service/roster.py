@@ -39,7 +39,8 @@ class Roster:
         self._free = {keep: np.empty(0, np.float64) for keep in (False, True)}  # -inf where there is no member
         self._open: dict[bool, set[int]] = {False: set(), True: set()}  # rows with free slots
         self._slots = np.empty(0, np.float64)
-        self._rank = np.empty(0, np.float64)  # far less than a slot, by name: of equals it is certain who is chosen first
+        # Far less than a slot: of equals it is certain who is chosen first, and then they take turns, for each kind.
+        self._rank = {keep: np.empty(0, np.float64) for keep in (False, True)}
         self._last_rank = 0.0
         self._readers: dict[ShardKey, npt.NDArray[np.float32]] = {}  # 1 for who has read the shard
 
@@ -51,7 +52,8 @@ class Roster:
         self._names[row] = name
         self._slots[row] = slots
         for rank, known in enumerate(sorted(self._names, key=self._names.__getitem__)):
-            self._rank[known] = _TURN * rank
+            for ranks in self._rank.values():
+                ranks[known] = _TURN * rank
         return row
 
     def remove(self, row: int, shards: Iterable[ShardKey]) -> None:
@@ -75,10 +77,10 @@ class Roster:
         """Whether any member has a free slot."""
         return bool(self._open[keep])
 
-    def served(self, row: int) -> None:
+    def served(self, row: int, *, keep: bool) -> None:
         """A member takes a work: of equals, others are chosen before it is again."""
         self._last_rank -= _TURN
-        self._rank[row] = self._last_rank
+        self._rank[keep][row] = self._last_rank
 
     def note(self, row: int, shards: Iterable[ShardKey]) -> None:
         """A member reads these."""
@@ -119,7 +121,7 @@ class Roster:
             rows = rows.difference(avoid)
         if not (rows or without_slot):
             return None
-        score = free + self._rank + self._near_slots(reading)
+        score = free + self._rank[keep] + self._near_slots(reading)
         if rows:
             score = np.where(free > 0, score, -np.inf)
         best = int(np.argmax(score))
@@ -139,6 +141,7 @@ class Roster:
         num_rows = max(8, 2 * len(self._slots))
         more = num_rows - len(self._slots)
         self._vacant = list(range(len(self._slots), num_rows))[::-1]
-        self._slots, self._rank = np.pad(self._slots, (0, more)), np.pad(self._rank, (0, more))
+        self._slots = np.pad(self._slots, (0, more))
+        self._rank = {keep: np.pad(rank, (0, more)) for keep, rank in self._rank.items()}
         self._free = {keep: np.pad(free, (0, more), constant_values=-np.inf) for keep, free in self._free.items()}
         self._readers = {shard: np.pad(readers, (0, more)) for shard, readers in self._readers.items()}

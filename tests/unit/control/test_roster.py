@@ -70,3 +70,20 @@ def test_who_leaves_is_not_chosen_and_leaves_no_trace_for_who_comes() -> None:
     for row in (second, third):
         roster.set_free(row, 2, keep=True)
     assert roster.choose(Reading(1, {SHARDS[0]: 1}), (), keep=True) == third
+
+
+def test_members_take_turns_at_each_kind_of_work() -> None:
+    roster = Roster()
+    for name in "abc":
+        row = roster.add(name, 2)
+        for keep in (False, True):
+            roster.set_free(row, 2, keep=keep)
+    chosen = []
+    for keep in (True, True, False, True, False, False, True):
+        row = roster.choose(Reading(1, {}), (), keep=keep)
+        assert row is not None
+        roster.served(row, keep=keep)
+        chosen.append((keep, row))
+    of_kind = {keep: [row for kind, row in chosen if kind is keep] for keep in (False, True)}
+    assert len(set(of_kind[False])) == len(set(of_kind[True][:3])) == 3
+    assert of_kind[True][3] == of_kind[True][0]
