@@ -26,7 +26,7 @@ from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from headrace.transport.base import read_batches
 from preprocessor.part import Payload
-from preprocessor.pipeline import Loaded, LoadedPart, Pipeline, Row, Sized, Sizes, probe_of
+from preprocessor.pipeline import Loaded, LoadedPart, Pipeline, Room, Row, Sized, Sizes, probe_of
 from preprocessor.probed import Probed
 from preprocessor.sources import Record, Shard, open_shard
 from preprocessor.sources.blob import BlobCache
@@ -137,7 +137,8 @@ class Job:
         good = {ref: sample for ref, sample in sized.items() if isinstance(sample, Sized)}
         room = self.pipeline.room([sample.sizes for sample in good.values()])
         draft = self._encode(
-            {ref: self.pipeline.row(sample.sizes, of_patches, of_mel) for ref, sample, of_patches, of_mel in _cut(good, *room)}
+            {ref: self.pipeline.row(sample.sizes, of_patches, of_mel) for ref, sample, of_patches, of_mel in _cut(good, *room)},
+            room,
         )
         reserved = writer.reserve(draft, *room)
         try:
@@ -177,8 +178,8 @@ class Job:
     def _size(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sizes | Rejected:
         return loaded if isinstance(loaded, Rejected) else self._guarded(ref, partial(self.pipeline.size, loaded))
 
-    def _encode(self, rows: Mapping[SampleRef, Row]) -> pa.RecordBatch:
-        return self.pipeline.encode([ref.sample_id for ref in rows], list(rows.values()))
+    def _encode(self, rows: Mapping[SampleRef, Row], room: Room | None = None) -> pa.RecordBatch:
+        return self.pipeline.encode([ref.sample_id for ref in rows], list(rows.values()), room)
 
     def sample_name(self, ref: SampleRef) -> str:
         """SOURCE/SHARD/KEY."""

@@ -26,6 +26,9 @@ from preprocessor.mapping import Audio, Image, Sample, Text, to_sample
 from preprocessor.record import Record
 from preprocessor.template import Sequence, load_template
 
+Room = tuple[NDArray[np.uint8], NDArray[np.float16]]
+"""For the patches, (P, 3 * patch * patch), and the mel frames, (F, mel_bins), of some samples together."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
@@ -152,8 +155,8 @@ class Pipeline:
         sizes = self.size(loaded)
         return self.fill(Sized(loaded=loaded, sizes=sizes), *self.room([sizes]))
 
-    def room(self, samples: SequenceOf[Sizes]) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-        """Arrays for the patches, (P, 3 * patch * patch), and the mel frames, (F, mel_bins), of all samples together."""
+    def room(self, samples: SequenceOf[Sizes]) -> Room:
+        """As much as all these samples need."""
         patches = sum(sizes.num_patches for sizes in samples)
         frames = sum(sizes.num_frames for sizes in samples)
         return np.empty((patches, 3 * self._image.patch**2), np.uint8), np.empty((frames, self._audio.mel_bins), np.float16)
@@ -181,21 +184,22 @@ class Pipeline:
             mel_frames=np.array(sizes.mel_frames, np.int32),
         )
 
-    def encode(self, sample_ids: SequenceOf[int], rows: SequenceOf[Row]) -> pa.RecordBatch:
+    def encode(self, sample_ids: SequenceOf[int], rows: SequenceOf[Row], room: Room | None = None) -> pa.RecordBatch:
         """One batch with headrace.sample.SCHEMA.
 
-        Values are copied once into place, and not at all where the rows lie one behind the other in one array.
+        `room`: that the arrays of all rows are views of, in this order: patches and mel frames are not copied then.
         """
+        patches, mel = ([row.patches for row in rows], [row.mel for row in rows]) if room is None else ([room[0]], [room[1]])
         grids = _values([row.image_grids for row in rows], pa.int32())
         columns = [
             pa.array(sample_ids, pa.int64()),
             _lists([row.input_ids for row in rows], pa.int32()),
             _lists([row.labels for row in rows], pa.int32()),
-            _large_lists([row.patches for row in rows], pa.uint8()),
+            _large_lists([row.patches.size for row in rows], patches, pa.uint8()),
             pa.ListArray.from_arrays(
                 _offsets([len(row.image_grids) for row in rows], np.int32), pa.FixedSizeListArray.from_arrays(grids, 3)
             ),
-            _large_lists([row.mel for row in rows], pa.float16()),
+            _large_lists([row.mel.size for row in rows], mel, pa.float16()),
             _lists([row.mel_frames for row in rows], pa.int32()),
             pa.array([row.flags for row in rows], pa.int32()),
         ]
@@ -225,8 +229,10 @@ def _lists(arrays: list[NDArray[np.int32]], kind: pa.DataType) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets([array.size for array in arrays], np.int32), _values(arrays, kind))
 
 
-def _large_lists(arrays: list[NDArray[np.uint8]] | list[NDArray[np.float16]], kind: pa.DataType) -> pa.LargeListArray:
-    return pa.LargeListArray.from_arrays(_offsets([array.size for array in arrays], np.int64), _values(arrays, kind))
+def _large_lists(
+    sizes: list[int], arrays: list[NDArray[np.uint8]] | list[NDArray[np.float16]], kind: pa.DataType
+) -> pa.LargeListArray:
+    return pa.LargeListArray.from_arrays(_offsets(sizes, np.int64), _values(arrays, kind))
 
 
 def _offsets(sizes: list[int], dtype: type[np.int32] | type[np.int64]) -> pa.Array:
@@ -237,18 +243,4 @@ def _offsets(sizes: list[int], dtype: type[np.int32] | type[np.int64]) -> pa.Arr
 
 def _values(arrays: SequenceOf[NDArray[np.generic]], kind: pa.DataType) -> pa.Array:
     flat = [array.reshape(-1) for array in arrays if array.size]
-    return pa.array(_one_behind_the_other(flat) if flat else [], kind)
-
-
-def _one_behind_the_other(arrays: list[NDArray[np.generic]]) -> NDArray[np.generic]:
-    """All values of flat arrays: a view where they lie so in one larger array already, else a copy unless there is one."""
-    if len(arrays) == 1:
-        return arrays[0]
-    first, whole = arrays[0], arrays[0].base
-    ends = np.cumsum([array.nbytes for array in arrays])
-    begins = [first.ctypes.data, *(first.ctypes.data + ends[:-1])]
-    adjacent = all(array.base is whole and array.ctypes.data == begin for array, begin in zip(arrays, begins, strict=True))
-    if not adjacent or not isinstance(whole, np.ndarray) or not whole.flags.c_contiguous or whole.dtype != first.dtype:
-        return np.concatenate(arrays)
-    start = (first.ctypes.data - whole.ctypes.data) // first.itemsize
-    return whole.reshape(-1)[start : start + int(ends[-1]) // first.itemsize]
+    return pa.array((flat[0] if len(flat) == 1 else np.concatenate(flat)) if flat else [], kind)

@@ -16,7 +16,7 @@ import pytest
 from headrace.errors import SpecError
 from headrace.sample import SCHEMA
 from headrace.spec import JobSpec, SourceSpec, parse_spec
-from preprocessor.pipeline import Pipeline, Row, probe_of
+from preprocessor.pipeline import Pipeline, Row, Sized, probe_of
 from preprocessor.sources import open_shard
 from preprocessor.text import load_encoder
 
@@ -97,6 +97,23 @@ def test_single_row_is_not_copied(shards: list[Path], pipeline: Pipeline, source
         row = pipeline.decode(shard.read(0), source)
     values = pipeline.encode([0], [row]).column("patches").flatten()
     assert values.buffers()[1].address == row.patches.ctypes.data
+
+
+def test_rows_that_share_a_room_are_not_copied(shards: list[Path], pipeline: Pipeline, source: SourceSpec) -> None:
+    with open_shard(str(shards[0]), source) as shard:
+        alone = pipeline.decode(shard.read(0), source)
+        loaded = pipeline.load(shard.read(0), source)
+    sizes = pipeline.size(loaded)
+    room = patches, mel = pipeline.room([sizes, sizes])
+    rows = [
+        pipeline.fill(Sized(loaded=loaded, sizes=sizes), patches[at * 80 : (at + 1) * 80], mel[at * 50 : (at + 1) * 50])
+        for at in range(2)
+    ]
+    batch = pipeline.encode([0, 1], rows, room)
+    batch.validate(full=True)
+    assert batch.equals(pipeline.encode([0, 1], [alone, alone]))
+    for name, array in (("patches", patches), ("mel", mel)):
+        assert batch.column(name).flatten().buffers()[1].address == array.ctypes.data
 
 
 def test_threads_give_the_same(shards: list[Path], pipeline: Pipeline, source: SourceSpec) -> None:
