@@ -41,6 +41,10 @@ class Exchange:
     num_rows: int
     neighbours: Neighbours
 
+    def is_all_of(self, output: Tensor) -> bool:
+        """Whether it has every row of a portion's output, in order: then there is nothing to pick."""
+        return isinstance(self.rows, slice) and self.num_rows == output.shape[0]
+
 
 class Exchanges:
     """Of one process."""

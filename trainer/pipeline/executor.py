@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import torch
@@ -76,8 +76,7 @@ class _Held:
     """Of `_Cargo.arriving`; nothing but on the unit's first position."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cargo:
+class _Cargo(NamedTuple):
     """A portion whose data are there, for all of its visits to this process."""
 
     data: PackedMicrobatch
@@ -110,6 +109,8 @@ class _Move:
     """Of what comes in from a position beside it; None at the unit's end, where it comes by exchanges."""
     target: _Link | None
     """Of what goes out."""
+    width: int
+    """Of what comes in."""
     enters: bool
     """Of `GradientFlow`, as the next one."""
     leaves: bool
@@ -153,12 +154,12 @@ class Executor:
         actions = self.actions(routes)
         check_rows(self.topology, self.place, actions, run.num_rows)
         moves = [run.moves(action) for action in actions]
-        to_post = iter(moves)
         times: list[tuple[float, float, float, float]] = []
-        for of_action in moves:
+        for of_action, coming in pairwise([*moves, []]):
             start_s, waited_s, computed_s = time.monotonic(), self.wire.waited_s, run.computed_s
-            for coming in islice(to_post, 1 if times else 2):  # one ahead
-                run.post(coming)
+            if not times:
+                run.post(of_action)
+            run.post(coming)  # one ahead
             run.take(of_action)
             times.append((start_s, time.monotonic(), self.wire.waited_s - waited_s, run.computed_s - computed_s))
         self.wire.flush()
@@ -182,6 +183,7 @@ class _Run:
         self._stages, self._wire, self._peers = executor.stages, executor.wire, executor.peers
         self._routes, self._feed, self._exchanges = routes, feed, executor.exchanges
         self._last = self._flow.num_parts - 1  # position
+        self._is_first, self._is_last = self._place.stage == 0, self._place.stage == len(self._peers) - 1
         # A portion goes by its number from here on.
         self._portions = routes.portions(self._place.unit, self._place.replica)
         self._by_kind = {
@@ -209,14 +211,16 @@ class _Run:
         position = action.chunk * len(self._peers) + self._place.stage
         before, behind = position - 1, position + 1
         source, target = (behind, before) if action.kind == Kind.BACKWARD else (before, behind)
+        stage = self._stages[action.chunk]
         return [
             _Move(
                 kind=action.kind,
                 portion=portion,
-                stage=self._stages[action.chunk],
+                stage=stage,
                 position=position,
                 source=self._link(action.kind, portion, position, source),
                 target=self._link(action.kind, portion, position, target),
+                width=stage.token_width if source > self._last else stage.width,
                 enters=self._flow.enters(position),
                 leaves=self._flow.leaves(position),
                 ends=action.kind == Kind.BACKWARD and action.chunk == 0,
@@ -240,12 +244,14 @@ class _Run:
             if not is_forward and (move.kind == Kind.WEIGHT or not move.enters):
                 return
             cargo = self._cargo.get(move.portion) or self._load(move.portion)
-            if move.source is None:
-                width = move.stage.width if is_forward else move.stage.token_width
-                for exchange in cargo.arriving if is_forward else cargo.leaving:
-                    self._wire.expect((exchange.num_rows, width), exchange.neighbours.source, _tag(move.kind, exchange.number))
-            elif cargo.num_rows:
-                self._wire.expect((cargo.num_rows, move.stage.width), *move.source)
+            if move.source is not None:
+                if cargo.num_rows:
+                    self._wire.expect((cargo.num_rows, move.width), *move.source, learns=is_forward and move.leaves)
+                continue
+            for exchange in cargo.arriving if is_forward else cargo.leaving:
+                learns = is_forward and exchange.unit in self._learning
+                source, tag = exchange.neighbours.source, _tag(move.kind, exchange.number)
+                self._wire.expect((exchange.num_rows, move.width), source, tag, learns=learns)
 
     def take(self, moves: Sequence[_Move]) -> None:
         """Run an action that was posted."""
@@ -262,12 +268,9 @@ class _Run:
         arrived: list[Tensor] = []
         tokens: dict[str, Tensor] = {}
         if move.source is not None:
-            hidden = self._wire.receive(*move.source).requires_grad_(move.leaves)
+            hidden = self._wire.receive(*move.source)
         else:
-            arrived = [
-                self._receive(Kind.FORWARD, exchange).requires_grad_(exchange.unit in self._learning)
-                for exchange in cargo.arriving
-            ]
+            arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived)
         began_s = time.monotonic()
         output = move.stage(cargo.data, hidden, tokens)
@@ -280,7 +283,8 @@ class _Run:
             self._wire.send(output.rows, *move.target)
         elif output.rows is not None:
             for exchange in cargo.leaving:
-                self._send(Kind.FORWARD, exchange, output.rows.detach()[exchange.rows])
+                rows = output.rows if exchange.is_all_of(output.rows) else output.rows.detach()[exchange.rows]
+                self._send(Kind.FORWARD, exchange, rows)
 
     def _count(self, loss: StepLoss, portion: int) -> None:
         loss_sum = float(loss.loss_sum.detach())
@@ -299,13 +303,11 @@ class _Run:
         if loss is not None and loss.num_targets and loss.loss_sum.requires_grad:
             ends.append(loss.loss_sum)
             gradients.append(None)
-        if rows is not None and rows.numel():
+        if rows is not None and (move.source is not None or rows.numel()):
             gradient = self._gradient(move, rows)
-            if gradient.dtype != rows.dtype:
-                gradient = gradient.to(rows.dtype)
             if rows.requires_grad:  # not in a frozen LLM where the portion has no media
                 ends.append(rows)
-                gradients.append(gradient)
+                gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
         began_s = time.monotonic()
         if ends:
             with self._as_in_forward():
@@ -323,8 +325,11 @@ class _Run:
     def _gradient(self, move: _Move, output: Tensor) -> Tensor:
         if move.source is not None:
             return self._wire.receive(*move.source)
+        leaving = self._cargo[move.portion].leaving
+        if len(leaving) == 1 and leaving[0].is_all_of(output):
+            return self._receive(Kind.BACKWARD, leaving[0])
         gradient = torch.zeros_like(output)
-        for exchange in self._cargo[move.portion].leaving:
+        for exchange in leaving:
             gradient[exchange.rows] = self._receive(Kind.BACKWARD, exchange).to(gradient.dtype)
         return gradient
 
@@ -353,21 +358,22 @@ class _Run:
     # -- data -----------------------------------------------------------------------------------------------------------
 
     def _load(self, number: int) -> _Cargo:
-        portion = self._portions[number]
-        data = self._feed(portion)
-        first, last = self._stages[0], self._stages[-1]
-        num_rows = first.num_rows(data)
-        arriving: Sequence[Exchange] = ()
-        leaving: Sequence[Exchange] = ()
-        if num_rows and self._place.stage == 0:
-            handovers = self._routes.into(portion)
-            units = {handover.source.unit for handover in handovers}
-            ranges = {unit: row_ranges(data, first.tokens_of(unit, data)) for unit in units}
-            arriving = self._exchanges.arriving(handovers, ranges)
-        if num_rows and self._place.stage == len(self._peers) - 1 and (handovers := self._routes.out_of(portion)):
-            leaving = self._exchanges.leaving(handovers, row_ranges(data, last.tokens(data)))
+        data = self._feed(self._portions[number])
+        num_rows = self._stages[0].num_rows(data)
+        arriving = self._arriving(number, data) if num_rows and self._is_first else ()
+        leaving = self._leaving(number, data) if num_rows and self._is_last else ()
         cargo = self._cargo[number] = _Cargo(data, num_rows, arriving, leaving)
         return cargo
+
+    def _arriving(self, number: int, data: PackedMicrobatch) -> Sequence[Exchange]:
+        handovers = self._routes.into(self._portions[number])
+        units = {handover.source.unit for handover in handovers}
+        ranges = {unit: row_ranges(data, self._stages[0].tokens_of(unit, data)) for unit in units}
+        return self._exchanges.arriving(handovers, ranges)
+
+    def _leaving(self, number: int, data: PackedMicrobatch) -> Sequence[Exchange]:
+        handovers = self._routes.out_of(self._portions[number])
+        return self._exchanges.leaving(handovers, row_ranges(data, self._stages[-1].tokens(data))) if handovers else ()
 
 
 _RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}

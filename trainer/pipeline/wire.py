@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -31,11 +32,13 @@ class Wire:
         group = group or dist.group.WORLD
         assert group is not None, "torch.distributed is initialised"
         self._wait = wait
-        self._group = group  # its own methods: what torch.distributed's check besides takes as long as a message
+        # Its own methods: what torch.distributed and a group's dispatch do besides takes as long as a message.
+        backend = group._get_backend(device) if isinstance(group, dist.ProcessGroup) else group
+        self._backend = cast(dist.ProcessGroup, backend)  # it has the same methods
         self._device = device
         self._dtype = dtype
         self._rank = group.rank()
-        self._sent: dict[tuple[int, int], tuple[dist.Work, Tensor]] = {}  # by receiver and tag
+        self._sent: dict[tuple[int, int], dist.Work] = {}  # by receiver and tag
         self._expected: dict[tuple[int, int], tuple[dist.Work, Tensor]] = {}  # by source and tag
         self._own: dict[int, Tensor] = {}  # by tag, from this process to itself
         self.waited_s = 0.0
@@ -43,21 +46,20 @@ class Wire:
 
     def send(self, tensor: Tensor, to: int, tag: int) -> None:
         """Begin to send. The tensor is kept, and not to be written to, until an answer or `flush`: gloo says of no send that it
-        is done.
+        is done. Whatever it was made of is kept with it.
         """
-        tensor = tensor.detach()
-        if tensor.dtype != self._dtype or not tensor.is_contiguous():  # else two more calls into torch, for nothing
+        if tensor.dtype is not self._dtype or not tensor.is_contiguous():  # else two more calls into torch, for nothing
             tensor = tensor.to(self._dtype).contiguous()
         if to == self._rank:
-            self._own[tag] = tensor
+            self._own[tag] = tensor.detach().requires_grad_(tensor.requires_grad)
         else:
-            self._sent[to, tag] = self._group.send([tensor], to, tag), tensor
+            self._sent[to, tag] = self._backend.send([tensor], to, tag)
 
-    def expect(self, shape: tuple[int, int], source: int, tag: int) -> None:
-        """Make room for a message, before or after it is sent."""
+    def expect(self, shape: tuple[int, int], source: int, tag: int, *, learns: bool = False) -> None:
+        """Make room for a message, before or after it is sent. learns: whether it is to get a gradient."""
         if source != self._rank:
-            tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-            self._expected[source, tag] = self._group.recv([tensor], source, tag), tensor
+            tensor = torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=learns)
+            self._expected[source, tag] = self._backend.recv([tensor], source, tag), tensor
 
     def receive(self, source: int, tag: int) -> Tensor:
         """Wait for a message that is expected."""
@@ -73,6 +75,6 @@ class Wire:
 
     def flush(self) -> None:
         """Wait until everything that was sent has left."""
-        for work, _ in self._sent.values():
+        for work in self._sent.values():
             self._wait(work)
         self._sent.clear()
