@@ -1,12 +1,19 @@
-"""Jobs that processes of their own train, and when the reorder service committed each step."""
+"""Jobs that processes of their own train, and when the reorder service committed each step.
+
+An epoch is one step, so that every step has the same samples: one is like the other, and what a loss adds to a step is not what
+that one's samples take beyond those of others.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +29,7 @@ NUM_NODES = 6
 REPLICAS = 2  # pipelines, which the same number of nodes may make or torchrun's ranks
 GLOBAL_BATCH, NUM_MICROBATCHES = 24, 12
 PATIENCE_S = 120.0
+_FIRST = 3  # sample of an epoch
 T = TypeVar("T")
 _POLL_S = 0.01
 _JSON = {"HEADRACE_LOG_FORMAT": "json"}  # with milliseconds and fields
@@ -49,6 +57,26 @@ class Log:
         return self.events
 
 
+def write_epoch(path: Path) -> Path:
+    """As many samples of the bundled example as a global batch has, evenly from all of its shards.
+
+    They are as long as the mean global batch of the whole example, within a few percent: 6429 tokens and 1032 patches at the size
+    below, for 6613 and 1036.
+    """
+    samples: dict[str, list[tuple[tarfile.TarInfo, bytes]]] = {}
+    for shard in sorted(example_data().glob("*.tar")):
+        with tarfile.open(shard) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None, f"{shard} has files only"
+                samples.setdefault(member.name.partition(".")[0], []).append((member, file.read()))
+    chosen = list(samples.values())[_FIRST :: len(samples) // GLOBAL_BATCH][:GLOBAL_BATCH]
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
+        for member, content in chain.from_iterable(chosen):
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
 class Services:
     """A reorder service with its embedded store, and two preprocessors."""
 
@@ -57,6 +85,7 @@ class Services:
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{folder / 'store'}"]
         service = group.add(Process("reorder service", arguments, folder / "training-reorder.log", _JSON))
         self.endpoint = service.endpoint()
+        self._data = write_epoch(folder / "epoch.tar")
         self._log = Log(service.log)
         for number in range(2):
             arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--reorder", self.endpoint, "--threads", "1"]
@@ -67,7 +96,7 @@ class Services:
         topology = {"replicas": REPLICAS, "microbatches": NUM_MICROBATCHES // REPLICAS, "stages": {"encoder": 1, "llm": stages}}
         document = {
             "name": name,
-            "sources": [{"path": str(example_data())}],
+            "sources": [{"path": str(self._data)}],
             "epochs": 1_000_000,
             "global_batch": GLOBAL_BATCH,
             "image": {"max_pixels": 112 * 112},
