@@ -113,9 +113,9 @@ class Training:
         def ended(phase: str) -> None:
             seconds[phase] = time.monotonic() - began_s - sum(seconds.values())
 
+        target = self._target(layout)  # while others still compute what nothing can cut off
         mesh.connect()
         ended("connect")
-        target = self._target(layout)
         has = {name for held in self._held for name in held.parameters}
         done = self._share.numbers if self._share is not None and target is self._held[0] else ()
         agreement = agree(
