@@ -150,6 +150,8 @@ class Mesh:
         """For a message, in an `interruptible` block. in_pipeline: within a pipeline. One thread at a time."""
         if self._waiter is None:
             self._waiter = Waiter(self._groups)
+            if math.isfinite(self._cut_s):
+                self._waiter.look()
         if not self._waiter.wait(work, lambda: self._is_cut(_LEAVE_S, in_pipeline=in_pipeline)):
             self._waiter = None
             raise MeshCutError("a connection to another node ended in the middle of a message")
@@ -208,6 +210,8 @@ class Mesh:
             if self._pipelines_cut_s <= now_s:
                 return
             self._cut_s, self._pipelines_cut_s = min(self._cut_s, now_s), math.inf if but_pipelines else now_s
+            if self._waiter is not None:
+                self._waiter.look()
             devices = self._devices if but_pipelines else self._devices | self._pipeline_devices
             for _, connection in _tcp_sockets(listening=False):
                 with suppress(OSError):  # ended meanwhile
