@@ -4,7 +4,8 @@ Attention is cut by heads and the MLP by its inner channels: the matrices in fro
 So the slices of a block sum tensors twice on the way forth, behind attention and MLP, and twice on the way back, in front of
 them. Norms, embeddings, head and projector are whole on every slice, which computes the same with them as all others: hidden
 states between layers, and the gradients of what is whole, are complete everywhere. So it is in layers of `transformers` too,
-where a norm of queries or keys is whole as well, but sees the heads of its slice only: its gradients are summed.
+where a norm of queries or keys is whole as well, but sees the heads of its slice only: its gradients are summed. An attention
+that counts its heads is told how many are left.
 
 Only these sums are left to distributed tensors. Torch's own styles make them of the weights too, so that every operation of a
 linear layer is planned anew for every length of a microbatch; here what a slice has is a plain parameter.
@@ -23,14 +24,19 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from headrace.errors import UserError
 
-_ENTRIES = ("attention", "self_attn", "mlp")
-"""Of a block of this repository, and of the layers of decoders and towers of `transformers`."""
+_ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
+"""Of a block of this repository, and of the layers of `transformers`; Whisper's have no module for their MLP."""
 _COLUMNS = (
     *("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up"),
-    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.fc1"),
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.fc1", "layer.fc1"),
+    *("attn.qkv.query", "attn.qkv.key", "attn.qkv.value"),
 )
-_ROWS = ("attention.out", "mlp.out", "self_attn.o_proj", "self_attn.out_proj", "mlp.down_proj", "mlp.fc2")
+_ROWS = (
+    *("attention.out", "mlp.out"),
+    *("self_attn.o_proj", "self_attn.out_proj", "attn.proj", "mlp.down_proj", "mlp.fc2", "layer.fc2"),
+)
 _OF_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
+_ATTENTIONS = ("self_attn", "attn")
 
 
 def shard(layers: Sequence[nn.Module], group: dist.ProcessGroup, device_type: str) -> None:
@@ -47,7 +53,7 @@ def shard(layers: Sequence[nn.Module], group: dist.ProcessGroup, device_type: st
                     "set the unit's tp to 1"
                 )
     mesh = DeviceMesh.from_group(group, device_type)
-    styles = {_ENTRIES: _Entry(), _COLUMNS: _Columns(), _ROWS: _Rows(), _OF_HEADS: _OfHeads()}
+    styles = {_ENTRIES: _Entry(), _COLUMNS: _Columns(), _ROWS: _Rows(), _OF_HEADS: _OfHeads(), _ATTENTIONS: _Heads()}
     for layer in layers:
         for names, style in styles.items():
             present = [name for name, _ in layer.named_modules() if f".{name}".endswith(tuple(f".{end}" for end in names))]
@@ -111,6 +117,16 @@ class _OfHeads(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for parameter in module.parameters():
             parameter.register_hook(lambda gradient: _sum(gradient, device_mesh))  # type: ignore[no-untyped-call]
+        return module
+
+
+class _Heads(ParallelStyle):
+    """Of an attention of `transformers`, of whose heads a slice has some; not all of them count theirs."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        heads = getattr(module, "num_heads", None)
+        if heads is not None:
+            module.num_heads = heads // device_mesh.size()
         return module
 
 

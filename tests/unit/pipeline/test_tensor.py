@@ -25,6 +25,12 @@ from trainer.pipeline.tensor import cut_dimension, shard
         ("decoder.layers.1.layer.self_attn.k_norm.weight", None),
         ("vision.layers.0.layer.mlp.fc2.weight", 1),
         ("vision.layers.0.layer.mlp.fc2.bias", None),
+        ("vision.layers.0.layer.attn.qkv.key.bias", 0),
+        ("vision.layers.0.layer.attn.proj.weight", 1),
+        ("vision.layers.0.layer.attn.proj.bias", None),
+        ("audio.layers.0.layer.fc1.bias", 0),
+        ("audio.layers.0.layer.fc2.weight", 1),
+        ("audio.layers.0.layer.final_layer_norm.weight", None),
     ],
 )
 def test_only_the_matrices_of_blocks_are_cut(name: str, dimension: int | None) -> None:

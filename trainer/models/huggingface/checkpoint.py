@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,17 @@ def has_weights(folder: Path) -> bool:
 
 
 @torch.no_grad()
-def load(folder: Path, tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -> None:
+def load(folder: Path, tensors: Mapping[str, Sequence[Tensor]], prefixes: Iterable[str]) -> None:
     """Copies what the checkpoint has under these names, or under one of the prefixes and these names, into the tensors given.
 
-    Raises UserError where a tensor is not there or has another shape.
+    Of several for one name, each gets its share of the stored rows, in order. Raises UserError where a tensor is not there or has
+    another shape.
     """
     files = _files(folder)
     prefix = next((prefix for prefix in prefixes if f"{prefix}{next(iter(tensors), '')}" in files), "")
     with ExitStack() as stack:
         opened: dict[Path, Any] = {}
-        for name, tensor in tensors.items():
+        for name, parts in tensors.items():
             stored = f"{prefix}{name}"
             if stored not in files:
                 raise UserError(
@@ -43,12 +44,15 @@ def load(folder: Path, tensors: Mapping[str, Tensor], prefixes: Iterable[str]) -
             if path not in opened:
                 opened[path] = stack.enter_context(_open(path))
             shape = tuple(opened[path].get_slice(stored).get_shape())
-            if shape != tuple(tensor.shape):
+            rows = [len(part) for part in parts]
+            expected = (sum(rows), *parts[0].shape[1:])
+            if shape != expected:
                 raise UserError(
                     f"tensor {stored} of the checkpoint {folder} has the shape {shape}, where its config.json asks for "
-                    f"{tuple(tensor.shape)}: take a config.json that belongs to it"
+                    f"{expected}: take a config.json that belongs to it"
                 )
-            tensor.copy_(opened[path].get_tensor(stored))
+            for part, values in zip(parts, opened[path].get_tensor(stored).split(rows), strict=True):
+                part.copy_(values)
 
 
 def _files(folder: Path) -> dict[str, Path]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ class Adapted(nn.Module):
     """Of hidden states."""
     checkpoint_prefixes: tuple[str, ...] = ("",)
     """What may stand before the names of the model's tensors in a checkpoint."""
+    stored_names: dict[str, str]
+    """Of its parameters, in a checkpoint. Several with one name have the stored rows in order."""
 
     def adopt(self, model: PreTrainedModel, path: Path) -> None:
         """To be called once, when the modules are in place. `path`: where the configuration and perhaps the weights lie."""
@@ -75,6 +78,9 @@ class Adapted(nn.Module):
                 torch.manual_seed(zlib.crc32(f"{seed}/{unit}.{name}".encode()))
                 self._initialise_module(module)
 
-    def _stored(self) -> Mapping[str, Tensor]:
+    def _stored(self) -> Mapping[str, Sequence[Tensor]]:
         """The parameters that are left of the unit, by their names in the model of `transformers`."""
-        return {self.stored_names[name]: parameter for name, parameter in self.named_parameters()}
+        stored: defaultdict[str, list[Tensor]] = defaultdict(list)
+        for name, parameter in self.named_parameters():
+            stored[self.stored_names[name]].append(parameter)
+        return stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trainer.models.projector import Projector
 from trainer.models.vision import VisionEncoder, patch_positions
 
 _PREFIXES = ("", "visual.", "model.visual.")
+_OF_FUSED = re.compile(r"(?<=\.qkv)\.(query|key|value)\b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,6 +64,22 @@ class WindowLayer(nn.Module):
         return output[windows.back] if self.is_last else output
 
 
+class QueryKeyValue(nn.Module):
+    """The fused matrix of an attention as three: (P, width) -> (P, 3 * width).
+
+    A slice by heads, which would be rows from three places of the fused one, is consecutive rows of each.
+    """
+
+    def __init__(self, fused: nn.Linear) -> None:
+        super().__init__()
+        width, device = fused.in_features, fused.weight.device
+        self.query, self.key, self.value = (nn.Linear(width, fused.out_features // 3, device=device) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of a slice, (P, 3 * width / tp)."""
+        return torch.cat((self.query(x), self.key(x), self.value(x)), dim=-1)
+
+
 class QwenVision(Adapted, VisionEncoder):
     """The tower without its merger: uint8 patches (P, 3 * patch * patch) -> features (P, width), as packed.
 
@@ -73,6 +91,8 @@ class QwenVision(Adapted, VisionEncoder):
     def __init__(self, model: Any, path: Path) -> None:
         nn.Module.__init__(self)
         config = model.config
+        for block in model.blocks:
+            block.attn.qkv = QueryKeyValue(block.attn.qkv)
         self.merge, self.width = config.spatial_merge_size, config.hidden_size
         self.embed = model.patch_embed
         last = config.depth - 1
@@ -83,6 +103,7 @@ class QwenVision(Adapted, VisionEncoder):
         self.norm = nn.Identity()  # type: ignore[assignment]
         self._rotary, self._config = type(model.rotary_pos_emb), config
         self.adopt(model, path)
+        self.stored_names = {name: _OF_FUSED.sub("", stored) for name, stored in self.stored_names.items()}
 
     def enter(self, patches: Tensor) -> Tensor:
         """What the first layer takes: (P, width)."""
