@@ -269,6 +269,10 @@ def _in_rescues() -> Iterator[Case]:
     yield Case(name=f"{fault}, a rescue", faults=(*of_first, fault), recovers=False)
     fault = _kill(Place.SAVE, LONG[1], generation=3)
     yield Case(name=f"{fault}, a rescue without its layers", faults=(*of_first, fault), recovers=False, is_whole=False)
+    first, second = (_kill(Place.FORWARD, Where(pipeline=pipeline, unit="encoder")) for pipeline in (0, 1))
+    yield Case(name=f"{first} and {second}", faults=(first, second), nodes=6, recovers=False, is_whole=False)
+    second = _kill(Place.AGREE, Where(pipeline=1, unit="encoder"), generation=2)
+    yield Case(name=f"{second} with its layers", faults=(first, second), nodes=6, recovers=False, is_whole=False)
 
 
 def many_generations(count: int) -> Case:

@@ -24,6 +24,7 @@ SELECTION = [
     "kill n4 at forward 1 of step 2 then kill rank 0 at commit 1 of step 3",
     "kill rank 0 at save 1 of generation 1",
     "kill encoder 0 of pipeline 1 at save 1 of generation 3, a rescue",
+    "kill encoder 0 of pipeline 1 at agree 1 of generation 2 with its layers",
 ]
 
 

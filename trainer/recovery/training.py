@@ -105,7 +105,7 @@ class Training:
     def prepare(self, layout: Layout, mesh: Mesh) -> Mapping[str, float]:
         """Meet the others, agree with them, and come by the layers of the layout. Seconds of each phase.
 
-        Raises UnrecoverableError where nobody has a layer any more, and MeshCutError.
+        Raises UnrecoverableError where nobody has a layer any more, once what there is has been saved, and MeshCutError.
         """
         began_s = time.monotonic()
         seconds: dict[str, float] = {}
@@ -118,16 +118,21 @@ class Training:
         ended("connect")
         has = {name for held in self._held for name in held.parameters}
         done = self._share.numbers if self._share is not None and target is self._held[0] else ()
-        agreement = agree(
-            mesh,
-            self._sizes,
-            self._standing,
-            has,
-            target.parameters,
-            self._rejected,
-            done=done,
-            num_microbatches=sum(layout.shares),
-        )
+        try:
+            agreement = agree(
+                mesh,
+                self._sizes,
+                self._standing,
+                has,
+                target.parameters,
+                self._rejected,
+                done=done,
+                num_microbatches=sum(layout.shares),
+            )
+        except UnrecoverableError as err:  # all nodes find the same
+            if self._checkpoint is not None:
+                self._save_what_is_left(self._checkpoint, mesh, layout.generation, why=f"{err}; ")
+            raise
         layout = layout.resume(agreement.standing.applied, agreement.done)
         if not layout.keeps:
             self._share = None
@@ -197,6 +202,9 @@ class Training:
         if self._checkpoint is None:
             return ""
         mesh.connect()
+        return self._save_what_is_left(self._checkpoint, mesh, generation)
+
+    def _save_what_is_left(self, folder: Path, mesh: Mesh, generation: int, *, why: str = "") -> str:
         has = {name for held in self._held for name in held.parameters}
         agreement = agree(mesh, self._sizes, self._standing, has, (), self._rejected)
         if agreement.standing.applied < 0:
@@ -211,13 +219,13 @@ class Training:
             self._commit(self.next_step - 1)
         lacking = [name for name, ranks in agreement.sources.items() if not ranks]
         if lacking:
-            partial = self._checkpoint / "partial"
+            partial = folder / "partial"
             self._save(partial, mesh, generation)
             raise UnrecoverableError(
-                f"what is left after {self.next_step} steps was saved in {partial}, without {named(lacking)}"
+                f"{why}what is left after {self.next_step} steps was saved in {partial}, without {named(lacking)}"
             )
-        self._save(self._checkpoint, mesh, generation)
-        return f"the model after {self.next_step} steps was saved in {self._checkpoint}: `--resume {self._checkpoint}` goes on"
+        self._save(folder, mesh, generation)
+        return f"the model after {self.next_step} steps was saved in {folder}: `--resume {folder}` goes on"
 
     def _save(self, folder: Path, mesh: Mesh, generation: int) -> None:
         """Every parameter once, by the first node that has it. Nobody goes before all is there."""
