@@ -37,6 +37,14 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def await_end(processes: set[int]) -> None:
+    """The store ends a moment after its service, where that had to be killed."""
+    deadline = time.monotonic() + 10.0
+    while left := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)  # polls real processes
+
+
 @contextlib.contextmanager
 def started_demo(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A demo in the background, once it has committed a step. It does not outlive the block."""
@@ -90,16 +98,13 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
         demo.send_signal(signal.SIGINT)
         demo.communicate(timeout=30)
     assert demo.returncode == 130
-    assert not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+    await_end(family)
 
 
 def test_a_killed_demo_leaves_nobody_behind(tmp_path: Path) -> None:
     with started_demo(tmp_path) as demo:
         family = descendants(demo.pid)
-    deadline = time.monotonic() + 10.0
-    while left := [pid for pid in family if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)  # polls real processes
+    await_end(family)
 
 
 def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
