@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +22,7 @@ POLL_S = 0.02
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
 SHORT_LIFE_S = 10.0  # who ends sooner could perhaps not start at all
 MAX_SHORT_LIVES = 3  # one after the other, each with another try
+_PORTS = range(20000, 32000)  # below those that a host gives to its connections
 
 
 class Process:
@@ -128,12 +131,17 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def free_port() -> int:
-    """Of this host; whoever is first takes it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+def free_port(*hosts: str) -> int:
+    """A port that is free at each of `hosts` (none: 127.0.0.1), and stays so while nobody is told to listen there."""
+    while True:
+        port = random.SystemRandom().choice(_PORTS)
+        with contextlib.ExitStack() as stack:
+            try:
+                for host in hosts or ("127.0.0.1",):
+                    stack.enter_context(socket.create_server((host, port)))
+            except OSError:
+                continue
+        return port
 
 
 def torchrun_environments(num_ranks: int, port: int | None = None) -> list[dict[str, str]]:

