@@ -29,7 +29,7 @@ MIB = 1 << 20
 ROW_BYTES = MIB  # of a sample: an image of half a megapixel
 PARTS = 4  # of each size: a consumer does not read again what it has just read
 JOB = "bench"
-WRITES = 12  # of which the fastest counts
+WRITES = 32  # of which the fastest counts
 
 
 def make_part(num_bytes: int) -> pa.RecordBatch:
@@ -51,14 +51,15 @@ def make_part(num_bytes: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-def fastest_s(call: Callable[[], object]) -> float:
-    """Of WRITES calls."""
-    seconds = []
+def fastest_s(*calls: Callable[[], object]) -> list[float]:
+    """Of WRITES times each, in turn: what else runs on the machine slows them alike."""
+    seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(WRITES):
-        begin = perf_counter()
-        call()
-        seconds.append(perf_counter() - begin)
-    return min(seconds)
+        for call, of in zip(calls, seconds, strict=True):
+            begin = perf_counter()
+            call()
+            of.append(perf_counter() - begin)
+    return [min(of) for of in seconds]
 
 
 def time_writes(arena: Arena, num_bytes: int) -> dict[str, float]:
@@ -72,8 +73,8 @@ def time_writes(arena: Arena, num_bytes: int) -> dict[str, float]:
 
     source = batch.column(SCHEMA.names.index("patches")).values.to_numpy()
     target = np.empty_like(source)
-    seconds = [(fastest_s(write), fastest_s(lambda: np.copyto(target, source))) for _ in range(2)]
-    return {"write_s": min(of[0] for of in seconds), "memcpy_s": min(of[1] for of in seconds)}
+    write_s, memcpy_s = fastest_s(write, lambda: np.copyto(target, source))
+    return {"write_s": write_s, "memcpy_s": memcpy_s}
 
 
 def serve_raw(num_bytes: int) -> int:
