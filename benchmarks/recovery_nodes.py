@@ -119,11 +119,9 @@ def sections(*, quick: bool) -> Iterator[Section]:
                 title=f"From the loss of one of {NUM_NODES} nodes to the next committed step, beyond the median step before",
                 rows=list(_loss_rows(killed, stopped, torchft)),
             )
-            recovery_s = median(loss.seconds for loss in killed)
-            rows = [
-                recovery_restart.faster_row(services, recovery_s, quick=quick),
-                recovery_restart.overhead_row(services, quick=quick),
-            ]
+            recovery_s, step_s = median(loss.seconds for loss in killed), median(loss.step_s for loss in killed)
+            rows = recovery_restart.faster_rows(services, recovery_s, step_s, quick=quick)
+            rows.append(recovery_restart.overhead_row(services, quick=quick))
         yield Section(title="Nodes of `headrace train --nodes` beside as many ranks of `headrace train --topology`", rows=rows)
 
 
