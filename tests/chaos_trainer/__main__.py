@@ -105,7 +105,7 @@ def run(cluster: Cluster, found: Sequence[Case], minutes: float | None = None) -
     together = deque(sorted((case for case in found if not case.strikes_services), key=lambda case: -case.steps))
     alone = [case for case in found if case.strikes_services]
     lanes = [results(_taken(together)) for _ in range(NUM_LANES)]
-    for result in chain(_side_by_side(lanes), results(alone)):
+    for result in chain(results(alone), _side_by_side(lanes)):
         num_run += 1
         num_bad += bool(result.wrong)
         print(f"{num_run:4} {result}", flush=True)

@@ -16,7 +16,7 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import nn
 
@@ -55,7 +55,7 @@ def main() -> int:
                 number = order.pop("number")
                 pid = os.fork()
                 if not pid:
-                    return _run(**order)
+                    _run(**order)
                 _say(number=number, pid=pid)
         _bury()
 
@@ -76,8 +76,8 @@ def _say(**message: Any) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
-    """In the child."""
+def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> NoReturn:
+    """In the child. It ends at once: to tear down all that the nursery has imported takes longer than a step."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     os.setsid()
     descriptor = os.open(Path(folder, f"{node}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -86,7 +86,10 @@ def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     faulthandler.register(signal.SIGUSR1)  # where all its threads are, in its log
     install(Strikes(node, [Fault.of_dict(fault) for fault in faults], Path(folder), leader))
-    return command.main([cli.train.__name__.partition(".")[2], *arguments])
+    code = command.main([cli.train.__name__.partition(".")[2], *arguments])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -195,9 +195,11 @@ def _weights(folder: Path) -> dict[str, npt.NDArray[np.float32]]:
     found: dict[str, npt.NDArray[np.float32]] = {}
     for path in sorted(folder.glob("*.arrow")):
         with pa.ipc.open_file(str(path)) as reader:
-            for row in reader.read_all().to_pylist() if reader.num_record_batches else ():
-                if row["kind"] == "weight":
-                    found[row["name"]] = np.array(row["values"], np.float32)
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                for name, kind, values in zip(batch["name"], batch["kind"], batch["values"], strict=True):
+                    if kind.as_py() == "weight":
+                        found[name.as_py()] = values.values.to_numpy().astype(np.float32)
     return found
 
 
