@@ -71,14 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do what `args.action` says."""
     from cli.client import JobsClient, state_name
+    from cli.submission import read_spec
     from cli.summary import print_summary, summarise
-    from headrace.spec import load_spec_yaml
-    from preprocessor.sources.metadataset import expand
 
     with JobsClient(args.endpoint) as client:
         match args.action:
             case "submit":
-                job = client.submit(expand(load_spec_yaml(args.spec)))
+                job = client.submit(read_spec(args.spec))
                 _print([{"job": job, "state": state_name(client.show(job))}], args.format)
             case "list":
                 _print([_row(status, state_name(status)) for status in client.jobs()], args.format)

@@ -23,7 +23,7 @@ COMMANDS = {
     "reorder": ("cli.reorder", "run the reorder service"),
     "preprocessor": ("cli.preprocessor", "run a preprocessor"),
     "train": ("cli.train", "train the compact model on a job's batches"),
-    "job": ("cli.job", "submit, list, show or cancel jobs"),
+    "job": ("cli.job", "submit jobs, list, show and change them"),
     "top": ("cli.top", "watch a running service: rates, waits, and what holds the jobs up"),
     "audit": ("cli.audit", "prove from a job's ledger that every sample was consumed once, or show what is wrong"),
     "replay": ("cli.replay", "take one sample of a job through its preprocessing again, and show every piece"),
@@ -122,7 +122,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="headrace",
         description="Disaggregated data preprocessing and batch planning for multimodal LLM training.",
-        epilog="Start with `headrace demo`. Exit codes: 0 done, 1 failed, 2 something for you to fix, 130 interrupted.",
+        epilog="Start with `headrace demo`. "
+        "Exit codes: 0 done, 1 failed, 2 something for you to fix, 3 too many nodes lost, 130 interrupted.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, line) in COMMANDS.items():

@@ -87,12 +87,11 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from cli.client import JobsClient
+    from cli.submission import read_spec
     from cli.summary import print_summary, summarise
     from headrace import metrics, tracing
-    from headrace.spec import load_spec_yaml
     from headrace.telemetry import configure_logging
     from headrace.transport import base
-    from preprocessor.sources.metadataset import expand
 
     if args.threads is not None and args.threads < 1:
         raise UserError(f"--threads must be at least 1, got {args.threads}")
@@ -109,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
         from trainer.pipeline.train import train_pipeline
         from trainer.train import train
 
-        job = client.submit(expand(load_spec_yaml(args.submit))) if args.submit else args.job
+        job = client.submit(read_spec(args.submit)) if args.submit else args.job
         transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
         with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER), tracing.exported("trainer"):
             options: dict[str, Any] = {

@@ -21,17 +21,16 @@ from typing import Any, NoReturn
 from torch import nn
 
 import cli.train
-from cli import client, summary
+from cli import client, submission, summary
 from cli import main as command
 from headrace import metrics, tracing
-from preprocessor.sources import metadataset
 from tests.chaos_trainer.faults import Fault
 from tests.chaos_trainer.strike import Strikes, install
 from trainer.pipeline import train
 from trainer.recovery import node
 from trainer.step import make_optimizer
 
-LATER = (client, summary, metrics, tracing, metadataset, train, node)
+LATER = (client, submission, summary, metrics, tracing, train, node)
 """What `headrace train` imports when it comes to it."""
 POLL_S = 0.02
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG

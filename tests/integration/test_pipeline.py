@@ -8,9 +8,9 @@ import pytest
 
 from tests.verify.cases import MOST_PROCESSES, Case, covering_cases, every_case
 from tests.verify.comparison import differences
-from tests.verify.processes import Processes
+from tests.verify.processes import TIMEOUT_S, Processes
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(TIMEOUT_S)]
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from headrace.plan import Topology
 from headrace.spec import parse
 from reorder_service.planning.strategies import plan
 from tests.verify.batches import costs_of, make_row
-from tests.verify.processes import Answer, Order, Processes
+from tests.verify.processes import TIMEOUT_S, Answer, Order, Processes
 from trainer.pipeline.topology import PipelineTopology
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(TIMEOUT_S)]
 
 SAMPLES, MICROBATCHES = 9, 2
 REPLICATED = {"units": {"vision": {}, "llm": {"dp": 3}}}

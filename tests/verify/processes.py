@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,16 +84,14 @@ class Processes:
         ]
         for process in self._processes:
             process.start()
+        self._orders = itertools.count()
 
     def run(self, order: Order) -> list[Answer]:
         """Of the ranks that the topology has. Raises RuntimeError with all tracebacks, or where a case hangs."""
+        number, deadline = next(self._orders), time.monotonic() + TIMEOUT_S
         for pipe in self._pipes:
-            pipe.send(order)
-        answers = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(TIMEOUT_S):
-                raise RuntimeError(f"rank {rank} does not answer within {TIMEOUT_S:g} s")
-            answers.append(pipe.recv())
+            pipe.send((number, order))
+        answers = [_answer(rank, pipe, number, deadline) for rank, pipe in enumerate(self._pipes)]
         failures = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
         if failures:
             raise RuntimeError("\n".join(failures))
@@ -107,16 +107,25 @@ class Processes:
         self._folder.cleanup()
 
 
+def _answer(rank: int, pipe: Connection, number: int, deadline: float) -> Answer | str | None:
+    """To that order: answers to those before it, which nobody waited for to the end, are passed over."""
+    while pipe.poll(max(0.0, deadline - time.monotonic())):
+        answered, answer = pipe.recv()
+        if answered == number:
+            return answer  # type: ignore[no-any-return]
+    raise RuntimeError(f"rank {rank} does not answer within {TIMEOUT_S:g} s")
+
+
 def _serve(rank: int, count: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
     made: _Made = {}
     while True:
-        order = pipe.recv()
+        number, order = pipe.recv()
         try:
-            pipe.send(_run(rank, order, made))
+            pipe.send((number, _run(rank, order, made)))
         except Exception:
-            pipe.send(traceback.format_exc())
+            pipe.send((number, traceback.format_exc()))
 
 
 _Made = dict[tuple[int, Groups, Groups, Groups], ProcessGroups]
