@@ -131,7 +131,7 @@ class Training:
             )
         except UnrecoverableError as err:  # all nodes find the same
             if self._checkpoint is not None:
-                self._save_what_is_left(self._checkpoint, mesh, layout.generation, why=f"{err}; ")
+                self._save_what_is_left(self._checkpoint, mesh, layout.generation, why=str(err))
             raise
         layout = layout.resume(agreement.standing.applied, agreement.done)
         if not layout.keeps:
@@ -219,11 +219,10 @@ class Training:
             self._commit(self.next_step - 1)
         lacking = [name for name, ranks in agreement.sources.items() if not ranks]
         if lacking:
-            partial = folder / "partial"
-            self._save(partial, mesh, generation)
-            raise UnrecoverableError(
-                f"{why}what is left after {self.next_step} steps was saved in {partial}, without {named(lacking)}"
-            )
+            rest = folder / "partial"
+            self._save(rest, mesh, generation)
+            saved = f"what is left after {self.next_step} steps was saved in {rest}"
+            raise UnrecoverableError(f"{why}; {saved}" if why else f"{saved}, without {named(lacking)}")
         self._save(folder, mesh, generation)
         return f"the model after {self.next_step} steps was saved in {folder}: `--resume {folder}` goes on"
 
