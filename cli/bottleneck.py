@@ -111,6 +111,8 @@ def _standing(status: JobStatus) -> Finding | None:
 
 
 def _late_ranks(status: JobStatus) -> Finding | None:
+    if status.HasField("snapshot"):  # one of the nodes commits for all
+        return None
     first = max(rank.committed_steps for rank in status.ranks)
     late = sorted((rank for rank in status.ranks if first - rank.committed_steps >= BEHIND), key=lambda r: r.committed_steps)
     if not late:

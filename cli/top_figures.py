@@ -46,7 +46,7 @@ def _job(looks: Sequence[Look]) -> dict[str, Any]:
         "data_wait_fraction": data_wait(looks),
         "bottleneck": dataclasses.asdict(bottleneck(looks)),
         "sources": _sources(status),
-        "ranks": [_rank(rank) for rank in status.ranks],
+        "ranks": [] if status.HasField("snapshot") else [_rank(rank) for rank in status.ranks],
         "nodes": _nodes(status.snapshot) if status.HasField("snapshot") else None,
         "recoveries": [_recovery(recovered) for recovered in status.recoveries],
     }

@@ -20,7 +20,7 @@ from headrace.errors import ConflictError, UnavailableError, UserError
 
 _SOCKET_PATH_MAX = 100  # the system's limit is 107 characters
 _START_TIMEOUT_S = 10.0
-_LOCK_TIMEOUT_S = 0.5  # a killed service's server needs a moment to end
+_LOCK_TIMEOUT_S = 3.0  # a killed service's server needs a moment to end
 
 
 def server_binary() -> str:

@@ -77,8 +77,8 @@ class Run:
         return trained
 
     def _is_ours(self, name: str) -> bool:
-        """Preprocessors have their arenas there."""
-        return not name.startswith("headrace")
+        """Of one of the nodes: others have their memory there too, and name it by their processes."""
+        return not name.startswith("headrace") and any(str(life.pid) in name for life in self._lives)
 
     def _begin(self) -> None:
         case = self._case

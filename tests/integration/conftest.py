@@ -37,16 +37,23 @@ class Cluster:
     """The one that was started last."""
     preprocessors: list[Process] = field(default_factory=list)
 
-    def start_reorder(self, listen: str = "127.0.0.1:0", store: str = "") -> None:
-        arguments = ["reorder", "--listen", listen, "--store", store or f"embedded:{self.folder / 'store'}"]
+    def start_reorder(self, listen: str = "", store: str = "") -> None:
+        """`listen`: none: where nobody else will, so that it can be started there again."""
+        arguments = [
+            "reorder",
+            "--listen",
+            listen or f"127.0.0.1:{free_ports(1)[0]}",
+            "--store",
+            store or f"embedded:{self.folder / 'store'}",
+        ]
         self.reorder = self.group.add(Process("reorder", arguments, self.folder / "reorder.log"))
         self.endpoint = self.reorder.endpoint()
 
     def start_reorders(self, store: str, count: int = 2) -> list[Process]:
         """Several on one store; `endpoint` names them all. The first one leads."""
         services, endpoints = [], []
-        for number in range(count):
-            arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", store]
+        for number, port in enumerate(free_ports(count)):
+            arguments = ["reorder", "--listen", f"127.0.0.1:{port}", "--store", store]
             services.append(self.group.add(Process("reorder", arguments, self.folder / f"reorder-{number}.log")))
             endpoints.append(services[-1].endpoint())
             if number == 0:
@@ -85,7 +92,7 @@ class Cluster:
         with self.client() as client:
             return list(client.ledger(job))
 
-    def wait_for_state(self, job: str, state: str, timeout_s: float = 30.0) -> Any:
+    def wait_for_state(self, job: str, state: str, timeout_s: float = 100.0) -> Any:
         from cli.client import state_name
 
         deadline = time.monotonic() + timeout_s
@@ -96,7 +103,7 @@ class Cluster:
                 time.sleep(0.05)  # polls a real service
         return status
 
-    def wait_for_preprocessors(self, timeout_s: float = 30.0) -> None:
+    def wait_for_preprocessors(self, timeout_s: float = 100.0) -> None:
         """Until all that were added have joined, as the status of a job of one step shows."""
         deadline = time.monotonic() + timeout_s
         with self.client() as client:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 
 import pytest
@@ -20,11 +21,13 @@ pytestmark = pytest.mark.integration
 
 MESSAGE_BYTES = 1 << 26  # more than the system holds of a message on its way
 LIVES_ON_S = 2.0
+CUT_S = 2.0  # after the other node has begun to send
+PATIENCE = timedelta(seconds=100)  # with a process that imports torch
 
 
 def _is_lost_in_the_middle(address: str) -> None:
     """The other node: it dies when it has begun to send, if it comes to that before the first one cuts it off."""
-    mesh = Mesh(address, "1", 1, 2, "127.0.0.1")
+    mesh = Mesh(address, "1", 1, 2, "127.0.0.1", PATIENCE)
     mesh.connect()
     mesh.barrier()
     with suppress(MeshCutError), mesh.interruptible():
@@ -38,7 +41,7 @@ def _beside(other: Callable[[str], None]) -> Iterator[tuple[Mesh, BaseProcess]]:
     meeting = Meeting("127.0.0.1")
     process = multiprocessing.get_context("spawn").Process(target=other, args=(meeting.address,))
     process.start()
-    one = Mesh(meeting.address, "1", 0, 2, "127.0.0.1")
+    one = Mesh(meeting.address, "1", 0, 2, "127.0.0.1", PATIENCE)
     one.connect()
     yield one, process
     one.close()
@@ -55,7 +58,7 @@ def mesh() -> Iterator[Mesh]:
 
 def _loses_its_connections(address: str) -> None:
     """The other node: it lives on, and never arrives."""
-    mesh = Mesh(address, "1", 1, 2, "127.0.0.1")
+    mesh = Mesh(address, "1", 1, 2, "127.0.0.1", PATIENCE)
     mesh.connect()
     mesh.barrier()
     mesh.cut()
@@ -65,7 +68,7 @@ def _loses_its_connections(address: str) -> None:
 def test_a_cut_ends_a_wait_for_the_rest_of_a_message(mesh: Mesh) -> None:
     work = mesh.everybody.recv([torch.empty(MESSAGE_BYTES, dtype=torch.uint8)], 1, 1)
     mesh.barrier()
-    threading.Timer(0.2, mesh.cut).start()
+    threading.Timer(CUT_S, mesh.cut).start()
     with pytest.raises(MeshCutError, match="in the middle of a message"), mesh.interruptible():
         mesh.wait(work)
 

@@ -12,7 +12,7 @@ import yaml
 from cli.processes import Process, ProcessGroup, torchrun_environments
 from tests.wire import free_ports
 
-END_S = 60.0
+END_S = 100.0
 Units = dict[str, dict[str, int]]
 
 

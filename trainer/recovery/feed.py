@@ -180,9 +180,17 @@ class NodeLoader(PortionLoader):
             self._needed.pop(step.index, None)
             self._forget(step.index - 1)
 
-    def commit_for_all(self, step: int, rejected: Sequence[Rejected], *, loss: float = math.nan, step_s: float = 0.0) -> None:
+    def commit_for_all(
+        self,
+        step: int,
+        rejected: Sequence[Rejected],
+        *,
+        loss: float = math.nan,
+        step_s: float = 0.0,
+        data_wait_s: float = 0.0,
+    ) -> None:
         """All nodes have applied the step. Saying it again is harmless."""
-        self._client.commit(step, rejected, loss, step_s, 0.0)
+        self._client.commit(step, rejected, loss, step_s, data_wait_s)
 
     def _forget(self, step: int) -> None:
         self._needed.pop(step, None)

@@ -34,6 +34,8 @@ class Share:
     not_finite: tuple[int, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     """As this node has found them."""
+    data_wait_s: float = 0.0
+    """Of this node, for its parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Outcome:
     """The newest snapshot that every node knows."""
     said: Sequence[bytes]
     """What nodes had to say, those that had anything."""
+    data_wait_s: float
+    """Of the node that has waited longest."""
 
 
 class RecoverableStep:
@@ -93,6 +97,7 @@ class RecoverableStep:
             num_targets=share.num_targets + totals.num_targets,
             not_finite=(*share.not_finite, *totals.not_finite),
             rejected=(*share.rejected, *feed.rejected),
+            data_wait_s=share.data_wait_s + feed.data_wait_s,
         )
 
     def meet(self, share: Share) -> StepResult:
@@ -123,13 +128,13 @@ class RecoverableStep:
             if parameter.grad is not None:
                 parameter.grad.div_(result.num_targets)
 
-    def vote(self, result: StepResult, generation: int, said: bytes) -> Outcome:
+    def vote(self, result: StepResult, generation: int, said: bytes, data_wait_s: float) -> Outcome:
         """Whoever gets an outcome knows that all nodes have the step's gradients. generation: of the newest snapshot known.
 
         Raises HeadraceError, on all nodes, where loss or gradient is not finite, and MeshCutError.
         """
         squares = float(nn.utils.get_total_norm([p.grad for p in self._counted if p.grad is not None])) ** 2
-        own = torch.tensor([squares, generation, len(said)], dtype=torch.float64)
+        own = torch.tensor([squares, generation, len(said), data_wait_s], dtype=torch.float64)
         everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
         with self._mesh.interruptible():
             self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
@@ -142,6 +147,7 @@ class RecoverableStep:
             result=StepResult(loss=result.loss, num_targets=result.num_targets, grad_norm=norm),
             generation=int(table[:, 1].min()),
             said=messages,
+            data_wait_s=float(table[:, 3].max()),
         )
 
 

@@ -160,8 +160,9 @@ class Training:
 
         known: generation of the newest snapshot that this node knows.
         """
+        began_s = time.monotonic()
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
-            began_s = time.monotonic()
+            planned_s = time.monotonic() - began_s
             share, self._share = self._share or Share(), None
             step, numbers, feed = self._loader.begin(plan)
             share = self._share = self._step.compute(share, numbers, feed)
@@ -171,7 +172,8 @@ class Training:
             speaks = self._layout.rank == self._layout.ranks[0]
             self._standing, self._loss = replace(self._standing, awaited=self._layout.generation), result.loss
             self._await_commit()
-            outcome = self._step.vote(result, known(), _encoded(share.rejected) if speaks and share.rejected else b"")
+            said = _encoded(share.rejected) if speaks and share.rejected else b""
+            outcome = self._step.vote(result, known(), said, planned_s + share.data_wait_s)
             apply(self._held[0], outcome.result.grad_norm, self._rate(plan.step))
             self._standing = Standing(
                 applied=plan.step + 1, generation=self._layout.generation, grad_norm=outcome.result.grad_norm
@@ -181,7 +183,9 @@ class Training:
             log_step(self.job, step, outcome.result)
             all_applied = self._arrive()
             if self._layout.rank == 0 and all_applied is not None:
-                self._commit(plan.step, time.monotonic() - began_s, once=partial(self._mesh.all_arrive, all_applied))
+                once = partial(self._mesh.all_arrive, all_applied)
+                self._commit(plan.step, time.monotonic() - began_s, outcome.data_wait_s, once=once)
+            began_s = time.monotonic()
             if outcome.generation > self._layout.generation:
                 if all_applied is not None:
                     with self._mesh.interruptible():
@@ -295,11 +299,13 @@ class Training:
     def _state(self, name: str) -> torch.Tensor:
         return next(held for held in self._held if name in held.parameters).state(name)
 
-    def _commit(self, step: int, step_s: float = 0.0, *, once: Callable[[], bool] = lambda: True) -> None:
+    def _commit(
+        self, step: int, step_s: float = 0.0, data_wait_s: float = 0.0, *, once: Callable[[], bool] = lambda: True
+    ) -> None:
         """For all nodes, beside the next step. Before the vote on that it is done, so that one at most is open."""
         message = sessions_pb2.CommitRequest.FromString(self._rejected)
         rejected = [rejection_value(item) for item in message.rejections]
-        say = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s)
+        say = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s, data_wait_s=data_wait_s)
         self._committing = self._commits.submit(_say_once, once, say)
 
     def _arrive(self) -> dist.Work | None:

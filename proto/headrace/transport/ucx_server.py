@@ -163,6 +163,11 @@ class UcxServer:
             return
         self._asked[key] = asked
         asked.task = asyncio.create_task(self._converse(asked, request))
+        asked.task.add_done_callback(lambda _: self._forget(asked))  # not in the task: one that is cancelled at once never runs
+
+    def _forget(self, asked: _Asked) -> None:
+        self._refuse(asked, UnavailableError("the preprocessor gave the part up"))
+        del self._asked[asked.connection, asked.number]
 
     def _give_up(self, connection: Connection, number: int) -> None:
         asked = self._asked.get((connection, number))
@@ -183,9 +188,6 @@ class UcxServer:
                 await self._send(asked, loan)
         except HeadraceError as err:
             self._refuse(asked, err)
-        finally:
-            self._refuse(asked, UnavailableError("the preprocessor gave the part up"))
-            del self._asked[asked.connection, asked.number]
 
     def _refuse(self, asked: _Asked, error: HeadraceError) -> None:
         """Unless there is an answer already."""

@@ -13,6 +13,7 @@ from cli.rates import MAX_SPAN_S, SPAN_S, Look, Looks, data_wait, decoding_paces
 from headrace.v1 import jobs_pb2
 from headrace.v1.common_pb2 import Occupancy
 from headrace.v1.jobs_pb2 import JobStatus, PreprocessorStatus, RankStatus
+from headrace.v1.membership_pb2 import Snapshot
 
 MIB = 1 << 20
 
@@ -115,6 +116,11 @@ SITUATIONS = {
     ),
     "ranks in lockstep": (
         status(ranks=ranks(11, 10), preprocessors=IDLE),
+        "preprocessors wait: all that is ordered is decoded, the trainer is the slowest part: "
+        "nothing to gain from more preprocessors",
+    ),
+    "nodes, of which one commits for all": (
+        status(ranks=[rank(0, 14), rank(1, 0, step_s=0)], preprocessors=IDLE, snapshot=Snapshot()),
         "preprocessors wait: all that is ordered is decoded, the trainer is the slowest part: "
         "nothing to gain from more preprocessors",
     ),

@@ -18,6 +18,7 @@ from reorder_service.service import ReorderService
 from reorder_service.state import StateStore
 
 PATIENCE_S = 10.0
+LEASE_S = 1.0
 Open = Callable[[], Awaitable[Database]]
 
 
@@ -39,8 +40,8 @@ async def open_another(redis_url: str) -> AsyncIterator[Open]:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "LEASE_S", 0.3)
-    monkeypatch.setattr(leadership, "LEASE_S", 0.3)
+    monkeypatch.setattr(database, "LEASE_S", LEASE_S)
+    monkeypatch.setattr(leadership, "LEASE_S", LEASE_S)
     monkeypatch.setattr(leadership, "RENEW_S", 0.05)
     monkeypatch.setattr(leadership, "POLL_S", 0.02)
 
@@ -139,7 +140,7 @@ async def test_a_leader_that_cannot_renew_serves_nobody_new_until_it_can(
         changed.set()
 
     post = Post()
-    post.taken, post.lease_ends_s = ReorderService(StateStore(first)), time.monotonic() + 0.3
+    post.taken, post.lease_ends_s = ReorderService(StateStore(first)), time.monotonic() + LEASE_S
     keeping = asyncio.create_task(keep_leading(first, "a:1 x", post, serve))
     async with asyncio.timeout(PATIENCE_S):
         with monkeypatch.context() as patch:

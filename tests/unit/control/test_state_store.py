@@ -18,7 +18,7 @@ from headrace.errors import ConflictError, UnavailableError, UserError
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardInfo, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
-from reorder_service import database, state
+from reorder_service import database, embedded, state
 from reorder_service.database import Command
 from reorder_service.progress import Progress, StepRecord
 from reorder_service.state import StateStore
@@ -197,7 +197,7 @@ async def test_a_store_that_cannot_be_had_is_one_sentence(url: str, words: str) 
 
 @pytest.mark.timeout(20)
 async def test_a_server_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(database, "_TIMEOUT_S", 0.5)
     store = await StateStore.open(f"embedded:{tmp_path / 'store'}")
     server = server_of(tmp_path / "store")
     os.kill(server, signal.SIGSTOP)
@@ -222,12 +222,20 @@ def server_of(folder: Path) -> int:
     raise AssertionError(f"no server works in {folder}")
 
 
-async def test_the_embedded_folder_belongs_to_one_service_and_its_server_ends_with_the_store(tmp_path: Path) -> None:
+async def another_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(embedded, "_LOCK_TIMEOUT_S", 0.1)
+        with pytest.raises(ConflictError, match="in use by another"):
+            await StateStore.open(f"embedded:{folder}")
+
+
+async def test_the_embedded_folder_belongs_to_one_service_and_its_server_ends_with_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / ("long" * 40) / "store"
     store = await StateStore.open(f"embedded:{folder}")
     server = server_of(folder)
-    with pytest.raises(ConflictError, match="in use by another"):
-        await StateStore.open(f"embedded:{folder}")
+    await another_is_refused(folder, monkeypatch)
     await store.create_job("job", "{}")
     await store.close()
     assert not is_running(server)
@@ -266,13 +274,14 @@ def start_owner(folder: Path) -> subprocess.Popen[bytes]:
     return owner
 
 
-async def test_the_embedded_server_does_not_outlive_a_killed_service_and_its_data_does(tmp_path: Path) -> None:
+async def test_the_embedded_server_does_not_outlive_a_killed_service_and_its_data_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "store"
     with start_owner(folder) as owner:
         server = server_of(folder)
         try:
-            with pytest.raises(ConflictError, match="in use by another"):
-                await StateStore.open(f"embedded:{folder}")
+            await another_is_refused(folder, monkeypatch)
         finally:
             owner.kill()
     store = await StateStore.open(f"embedded:{folder}")  # waits for the folder, which the dying server still holds

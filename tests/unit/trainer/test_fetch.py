@@ -17,6 +17,7 @@ from trainer.fetch import PartFetcher
 MIB = 1 << 20
 NEVER_S = 3600.0  # a hedge that no test lives to see
 SOON_S = 0.05
+ONCE_S = 1.0  # time enough for what follows a first hedge, before the second one
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_all_parts_of_a_preprocessor_that_hangs_move_as_they_are_awaited(make_pr
         other.add(ticket, batches[ticket])
         fetcher.place(ticket, "second", other.endpoint)
 
-    fetcher = make_fetcher(move, hedge_s=SOON_S, threads=2, transports=("flight", transport))
+    fetcher = make_fetcher(move, hedge_s=ONCE_S, threads=2, transports=("flight", transport))
     for ticket in batches:
         hung.add_stuck(ticket)
         fetcher.place(ticket, "first", hung.endpoint)
@@ -126,7 +127,7 @@ def test_only_the_part_that_is_waited_for_is_asked_of_another_and_once_a_deadlin
         reports.append(ticket)
         reported.set()
 
-    fetcher = make_fetcher(report, hedge_s=SOON_S)
+    fetcher = make_fetcher(report, hedge_s=ONCE_S)
     batches = {ticket: make_part(1000, number) for number, ticket in enumerate(["first", "second"])}
     for ticket in batches:
         hung.add_stuck(ticket)

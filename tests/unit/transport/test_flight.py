@@ -253,7 +253,7 @@ def test_a_receiver_that_stops_reading_is_sent_no_more_and_holds_the_part_no_lon
 ) -> None:
     producer = make_producer(128 * MIB)
     producer.add("part", make_rows([MIB] * 64))
-    reader = open_stream(producer, "part", 1.0)
+    reader = open_stream(producer, "part", 5.0)
     assert reader.read_chunk().data.num_rows > 0
     wait_for_callers(producer, "part", 1)
     wait_for_callers(producer, "part", 0)

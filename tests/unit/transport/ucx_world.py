@@ -87,6 +87,10 @@ class Lender:
             assert self.ended.wait_for(lambda: ticket in self.ends, timeout=20)
             return self.ends.pop(ticket)
 
+    def begin(self, function: Callable[[], Any]) -> None:
+        """On the event loop, and nobody waits for it."""
+        self._loop.call_soon_threadsafe(function)
+
     def call(self, function: Callable[[], Any]) -> Any:
         """On the event loop, when it has done what it does now."""
 
