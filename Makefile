@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@echo "compiling the planner (half a minute)"
-	@$(BIN)/python -c "from reorder_service.planning import warm_up; warm_up()"
+	@$(BIN)/python -c "from reorder_service import planning, snapshots; planning.warm_up(); snapshots.warm_up()"
 	@touch $@
 
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
