@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from cli.client import JobsClient
 from tests.chaos_trainer.__main__ import References, run_case
 from tests.chaos_trainer.cases import Case, cases
 from tests.chaos_trainer.cluster import Cluster
+from tests.chaos_trainer.run import Run
 
 pytestmark = pytest.mark.integration
 
@@ -39,6 +41,15 @@ def test_a_lost_node_changes_nothing(standing: tuple[Cluster, References], case:
     cluster, references = standing
     _, wrong = run_case(cluster, references, case)
     assert not wrong
+
+
+def test_what_nodes_wait_for_is_told(standing: tuple[Cluster, References]) -> None:
+    cluster, _ = standing
+    run = Run(cluster, Case(name="undisturbed", steps=3))
+    assert not run.run().errors
+    with JobsClient(cluster.endpoint) as client:
+        status = client.show(run.folder.name)
+    assert 0 < status.data_wait_s < status.step_s
 
 
 def test_every_case_has_a_name_of_its_own() -> None:

@@ -162,10 +162,11 @@ class Training:
         """
         began_s = time.monotonic()
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
-            planned_s = time.monotonic() - began_s
+            plan_wait_s = time.monotonic() - began_s
             share, self._share = self._share or Share(), None
             step, numbers, feed = self._loader.begin(plan)
             share = self._share = self._step.compute(share, numbers, feed)
+            step.data_wait_s = plan_wait_s + share.data_wait_s
             result = self._step.meet(share)
             self._share = None
             self._step.sum_gradients(result)
@@ -173,7 +174,7 @@ class Training:
             self._standing, self._loss = replace(self._standing, awaited=self._layout.generation), result.loss
             self._await_commit()
             said = _encoded(share.rejected) if speaks and share.rejected else b""
-            outcome = self._step.vote(result, known(), said, planned_s + share.data_wait_s)
+            outcome = self._step.vote(result, known(), said, step.data_wait_s)
             apply(self._held[0], outcome.result.grad_norm, self._rate(plan.step))
             self._standing = Standing(
                 applied=plan.step + 1, generation=self._layout.generation, grad_norm=outcome.result.grad_norm
