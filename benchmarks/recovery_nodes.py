@@ -19,7 +19,7 @@ from benchmarks.timing import progress
 from cli.processes import Process, ProcessGroup
 
 KILL_GOAL_S, STOP_GOAL_S = 0.5, 2.0
-RAW_GLOO = Rival(value=0.038, source="gloo alone: nine groups made anew")  # measured on two cores in November 2026
+RAW_GLOO = Rival(value=0.038, source="gloo alone, measured earlier")  # nine groups made anew, on two cores in November 2026
 MOMENTS = (0.05, 0.65, 0.35, 0.95, 0.5, 0.2)
 """Of a step, at which nodes of one place after the other are lost."""
 _WARM_STEPS = 2  # after a change, which are none to compare with

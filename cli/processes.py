@@ -132,16 +132,21 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def free_port(*hosts: str) -> int:
-    """A port that is free at each of `hosts` (none: 127.0.0.1), and stays so while nobody is told to listen there."""
-    while True:
-        port = random.SystemRandom().choice(_PORTS)
+    """A port that is free at each of `hosts` (none: 127.0.0.1), and stays so while nobody is told to listen there.
+
+    Raises HeadraceError where there is none, or a host is another machine.
+    """
+    error: OSError | None = None
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with contextlib.ExitStack() as stack:
             try:
                 for host in hosts or ("127.0.0.1",):
                     stack.enter_context(socket.create_server((host, port)))
-            except OSError:
+            except OSError as err:
+                error = err
                 continue
         return port
+    raise HeadraceError(f"no port of {_PORTS.start} to {_PORTS.stop - 1} is free: {error}")
 
 
 def torchrun_environments(num_ranks: int, port: int | None = None) -> list[dict[str, str]]:

@@ -16,7 +16,7 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import nn
 
@@ -54,7 +54,7 @@ def main() -> int:
                 number = order.pop("number")
                 pid = os.fork()
                 if not pid:
-                    _run(**order)
+                    return _run(**order)
                 _say(number=number, pid=pid)
         _bury()
 
@@ -75,8 +75,8 @@ def _say(**message: Any) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> NoReturn:
-    """In the child. It ends at once: to tear down all that the nursery has imported takes longer than a step."""
+def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
+    """In the child."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
     os.setsid()
     descriptor = os.open(Path(folder, f"{node}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -86,9 +86,11 @@ def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list
     faulthandler.register(signal.SIGUSR1)  # where all its threads are, in its log
     install(Strikes(node, [Fault.of_dict(fault) for fault in faults], Path(folder), leader))
     code = command.main([cli.train.__name__.partition(".")[2], *arguments])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    if faults:  # at once: to tear down all that the nursery has imported takes longer than a step. Undisturbed nodes do it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

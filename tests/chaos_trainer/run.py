@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class Run:
 
     def _is_ours(self, name: str) -> bool:
         """Of one of the nodes: others have their memory there too, and name it by their processes."""
-        return not name.startswith("headrace") and any(str(life.pid) in name for life in self._lives)
+        return not name.startswith("headrace") and any(str(life.pid) in re.findall(r"\d+", name) for life in self._lives)
 
     def _begin(self) -> None:
         case = self._case

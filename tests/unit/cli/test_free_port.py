@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.processes import free_port
+from headrace.errors import HeadraceError
 
 
 def test_no_connection_is_given_the_port_before_its_server_listens() -> None:
@@ -20,3 +21,6 @@ def test_the_port_is_free_at_every_host(monkeypatch: pytest.MonkeyPatch) -> None
         port = taken.getsockname()[1]
         monkeypatch.setattr("cli.processes._PORTS", [port, other := free_port("127.0.0.1", "127.0.0.2")])
         assert {free_port("127.0.0.1", "127.0.0.2") for _ in range(20)} == {other}
+        monkeypatch.setattr("cli.processes._PORTS", range(port, port + 1))
+        with pytest.raises(HeadraceError, match=f"no port of {port} to {port} is free"):
+            free_port("127.0.0.1", "127.0.0.2")
