@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from benchmarks import recovery_restart, recovery_torchft
+from benchmarks import recovery_overhead, recovery_restart, recovery_torchft
 from benchmarks.recovery_training import NUM_NODES, REPLICAS, Log, Services, kill
 from benchmarks.report import Rival, Row, Section, at_most
 from benchmarks.timing import progress
@@ -121,7 +121,7 @@ def sections(*, quick: bool) -> Iterator[Section]:
             )
             recovery_s, step_s = median(loss.seconds for loss in killed), median(loss.step_s for loss in killed)
             rows = recovery_restart.faster_rows(services, recovery_s, step_s, quick=quick)
-            rows.append(recovery_restart.overhead_row(services, quick=quick))
+        rows.append(recovery_overhead.overhead_row(folder, quick=quick))
         yield Section(title="Nodes of `headrace train --nodes` beside as many ranks of `headrace train --topology`", rows=rows)
 
 

@@ -106,10 +106,10 @@ class ProcessGroup:
     """Processes that end together at the end of a `with` block. SIGTERM to us counts as Ctrl-C."""
 
     def __init__(self) -> None:
-        self._processes: list[Process] = []
+        self.processes: list[Process] = []
 
     def add(self, process: Process) -> Process:
-        self._processes.append(process)
+        self.processes.append(process)
         return process
 
     def __enter__(self) -> ProcessGroup:
@@ -119,9 +119,9 @@ class ProcessGroup:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         former_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave anybody behind
         deadline = time.monotonic() + STOP_TIMEOUT_S
-        for process in reversed(self._processes):
+        for process in reversed(self.processes):
             process.terminate()
-        for process in reversed(self._processes):
+        for process in reversed(self.processes):
             process.wait(deadline - time.monotonic())
         signal.signal(signal.SIGINT, former_interrupt)
         signal.signal(signal.SIGTERM, self._former)

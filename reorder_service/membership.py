@@ -16,7 +16,7 @@ from headrace.snapshot import is_rerouted
 from headrace.v1.membership_pb2 import NodesSpec, Snapshot
 from reorder_service.snapshots import Change, Successor
 
-LEASE_S = 1.0  # a node that says nothing for so long is lost: five heartbeats
+LEASE_S = 1.0  # a node that says nothing for so long is lost: three heartbeats
 REJOIN_S = 3.0  # how long a new leader waits for the nodes of the former one: a client tries again at least once a second
 
 

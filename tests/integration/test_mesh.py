@@ -70,7 +70,7 @@ def test_a_cut_ends_a_wait_for_the_rest_of_a_message(mesh: Mesh) -> None:
     mesh.barrier()
     threading.Timer(CUT_S, mesh.cut).start()
     with pytest.raises(MeshCutError, match="in the middle of a message"), mesh.interruptible():
-        mesh.wait(work)
+        mesh.wait_for_message(work)
 
 
 def test_where_a_node_is_lost_not_all_arrive(mesh: Mesh) -> None:

@@ -134,6 +134,7 @@ def emulate(step: EmulatedStep) -> Emulated:
     }
     dist.barrier()
     executor.run(routes, data.__getitem__)
+    executor.wire.flush()
     return Emulated(
         recording=executor.recording,
         asked_s=sum(part.asked_s for part in parts),

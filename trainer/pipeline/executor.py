@@ -130,7 +130,7 @@ class Executor:
         group: dist.ProcessGroup | None = None,
         wait: Callable[[dist.Work], object] = dist.Work.wait,
     ) -> None:
-        """`dtype`: of what is sent. `group`: whose ranks are the topology's. None: all processes. `wait`: for one message."""
+        """`dtype`: of what is sent. `group`: whose ranks are the topology's. None: all processes. `wait`: for one to come."""
         self.topology = topology
         self.place = place
         self.stages = stages
@@ -146,6 +146,7 @@ class Executor:
     def run(self, routes: Routes, feed: Feed) -> Totals:
         """Forward and backward of everything that the plan gives this process; gradients are added to its parameters'.
 
+        What was sent may still be on its way until `wire.flush`.
         Raises HeadraceError, before anything is computed, where the plan would have somebody wait for ever, and UserError where
         this process would keep more rows than it may.
         """
@@ -162,7 +163,6 @@ class Executor:
             run.post(coming)  # one ahead
             run.take(of_action)
             times.append((start_s, time.monotonic(), self.wire.waited_s - waited_s, run.computed_s - computed_s))
-        self.wire.flush()
         events = [Event(self.place, action, *taken) for action, taken in zip(actions, times, strict=True)]
         self.recording = Recording(events, clock_origin_s())
         return run.totals

@@ -72,6 +72,7 @@ class PipelineStep:
         """Forward and backward; the parameters' gradients are then those of the global batch, clipped."""
         with self._autocast:  # around all microbatches: weights are cast once
             totals = self._executor.run(routes, feed)
+            self._executor.wire.flush()
         self._not_finite = totals.not_finite
         loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
         if not num_targets:

@@ -28,7 +28,7 @@ class Wire:
         group: dist.ProcessGroup | None = None,
         wait: Callable[[dist.Work], object] = dist.Work.wait,
     ) -> None:
-        """`group`: that ranks count in. None: all processes. `wait`: for a message."""
+        """`group`: that ranks count in. None: all processes. `wait`: for a message to come."""
         group = group or dist.group.WORLD
         assert group is not None, "torch.distributed is initialised"
         self._wait = wait
@@ -74,7 +74,7 @@ class Wire:
         return tensor
 
     def flush(self) -> None:
-        """Wait until everything that was sent has left."""
+        """Wait until everything that was sent has left: the receivers take it, or have."""
         for work in self._sent.values():
-            self._wait(work)
+            work.wait()
         self._sent.clear()

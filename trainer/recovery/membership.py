@@ -17,7 +17,7 @@ from headrace.v1.membership_pb2 import NodeHello, NodeMessage, Snapshot
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.2  # of the second after which a silent node is lost
+HEARTBEAT_S = 0.33  # three in the second after which a silent node is lost: each wakes threads beside the training
 SILENCE_S = 1.5  # a service that says nothing for so long, three of its pulses, hangs: another one may lead
 AWAY_TIMEOUT_S = 600.0  # how long a node looks for a service
 RETRY_S = 0.1

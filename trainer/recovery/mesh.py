@@ -36,7 +36,8 @@ _RETRY_S = 0.01
 _LEAVE_S = 0.1  # how long after a cut a wait is left behind that has not ended
 _IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
 _TRY_TIMEOUT = timedelta(seconds=1)
-_MOMENT = timedelta(milliseconds=20)
+_MOMENT = timedelta(milliseconds=50)
+_IN_A_MESSAGE = "a connection to another node ended in the middle of a message"
 MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: whoever does not come is lost, and the mesh is cut before
 STEP_TIMEOUT = timedelta(seconds=1800)  # of waits for nodes that compute, some of them the rest of a step before they connect
 
@@ -73,7 +74,7 @@ class Mesh:
         self._pipeline_devices: set[tuple[str, int]] = set()  # others, for connections within pipelines
         self._groups: list[dist.ProcessGroup] = []
         self._waiter: Waiter | None = None
-        self._arrivals: list[dist.Work] = []  # that may not be complete
+        self._unfinished: list[dist.Work] = []  # what this node does not wait for, or not any more
 
     def connect(self) -> None:
         """Meet the others. Raises MeshCutError."""
@@ -147,14 +148,21 @@ class Mesh:
         return [bytes(one[:length].numpy()) for one, length in zip(everybody, lengths, strict=True)]
 
     def wait(self, work: dist.Work, *, in_pipeline: bool = False) -> None:
-        """For a message, in an `interruptible` block. in_pipeline: within a pipeline. One thread at a time."""
+        """For what all nodes of a group do, in an `interruptible` block. in_pipeline: within a pipeline."""
+        while not _is_done(work):
+            if self._is_cut(_LEAVE_S, in_pipeline=in_pipeline):
+                self._unfinished.append(work)
+                raise MeshCutError(_IN_A_MESSAGE)
+
+    def wait_for_message(self, work: dist.Work, *, in_pipeline: bool = False) -> None:
+        """As `wait`, for a message from one node to another. One thread at a time."""
         if self._waiter is None:
             self._waiter = Waiter(self._groups)
             if math.isfinite(self._cut_s):
                 self._waiter.look()
         if not self._waiter.wait(work, lambda: self._is_cut(_LEAVE_S, in_pipeline=in_pipeline)):
             self._waiter = None
-            raise MeshCutError("a connection to another node ended in the middle of a message")
+            raise MeshCutError(_IN_A_MESSAGE)
 
     def arrive(self) -> dist.Work:
         """Say that this node is here: what it returns is done when all nodes have said so. Raises MeshCutError.
@@ -168,20 +176,18 @@ class Mesh:
         except MeshCutError:
             self.cut(but_pipelines=True)
             raise
-        self._arrivals = [*(one for one in self._arrivals if not one.is_completed()), arrival]
+        self._unfinished = [*(one for one in self._unfinished if not one.is_completed()), arrival]
         return arrival
 
     def all_arrive(self, arrival: dist.Work) -> bool:
         """Wait until they have. False where a node is lost before. From any thread."""
-        while True:
-            is_over = arrival.is_completed()
-            try:
-                arrival.wait(_MOMENT)
-            except RuntimeError:
-                if is_over or self._is_cut(_LEAVE_S, in_pipeline=False):
+        try:
+            while not _is_done(arrival):
+                if self._is_cut(_LEAVE_S, in_pipeline=False):
                     return False
-            else:
-                return True
+        except RuntimeError:
+            return False
+        return True
 
     def barrier(self) -> None:
         """Once all nodes are here. Raises MeshCutError."""
@@ -222,7 +228,7 @@ class Mesh:
     def close(self) -> None:
         """Leave all groups."""
         self.cut()
-        unfinished = [arrival for arrival in self._arrivals if not arrival.is_completed()]
+        unfinished = [work for work in self._unfinished if not work.is_completed()]
         if unfinished and self._waiter is None:
             self._waiter = Waiter(self._groups)
         if self._waiter is not None:
@@ -232,13 +238,25 @@ class Mesh:
 
     def check(self, *, in_pipeline: bool = False) -> None:
         """Raise MeshCutError where the mesh is cut. in_pipeline: within pipelines, too."""
-        if not self._is_cut(0.0, in_pipeline=False) and any(map(_has_failed, self._arrivals)):
+        if not self._is_cut(0.0, in_pipeline=False) and any(map(_has_failed, self._unfinished)):
             self.cut(but_pipelines=True)
         if self._is_cut(0.0, in_pipeline=in_pipeline):
             raise MeshCutError("there is a newer snapshot of the nodes, or a connection to one of them ended")
 
     def _is_cut(self, since_s: float, *, in_pipeline: bool) -> bool:
         return time.monotonic() - (self._pipelines_cut_s if in_pipeline else self._cut_s) >= since_s
+
+
+def _is_done(work: dist.Work) -> bool:
+    """Within a moment, which does a collective no harm, but would end a group's messages. Raises what `work` does."""
+    is_over = work.is_completed()
+    try:
+        work.wait(_MOMENT)
+    except RuntimeError:
+        if is_over:
+            raise
+        return False
+    return True
 
 
 def _has_failed(work: dist.Work) -> bool:

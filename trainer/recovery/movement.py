@@ -178,7 +178,7 @@ def move(
                 sealed = _sealed(state(transfer.name))
                 under_way.append((mesh.everybody.send([sealed], transfer.target, number[transfer.name]), sealed))
         for work, _ in [*arriving.values(), *under_way]:
-            mesh.wait(work)
+            mesh.wait_for_message(work)
     return {transfer.name: _opened(buffer, transfer) for transfer, (_, buffer) in arriving.items()}
 
 

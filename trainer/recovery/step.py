@@ -70,7 +70,7 @@ class RecoverableStep:
         present = [rank for rank in layout.ranks if rank != NOBODY]
         self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
         self._executor = Executor(
-            layout.topology, layout.place, [stage], dtype, self._pipeline, partial(mesh.wait, in_pipeline=True)
+            layout.topology, layout.place, [stage], dtype, self._pipeline, partial(mesh.wait_for_message, in_pipeline=True)
         )
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
         sharing: dict[tuple[int, ...], list[str]] = {}
@@ -110,6 +110,7 @@ class RecoverableStep:
         try:
             with self._mesh.interruptible():
                 self._mesh.wait(self._mesh.everybody.allreduce([sums]))
+                self._executor.wire.flush()
         except MeshCutError:
             with suppress(MeshCutError), self._mesh.interruptible(in_pipeline=True):
                 self._mesh.wait(self._pipeline.barrier(), in_pipeline=True)  # others of it may still need this node's messages
