@@ -89,13 +89,14 @@ def judge(expected: Trained, found: Trained, allowed_replays: int, *, is_whole: 
 
 
 def _growth(lived: Sequence[Footprint]) -> str:
-    """Of a node that has lived long enough to tell."""
+    """Of a node that has lived long enough to tell. The least of some generations: the one before may not be gone yet in others."""
     if len(lived) < 3 * WARM_GENERATIONS:
         return ""
-    before, after = lived[WARM_GENERATIONS], lived[-1]
     for name, allowed in ALLOWED.items():
-        if getattr(after, name) > getattr(before, name) + allowed:
-            return f"{name} from {getattr(before, name)} to {getattr(after, name)} in {len(lived) - WARM_GENERATIONS} generations"
+        values = [getattr(footprint, name) for footprint in lived]
+        before, after = min(values[WARM_GENERATIONS : 2 * WARM_GENERATIONS]), min(values[-WARM_GENERATIONS:])
+        if after > before + allowed:
+            return f"{name} from {before} to {after} in {len(lived) - 2 * WARM_GENERATIONS} generations"
     return ""
 
 

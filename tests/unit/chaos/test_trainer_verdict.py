@@ -43,7 +43,15 @@ def test_a_node_that_grows_with_each_generation() -> None:
     found = trained()
     found.footprints["n0"] = [Footprint(memory_kib=1 << 18, num_fds=60 + number, num_threads=40) for number in range(20)]
     (words,) = judge(trained(), found, 0)
-    assert words == "n0 grew: num_fds from 64 to 79 in 16 generations"
+    assert words == "n0 grew: num_fds from 64 to 76 in 12 generations"
+
+
+def test_a_generation_that_is_not_gone_yet_is_no_growth() -> None:
+    found = trained()
+    found.footprints["n0"] = [
+        Footprint(memory_kib=1 << 18, num_fds=60 + 9 * (n % 2), num_threads=40 + 8 * (n % 2)) for n in range(20)
+    ]
+    assert judge(trained(), found, 0) == []
 
 
 def test_only_a_node_that_the_others_miss_costs_a_step() -> None:
