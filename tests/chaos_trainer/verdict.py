@@ -89,7 +89,7 @@ def judge(expected: Trained, found: Trained, allowed_replays: int, *, is_whole: 
 
 
 def _growth(lived: Sequence[Footprint]) -> str:
-    """Of a node that has lived long enough to tell. The least of some generations: the one before may not be gone yet in others."""
+    """Of a node that has lived long enough to tell. The least of some generations: in others the one before is not gone yet."""
     if len(lived) < 3 * WARM_GENERATIONS:
         return ""
     for name, allowed in ALLOWED.items():
