@@ -49,7 +49,7 @@ bench-transport: setup  ## measure payload from process to process, beside a raw
 bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, memory (about 13 minutes)
 	@$(BIN)/python -m benchmarks.preprocess
 
-bench-recovery: setup  ## measure how soon work and training go on after a loss, beside torchft and a restart from a checkpoint (nine minutes)
+bench-recovery: setup  ## measure how soon work and training go on after a loss, beside torchft and a restart from a checkpoint (16 minutes)
 	@$(BIN)/python -m benchmarks.recovery
 
 bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (seven minutes)

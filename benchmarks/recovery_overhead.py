@@ -21,6 +21,7 @@ from benchmarks.recovery_training import REPLICAS, Services
 from benchmarks.report import Row, at_most
 from benchmarks.timing import progress
 from cli.processes import Process, ProcessGroup
+from headrace.errors import HeadraceError
 
 OVERHEAD_GOAL_PERCENT = 2.0
 _ORDER = (("nodes", "ranks"), ("ranks", "nodes")) * 2  # in which they are started
@@ -54,7 +55,9 @@ class Job:
         self.cpu_s += self._used_s() - used_s
 
     def steps(self) -> list[float]:
-        """Seconds from commit to commit, of its own turns alone."""
+        """Seconds from commit to commit, of its own turns alone. Raises HeadraceError where a node was lost in them."""
+        if self.services.said("pipelines", self.name, self.turns[0][0]):
+            raise HeadraceError("a node was lost while others had the machine: run it again on a quieter one")
         commits = [event["time_s"] for event in self.services.said("committed", self.name, self.turns[0][0])]
         passed = [sum(max(0.0, min(end, time_s) - begin) for begin, end in self.turns) for time_s in commits]
         return [after - before for before, after in pairwise(passed)]
@@ -72,10 +75,11 @@ def overhead_row(folder: Path, *, quick: bool) -> Row:
     """The same batches in the same pipelines."""
     step_s: dict[str, list[float]] = {"nodes": [], "ranks": []}
     cpu_s: dict[str, list[float]] = {"nodes": [], "ranks": []}
-    for number, order in enumerate(_ORDER[: 1 if quick else None]):
-        progress(f"steps of nodes and of ranks in turns, round {number + 1} of {len(_ORDER)}")
+    rounds, round_s = (_ORDER[:1], _ROUND_S / 10) if quick else (_ORDER, _ROUND_S)
+    for number, order in enumerate(rounds):
+        progress(f"steps of nodes and of ranks in turns, round {number + 1} of {len(rounds)}")
         with _job(order[0], folder / f"turns-{number}-0") as one, _job(order[1], folder / f"turns-{number}-1") as other:
-            _in_turns(one, other, _ROUND_S / 10 if quick else _ROUND_S)
+            _in_turns(one, other, round_s)
             for who, job in zip(order, (one, other), strict=True):
                 steps = job.steps()
                 step_s[who].append(median(steps))
@@ -86,7 +90,7 @@ def overhead_row(folder: Path, *, quick: bool) -> Row:
         value=mean(beyond),
         unit="%",
         goal=at_most(OVERHEAD_GOAL_PERCENT),
-        detail=f"rounds of {_ROUND_S:g} s: {', '.join(f'{value:.1f}' for value in beyond)}; medians "
+        detail=f"rounds of {round_s:g} s: {', '.join(f'{value:.1f}' for value in beyond)}; medians "
         f"{median(step_s['nodes']) * 1e3:.0f} and {median(step_s['ranks']) * 1e3:.0f} ms, "
         f"on the trainers' cores {median(cpu_s['nodes']):.3f} and {median(cpu_s['ranks']):.3f} s",
     )

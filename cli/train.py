@@ -14,6 +14,7 @@ from headrace.model_shape import MODEL_SHAPES
 
 TRANSPORTS = ("auto", "shared_memory", "ucx", "flight")
 """auto, and those of headrace.transport.base, which takes a moment to import."""
+DEFAULT_EVERY = 100  # steps between checkpoints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="save there, beside training; with --nodes at the end, or when it cannot go on (default: nowhere)",
     )
     checkpoints.add_argument(
-        "--checkpoint-every", type=int, default=100, metavar="N", help="steps, and after the last one (default: %(default)s)"
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help=f"steps, and after the last; with --topology (default: {DEFAULT_EVERY})",
     )
     checkpoints.add_argument(
         "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
@@ -95,8 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None and args.threads < 1:
         raise UserError(f"--threads must be at least 1, got {args.threads}")
-    if args.checkpoint_every < 1:
+    if args.checkpoint_every is not None and args.checkpoint_every < 1:
         raise UserError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
+    if args.checkpoint_every is not None and args.nodes is not None:
+        raise UserError("--checkpoint-every goes with --topology: nodes save at the end, or when training cannot go on")
     if args.topology is None and args.nodes is None and (args.checkpoint or args.resume):
         raise UserError("--checkpoint and --resume go with --topology or --nodes only: take them away, or add one")
     if args.topology is not None and args.nodes is not None:
@@ -140,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
                     args.endpoint,
                     topology=load_topology_yaml(args.topology),
                     checkpoint=args.checkpoint,
-                    checkpoint_every=args.checkpoint_every,
+                    checkpoint_every=args.checkpoint_every or DEFAULT_EVERY,
                     resume=args.resume,
                     **options,
                 )

@@ -109,7 +109,7 @@ def _check(templates: Templates, pipelines: Sequence[Pipeline], gone: frozenset[
     if left < specification.least_nodes:
         raise UnrecoverableError(
             f"{left} nodes are left, but {specification.max_failures + 1} replicas need {specification.smallest} each: "
-            f"add {specification.least_nodes - left} or more nodes; nothing is lost, as every layer still has a copy"
+            f"add {specification.least_nodes - left} or more nodes; every layer still has a copy"
         )
 
 

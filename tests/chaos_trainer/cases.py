@@ -123,6 +123,8 @@ def _in_recoveries() -> Iterator[Case]:
             first = _kill(Place.GRADIENTS, Where(pipeline=1, unit="llm"))
             second = _kill(place, where, generation=2)
             yield Case(name=f"{second}", faults=(first, second), nodes=8, max_failures=2, steps=4)
+        hangs = Fault(kind=Kind.STOP, place=place, where=Where() if place == Place.MOVING else Where(rank=2), generation=2)
+        yield Case(name=f"{hangs}", faults=(first, hangs), nodes=8, max_failures=2, steps=4)
 
 
 def _returns() -> Iterator[Case]:
@@ -132,8 +134,10 @@ def _returns() -> Iterator[Case]:
                 fault = Fault(kind=Kind.STOP, place=place, where=where, lasts_s=lasts_s)
                 holds = [_hold(3, generation=2)] if fault.is_loss else []
                 yield Case(name=str(fault), faults=(fault, *holds), steps=5)
-    for_good = Fault(kind=Kind.STOP, place=Place.BACKWARD, where=LONG[2])
-    yield Case(name=str(for_good), faults=(for_good,))
+    hangs = dict.fromkeys((Place.BACKWARD, Place.SEND, Place.RECEIVE, Place.GRADIENTS, Place.VOTE, Place.UPDATED), LONG[2])
+    for place, where in (hangs | {Place.BROKER: LONG[0], Place.COMMIT: Where(rank=0)}).items():
+        for_good = Fault(kind=Kind.STOP, place=place, where=where)
+        yield Case(name=str(for_good), faults=(for_good,))
     fault = _kill(Place.BACKWARD, Where(node="n1"))
     faults, starts = (fault, _hold(3, generation=2)), (Act(node="n1", step=2),)
     yield Case(name=f"{fault}, back again", faults=faults, starts=starts, steps=5)
@@ -174,6 +178,8 @@ def _joins() -> Iterator[Case]:
         for where in [Where()] if place == Place.MOVING else [Where(node="n5"), Where(node="n1")]:
             fault = _kill(place, where, generation=2)
             yield Case(name=f"{fault}, a join", faults=(fault, _hold(2)), starts=(Act(node="n5", step=0),))
+        hangs = Fault(kind=Kind.STOP, place=place, where=Where() if place == Place.MOVING else Where(node="n5"), generation=2)
+        yield Case(name=f"{hangs}, a join", faults=(hangs, _hold(2)), starts=(Act(node="n5", step=0),))
     fault = _kill(Place.BACKWARD, LONG[0])
     faults = (fault, _hold(2, generation=2), _hold(4, generation=3))
     starts = (Act(node="n5", generation=2), Act(node="n6", generation=3))

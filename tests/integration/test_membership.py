@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from headrace.v1.membership_pb2 import NodeHello, NodesSpec, Snapshot
 from tests.integration.node import SPEC, membership
 from trainer.client import SessionClient
 from trainer.recovery.membership import Membership
+from trainer.recovery.node import Node
 
 pytestmark = pytest.mark.integration
 
@@ -149,6 +152,14 @@ def test_a_node_of_the_same_name_takes_the_place_of_the_former(calm, spec, join:
     assert (names(back), back.urgent, back.generation) == ("abcd", 2, 3)
     with pytest.raises(SupersededError, match="joined again from elsewhere"):
         members[1].wait(3, TIMEOUT_S)
+
+
+def test_a_node_without_a_place_ends_when_it_is_to_leave(calm, spec) -> None:
+    job = calm.submit(spec("left-alone", steps=1))
+    waiting = SimpleNamespace(is_over=False, close=lambda: None)  # a training that never begins
+    with Node(membership(calm.endpoint, job, "a"), waiting, "a", "127.0.0.1") as node:  # type: ignore[arg-type]
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        node.run()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.integration
 
 MESSAGE_BYTES = 1 << 26  # more than the system holds of a message on its way
 LIVES_ON_S = 2.0
+IN_THE_MIDDLE_S = 0.01  # of a sum
+CLOSES_WITHIN_S = 10.0  # far less than gloo's patience
 CUT_S = 2.0  # after the other node has begun to send
 PATIENCE = timedelta(seconds=100)  # with a process that imports torch
 
@@ -33,6 +35,16 @@ def _is_lost_in_the_middle(address: str) -> None:
     with suppress(MeshCutError), mesh.interruptible():
         mesh.everybody.send([torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)], 0, 1)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _hangs_in_a_sum(address: str) -> None:
+    """The other node: it hangs when it has begun to send its part of a sum."""
+    mesh = Mesh(address, "1", 1, 2, "127.0.0.1", PATIENCE)
+    mesh.connect()
+    mesh.barrier()
+    mesh.everybody.allreduce([torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)])
+    time.sleep(IN_THE_MIDDLE_S)
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @contextmanager
@@ -71,6 +83,24 @@ def test_a_cut_ends_a_wait_for_the_rest_of_a_message(mesh: Mesh) -> None:
     threading.Timer(CUT_S, mesh.cut).start()
     with pytest.raises(MeshCutError, match="in the middle of a message"), mesh.interruptible():
         mesh.wait_for_message(work)
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_sum_that_stays_unfinished_holds_nobody_up(*, gives_up: bool) -> None:
+    with _beside(_hangs_in_a_sum) as (mesh, other):
+        mesh.barrier()
+        work = mesh.everybody.allreduce([torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)])
+        threading.Timer(CUT_S, _interrupt if gives_up else mesh.cut).start()
+        with pytest.raises(KeyboardInterrupt if gives_up else MeshCutError), mesh.interruptible():
+            mesh.wait(work)
+        del work
+        began_s = time.monotonic()
+        other.kill()
+    assert time.monotonic() - began_s < CLOSES_WITHIN_S
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_where_a_node_is_lost_not_all_arrive(mesh: Mesh) -> None:

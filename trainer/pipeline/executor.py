@@ -130,7 +130,7 @@ class Executor:
         group: dist.ProcessGroup | None = None,
         wait: Callable[[dist.Work], object] = dist.Work.wait,
     ) -> None:
-        """`dtype`: of what is sent. `group`: whose ranks are the topology's. None: all processes. `wait`: for one to come."""
+        """`dtype`: of what is sent. `group`: whose ranks are the topology's. None: all processes. `wait`: for what arrives."""
         self.topology = topology
         self.place = place
         self.stages = stages

@@ -17,7 +17,8 @@ from headrace.v1.membership_pb2 import NodeHello, NodeMessage, Snapshot
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.33  # three in the second after which a silent node is lost: each wakes threads beside the training
+HEARTBEAT_S = 0.3  # three in the second after which a silent node is lost: each wakes threads beside the training
+CHECK_S = 0.2  # how often a node looks whether the service is silent
 SILENCE_S = 1.5  # a service that says nothing for so long, three of its pulses, hangs: another one may lead
 AWAY_TIMEOUT_S = 600.0  # how long a node looks for a service
 RETRY_S = 0.1
@@ -160,6 +161,6 @@ class Membership:
 
     def _watch(self) -> None:
         """Let go of a service that hangs."""
-        while not self._closed.wait(HEARTBEAT_S):
+        while not self._closed.wait(CHECK_S):
             if time.monotonic() - self._heard_s > SILENCE_S:
                 self._cancel()

@@ -2,8 +2,9 @@
 
 A wait for a message of gloo ends when the peer's process does; one for a peer that lives, but waits itself or hangs, does not,
 and nothing in torch.distributed ends it. So the connections themselves are shut down: whoever waits on them then fails at
-once, here and on the other side, or, in the middle of a message, is left behind (`trainer.recovery.waiting`). That costs next
-to nothing while nobody is lost. All nodes then make a new mesh.
+once, here and on the other side. In the middle of a message even that ends no wait: then what all nodes do is given up, as they
+wait for it a moment at a time, and a wait for one node's message is left behind (`trainer.recovery.waiting`). That costs next to
+nothing while nobody is lost. All nodes then make a new mesh.
 """
 
 from __future__ import annotations
@@ -149,10 +150,14 @@ class Mesh:
 
     def wait(self, work: dist.Work, *, in_pipeline: bool = False) -> None:
         """For what all nodes of a group do, in an `interruptible` block. in_pipeline: within a pipeline."""
-        while not _is_done(work):
-            if self._is_cut(_LEAVE_S, in_pipeline=in_pipeline):
+        try:
+            while not _is_done(work):
+                if self._is_cut(_LEAVE_S, in_pipeline=in_pipeline):
+                    raise MeshCutError(_IN_A_MESSAGE)
+        except BaseException:
+            if not work.is_completed():  # the end of its group would wait for it
                 self._unfinished.append(work)
-                raise MeshCutError(_IN_A_MESSAGE)
+            raise
 
     def wait_for_message(self, work: dist.Work, *, in_pipeline: bool = False) -> None:
         """As `wait`, for a message from one node to another. One thread at a time."""
@@ -216,8 +221,9 @@ class Mesh:
             if self._pipelines_cut_s <= now_s:
                 return
             self._cut_s, self._pipelines_cut_s = min(self._cut_s, now_s), math.inf if but_pipelines else now_s
-            if self._waiter is not None:
-                self._waiter.look()
+            waiter = self._waiter  # which whoever waits may let go of just now
+            if waiter is not None:
+                waiter.look()
             devices = self._devices if but_pipelines else self._devices | self._pipeline_devices
             for _, connection in _tcp_sockets(listening=False):
                 with suppress(OSError):  # ended meanwhile

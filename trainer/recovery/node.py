@@ -98,6 +98,8 @@ class Node:
         self._takes_steps = False  # a snapshot that holds from the end of a step on does not cut the mesh
         self._lock = threading.Lock()  # of all three above
         self._leaves = False
+        self._has_place = False
+        self._is_done = True  # once it ends: else it could still be missed
         self._over = threading.Event()
 
     def __enter__(self) -> Node:
@@ -109,7 +111,7 @@ class Node:
         self._over.set()
         self._close_mesh()
         self._training.close()
-        self._membership.close(done=kind in (None, UnrecoverableError))
+        self._membership.close(done=kind in (None, UnrecoverableError) and self._is_done)
 
     def run(self) -> None:
         """Until the job's end, or until this node has left: on SIGTERM, at the end of a step and without any loss."""
@@ -123,9 +125,14 @@ class Node:
     def _newer(self, known: int) -> membership_pb2.Snapshot | None:
         """The newest snapshot, once there is one newer than `known`; None once the job is over.
 
-        One that has come counts also then: all nodes follow those that they have agreed on.
+        One that has come counts also then: all nodes follow those that they have agreed on. A node that is to leave waits for
+        none where it has no place.
         """
         while self._known() > known or not self._training.is_over:
+            if self._leaves and not self._has_place and self._known() <= known:
+                log.info("leaves without a place %s", pairs(node=self._name, generation=known))
+                self._is_done = False  # it may have been given one just now
+                return None
             try:
                 return self._membership.wait(known, timeout_s=0.2)
             except TimeoutError:
@@ -137,6 +144,7 @@ class Node:
         if not snapshot.pipelines:
             return self._end(snapshot)
         layout = Layout.of(snapshot, self._name, self._training.spec)
+        self._has_place = layout is not None
         if layout is None:
             log.info("no place %s", pairs(node=self._name, generation=snapshot.generation))
             self._training.forget()

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.model_shape import ModelShape, TransformerShape
+from headrace.plan import LLM
 from headrace.spec import AudioSpec, ImageSpec, parse, read_yaml
 from headrace.v1 import membership_pb2
 from trainer.models.audio import STRIDE
@@ -18,8 +19,9 @@ from trainer.pipeline.topology import ENCODER, PipelineTopology, UnitTopology, u
 
 Ints = npt.NDArray[np.int64]
 
+_WEIGHT_BYTES = 4
 _STATE_BYTES = 16
-"""Of a parameter: weight, gradient and AdamW's two moments, float32."""
+"""Of a parameter that learns: weight, gradient and AdamW's two moments, float32."""
 
 
 class RecoverableUnit(BaseModel):
@@ -90,7 +92,7 @@ def nodes_message(
         profile.memory_bytes = int(spec.memory_gib * 2**30)
     for unit in topology.units:
         seconds = rows.get(unit, 1) * np.sum(costs[unit], axis=0)
-        num_bytes = _layer_bytes(unit_shapes(shape)[unit], vocab_size)
+        num_bytes = _layer_bytes(unit_shapes(shape)[unit], vocab_size if unit == LLM else 0, frozen=spec.units[unit].frozen)
         if unit == ENCODER:  # it cannot be cut
             seconds, num_bytes = seconds.sum(keepdims=True), num_bytes.sum(keepdims=True)
         profile.units.add(unit=unit, num_layers=len(seconds))
@@ -105,8 +107,8 @@ def nodes_message(
     )
 
 
-def _layer_bytes(stack: TransformerShape, vocab_size: int) -> Ints:
-    """Of every layer; the first and the last one of a unit may have an embedding or a head, as the LLM's have."""
-    sizes = np.full(stack.layers, stack.layer_weights * _STATE_BYTES, np.int64)
-    sizes[[0, -1]] += vocab_size * stack.width * _STATE_BYTES
-    return sizes
+def _layer_bytes(stack: TransformerShape, vocab_size: int, *, frozen: bool) -> Ints:
+    """Of every layer; the LLM's first one has the embedding, and its last one the head. vocab_size: 0 in other units."""
+    num_weights = np.full(stack.layers, stack.layer_weights, np.int64)
+    num_weights[[0, -1]] += vocab_size * stack.width
+    return num_weights * (_WEIGHT_BYTES if frozen else _STATE_BYTES)

@@ -85,7 +85,7 @@ class RecoverableStep:
         self._not_finite: Sequence[int] = ()
 
     def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
-        """Forward and backward of further microbatches of a step. The share with them.
+        """Forward and backward of further microbatches of a step. The share with them: its messages may still be on their way.
 
         Raises MeshCutError where a node of this pipeline was lost meanwhile, or has other things to do.
         """
@@ -110,7 +110,7 @@ class RecoverableStep:
         try:
             with self._mesh.interruptible():
                 self._mesh.wait(self._mesh.everybody.allreduce([sums]))
-                self._executor.wire.flush()
+                self._executor.wire.flush()  # to nodes that are here, and so have taken theirs
         except MeshCutError:
             with suppress(MeshCutError), self._mesh.interruptible(in_pipeline=True):
                 self._mesh.wait(self._pipeline.barrier(), in_pipeline=True)  # others of it may still need this node's messages

@@ -200,12 +200,12 @@ class Training:
             self._save(self._checkpoint, self._mesh, self._layout.generation)
 
     def rescue(self, mesh: Mesh, generation: int) -> str:
-        """Save what the nodes that are left have together. The mesh is theirs. A sentence on it; none without a folder for it.
+        """Save what the nodes that are left have together. The mesh is theirs. A sentence on it; none before the first step.
 
         Raises UnrecoverableError where that is not the whole model, and MeshCutError where another one is lost.
         """
         if self._checkpoint is None:
-            return ""
+            return "nothing was saved, as no --checkpoint was given"
         mesh.connect()
         return self._save_what_is_left(self._checkpoint, mesh, generation)
 
