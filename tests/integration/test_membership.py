@@ -26,6 +26,7 @@ from trainer.recovery.node import Node
 pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 30.0
+LEAVES_AFTER_S = 0.5
 
 Join = Callable[..., Membership]
 Spawn = Callable[..., subprocess.Popen[str]]
@@ -157,9 +158,13 @@ def test_a_node_of_the_same_name_takes_the_place_of_the_former(calm, spec, join:
 def test_a_node_without_a_place_ends_when_it_is_to_leave(calm, spec) -> None:
     job = calm.submit(spec("left-alone", steps=1))
     waiting = SimpleNamespace(is_over=False, close=lambda: None)  # a training that never begins
-    with Node(membership(calm.endpoint, job, "a"), waiting, "a", "127.0.0.1") as node:  # type: ignore[arg-type]
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    member = membership(calm.endpoint, job, "a")
+    with Node(member, waiting, "a", "127.0.0.1") as node:  # type: ignore[arg-type]
+        began_s = time.monotonic()
+        threading.Timer(LEAVES_AFTER_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
         node.run()
+    assert LEAVES_AFTER_S <= time.monotonic() - began_s < TIMEOUT_S
+    assert member.newest is None
 
 
 @pytest.mark.parametrize(
