@@ -190,7 +190,7 @@ def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tens
     if header.sample_rate == spec.sample_rate:
         return mono
     ratio = Fraction(spec.sample_rate, header.sample_rate).limit_denominator(_MAX_DENOMINATOR)
-    resampled = _resampler(ratio)(mono)
+    resampled = mono if ratio == 1 else _resampler(ratio)(mono)
     missing = _num_samples(header, spec) - len(resampled)  # rounding of the ratio
     return torch.nn.functional.pad(resampled, (0, missing)) if missing > 0 else resampled[: len(resampled) + missing]
 

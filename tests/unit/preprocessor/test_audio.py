@@ -80,6 +80,14 @@ def test_approximate_ratio_keeps_the_exact_count(rate: int) -> None:
     assert audio.probe(data, spec) == 25_000 == len(audio.decode(data, spec))
 
 
+@pytest.mark.parametrize("rate", [15_993, 15_999, 16_001, 16_008])
+def test_a_rate_that_is_nearly_the_jobs_is_taken_for_it(rate: int) -> None:
+    sound = tone(440, 1.0, rate)
+    mel = audio.decode(encoded(sound, rate, subtype="FLOAT"), SPEC)
+    assert len(mel) == audio.probe(encoded(sound, rate, subtype="FLOAT"), SPEC) == 100
+    np.testing.assert_array_equal(mel[:99], audio.decode(encoded(sound, 16_000, subtype="FLOAT"), SPEC)[:99])
+
+
 def slow_log_mel(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Whisper's features in plain numpy, filters written out from Slaney's scale."""
     padded = np.pad(samples, 200, mode="reflect")
