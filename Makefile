@@ -64,7 +64,7 @@ chaos: setup  ## kill, stop and cut off random processes of a real cluster, and 
 chaos-trainer: setup  ## lose nodes of recoverable jobs at every kind of action, and compare weights and ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos_trainer --minutes 9.5
 
-verify: setup  ## compare the pipeline runtime with one process in all 4,360 combinations (more than an hour)
+verify: setup  ## compare the pipeline runtime with one process in all 7,470 combinations (two hours)
 	@$(BIN)/python -m tests.verify
 
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files

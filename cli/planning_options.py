@@ -148,6 +148,9 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
     how.add_argument(
         "--memory-limit", type=float, default=math.inf, metavar="M", help="most activations on a stage, in the table's unit"
     )
+    how.add_argument(
+        "--crossing", action="store_true", help="auto may take plans whose samples change their replica, as no job's auto does"
+    )
 
 
 def check_numbers(args: argparse.Namespace) -> None:
@@ -188,6 +191,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         latency_s=args.latency,
         bytes_per_s=args.bandwidth,
         memory_limit=args.memory_limit,
+        crossing=args.crossing,
     )
 
 

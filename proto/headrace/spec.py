@@ -19,6 +19,8 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import GENERATOR, LLM, Topology
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
+CROSSING = ("orchmllm",)
+"""Strategies whose plans may have a sample pass its units on different replicas."""
 
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -179,6 +181,8 @@ class JobSpec(_Part):
     shuffle_shards: Annotated[int, Field(ge=1)] = 16
     """Samples of so many shards (themselves in shuffled order) are shuffled together."""
     strategy: str = "auto"
+    """Who plans the global batches. `auto`: for each one, of all strategies whose plan of it keeps every sample on one replica,
+    the one whose plan takes the least time. Plans of those in `CROSSING` need units that share their replicas."""
     topology: TopologySpec = TopologySpec()
     pack_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     """Pack samples of a global batch into sequences of so many tokens, and plan these: samples of a pack stay in one

@@ -1,4 +1,4 @@
-"""Strategy `auto`: simulates the plans of all others and takes the fastest, so it is never worse than any of them."""
+"""Strategy `auto`: simulates the plans of all others and takes the fastest of those that can be run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from reorder_service.planning.work import Work
 def fastest(batch: Batch, candidates: Mapping[str, Callable[[Batch], Slots]]) -> tuple[str, Slots]:
     """(name, slots) of the candidate with the shortest simulated step; of equals, the first.
 
-    Plans that hold more activations than the execution's memory limit are taken only if all do. Raises ValueError if no
-    candidate's plan can be run with the execution's schedule.
+    Plans in which a sample changes its replica are passed over unless the execution is `crossing`. Plans that hold more
+    activations than the execution's memory limit are taken only if all do. Raises ValueError if no candidate's plan can be run
+    with the execution's schedule.
     """
     best: tuple[bool, float, str, Slots] | None = None
     refusal: ValueError | None = None
     for name, strategy in candidates.items():
         try:
             slots = strategy(batch)
+            if not batch.execution.crossing and batch.crosses(slots):
+                continue
             work = Work.of(batch, slots)
             seconds = simulate(work).iteration_s
         except ValueError as err:  # its deferral is more than the schedule can wait for

@@ -56,6 +56,11 @@ class Batch:
             loads[:, u] = np.bincount(slot, weights=cost, minlength=self.num_slots)
         return loads.reshape(self.topology.replicas, self.topology.microbatches, len(self.units))
 
+    def crosses(self, slots: Slots) -> bool:
+        """Whether a sample passes some of its units on another replica than the others."""
+        replicas = slots // self.topology.microbatches
+        return bool((replicas != replicas[0]).any())
+
     def occupied(self, slots: Slots) -> NDArray[np.bool_]:
         """(D, K) whether any unit of the microbatch has a sample."""
         filled = np.zeros(self.num_slots, np.bool_)

@@ -36,6 +36,9 @@ class Execution:
     """Of a link between two stages."""
     memory_limit: float = math.inf
     """Most activations that a stage can hold, in the unit of the batch's `memory`."""
+    crossing: bool = False
+    """Whether samples may pass their units on different replicas. Strategy `auto` takes no plan in which they do where they may
+    not: replicas that share no unit cannot run it."""
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

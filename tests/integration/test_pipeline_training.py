@@ -76,6 +76,15 @@ def test_what_does_not_fit_is_one_clear_sentence(calm, spec, tmp_path: Path, uni
         assert sentence in processes[0].last_words()
 
 
+def test_a_strategy_that_the_replicas_cannot_follow_is_refused_before_the_first_step(calm, spec, tmp_path: Path) -> None:
+    planned = {"replicas": 2, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
+    job = calm.submit(spec("crossing", strategy="orchmllm", topology=planned))
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path, {"encoder": {"dp": 2}, "llm": {"dp": 2}}, 4, 1)
+        assert wait(processes) == [2]
+        assert "submit the job with strategy 'auto', or give 'encoder' dp 1" in processes[0].last_words()
+
+
 def test_when_one_process_dies_the_others_end(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("widowed", topology=PLANNED))
     with ProcessGroup() as group:

@@ -1,4 +1,5 @@
-"""What is compared: every combination of schedule, planning, units, parallelism and frozen parts, and a selection that covers."""
+"""What is compared: every combination of schedule, planning, units, parallelism and frozen parts that the trainer takes, and a
+selection that covers."""
 
 from __future__ import annotations
 
@@ -8,6 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.errors import UserError
+from headrace.spec import STRATEGIES, parse
+from trainer.pipeline.topology import PipelineTopology
+
 SCHEDULES: dict[str, dict[str, Any]] = {
     "1f1b": {},
     "gpipe": {"schedule": "gpipe"},
@@ -15,7 +20,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "eager": {"schedule": "eager", "in_flight": 4},
     "zero-bubble": {"schedule": "zero-bubble"},
 }
-STRATEGIES = ("random", "disttrain", "entrain", "joint")
 UNITS = (
     ("vision", "llm"),
     ("vision", "audio", "llm"),
@@ -80,7 +84,16 @@ class Case:
         """Whether MOST_PROCESSES reach, no unit is cut that has to be whole, and something learns."""
         cut = self.schedule == "interleaved" or {"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys()
         learns = "generator" in self.units or self.frozen != "only the generator"
-        return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns
+        return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns and self._can_be_fed
+
+    @property
+    def _can_be_fed(self) -> bool:
+        """Whether the trainer takes plans of this strategy."""
+        try:
+            parse(PipelineTopology, self.topology, "topology").check_strategy(self.strategy)
+        except UserError:
+            return False
+        return True
 
     @property
     def num_processes(self) -> int:

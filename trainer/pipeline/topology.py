@@ -21,7 +21,7 @@ from headrace.errors import UserError
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
-from headrace.spec import parse, read_yaml
+from headrace.spec import CROSSING, parse, read_yaml
 from trainer.models.huggingface.units import HuggingFaceUnits
 
 ENCODER = "encoder"
@@ -197,6 +197,19 @@ class PipelineTopology(BaseModel):
             (self.rank(Place(LLM, replica, 0, tensor_slice)), self.rank(Place(LLM, replica, llm.pp - 1, tensor_slice)))
             for replica, tensor_slice in product(range(llm.dp), range(llm.tp))
         )
+
+    def check_strategy(self, strategy: str) -> None:
+        """Raise UserError where plans of that strategy send samples to replicas of a unit that do not get their data: where a
+        unit's replicas share out those of the LLM among them (`trainer.pipeline.routes`), and samples change their replica.
+        """
+        llm = self.units[LLM].dp
+        apart = {unit: dp for unit, dp in self.replicas.items() if unit != LLM and math.gcd(dp, llm) > 1}
+        if strategy in CROSSING and apart:
+            unit, dp = next(iter(apart.items()))
+            raise UserError(
+                f"strategy {strategy!r} has samples change their replica between the units, which {dp} replicas of {unit!r} "
+                f"beside {llm} of {LLM!r} cannot follow: submit the job with strategy 'auto', or give {unit!r} dp 1"
+            )
 
     def check(self, world_size: int, shape: ModelShape) -> None:
         """Raise UserError unless the model can be cut like this and `world_size` processes are what that takes."""

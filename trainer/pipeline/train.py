@@ -68,6 +68,7 @@ def train_pipeline(
     with loader:
         name = model_name or loader.spec.model
         _check_units(loader, topology)
+        topology.check_strategy(loader.spec.strategy)
         model = _model(loader, name, topology.model)
         topology.check(num_ranks(), model.shape)
         with process_group(device):

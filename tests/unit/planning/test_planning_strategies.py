@@ -14,6 +14,7 @@ from headrace import spec
 from headrace.plan import StepPlan, Topology
 from reorder_service.planning import STRATEGIES, plan, warm_up
 from reorder_service.planning.batch import make_batch, slots_of
+from reorder_service.planning.execution import Execution
 from reorder_service.planning.simulator import simulate
 from reorder_service.planning.work import Work
 
@@ -77,6 +78,37 @@ def test_the_prediction_is_the_simulators_word_on_the_finished_plan(strategy: st
     assert planned.predicted is not None
     for name in ("iteration_s", "bubble", "lower_bound_s"):
         assert getattr(planned.predicted, name) == pytest.approx(getattr(simulated, name), rel=1e-9, abs=1e-9)
+
+
+def replicas_of(planned: StepPlan) -> dict[int, set[int]]:
+    """Of every sample, over all units."""
+    found: dict[int, set[int]] = {}
+    for number, replica in enumerate(planned.replicas):
+        for sample in (sample for microbatch in replica for samples in microbatch.units.values() for sample in samples):
+            found.setdefault(sample, set()).add(number)
+    return found
+
+
+@pytest.mark.parametrize("strategy", [strategy for strategy in EVERY if strategy not in spec.CROSSING])
+@settings(max_examples=60)
+@given(batch=batches())
+def test_a_sample_stays_on_its_replica(strategy: str, batch) -> None:
+    planned = plan(strategy, *batch, seed=0)
+    assert all(len(replicas) == 1 for replicas in replicas_of(planned).values())
+
+
+def test_auto_takes_a_plan_that_crosses_replicas_only_where_one_can_be_run() -> None:
+    rng = np.random.default_rng(10)
+    costs = {"vision": rng.lognormal(0, 1.2, 32) * (rng.random(32) < 0.7) + 1e-4, "llm": rng.lognormal(0, 0.8, 32)}
+    batch = np.arange(32), costs, Topology(replicas=2, microbatches=4, stages={"vision": 1, "llm": 1})
+    free = plan("auto", *batch, seed=10, execution=Execution(crossing=True))
+    assert free.chosen == "orchmllm"
+    assert any(len(replicas) > 1 for replicas in replicas_of(free).values())
+    job = plan("auto", *batch, seed=10)
+    assert all(len(replicas) == 1 for replicas in replicas_of(job).values())
+    assert free.predicted is not None
+    assert job.predicted is not None
+    assert free.predicted.iteration_s < job.predicted.iteration_s
 
 
 def test_random_deals_samples_in_arrival_order() -> None:
