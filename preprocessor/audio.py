@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
+from headrace.torchaudio_import import torchaudio
 from preprocessor import flac
-from preprocessor.torchaudio_import import torchaudio
 
 _FORMATS = frozenset(("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF"))
 _OTHER_KINDS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,18 @@ QWEN = {
 }
 
 
-def start(group: ProcessGroup, cluster: Any, job: str, folder: Path) -> list[Process]:
+def start(group: ProcessGroup, cluster: Any, job: str, folder: Path, **environment: str) -> list[Process]:
     """An encoder, which is compact, and an llm from a config.json."""
     (folder / "config.json").write_text(json.dumps(QWEN))
     (folder / "topology.yaml").write_text(yaml.safe_dump({"units": UNITS, "model": {"llm": str(folder)}}))
     arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1", "--format", "json"]
     arguments += ["--topology", str(folder / "topology.yaml")]
     return [
-        group.add(Process(f"trainer {rank}", arguments, folder / f"{rank}.log", environment))
-        for rank, environment in enumerate(torchrun_environments(2, free_ports(1)[0]))
+        group.add(Process(f"trainer {rank}", arguments, folder / f"{rank}.log", of_rank | environment))
+        for rank, of_rank in enumerate(torchrun_environments(2, free_ports(1)[0]))
     ]
 
 
-@pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers: pip install 'transformers>=5'")
 def test_a_job_trains_an_llm_of_transformers(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("adapted", steps=2, topology=PLANNED))
     with ProcessGroup() as group:
@@ -53,10 +51,12 @@ def test_a_job_trains_an_llm_of_transformers(calm, spec, tmp_path: Path) -> None
     assert len(llm) == 2
 
 
-@pytest.mark.skipif(find_spec("transformers") is not None, reason="says what is missing, and here transformers is not")
 def test_without_transformers_it_is_asked_for(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("bare", steps=1, topology=PLANNED))
+    absent = tmp_path / "absent" / "transformers.py"
+    absent.parent.mkdir()
+    absent.write_text("raise ModuleNotFoundError(\"No module named 'transformers'\")")
     with ProcessGroup() as group:
-        processes = start(group, calm, job, tmp_path)
+        processes = start(group, calm, job, tmp_path, PYTHONPATH=str(absent.parent))
         assert wait(processes) == [2, 2]
         assert "the topology's model needs transformers" in processes[0].last_words()

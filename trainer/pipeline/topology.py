@@ -22,7 +22,7 @@ from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
 from headrace.spec import CROSSING, parse, read_yaml
-from trainer.models.huggingface.units import HuggingFaceUnits
+from trainer.models.adapted_units import HuggingFaceUnits
 
 ENCODER = "encoder"
 """The unit that has all encoders, where they are not units of their own."""

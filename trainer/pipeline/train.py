@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
-from trainer.models.huggingface.units import HuggingFaceUnits
+from trainer.models.adapted_units import HuggingFaceUnits
 from trainer.models.multimodal import MultimodalModel, build_model, initialise
 from trainer.pipeline.checkpoint import CheckpointWriter, load
 from trainer.pipeline.checkpoint_files import Checkpoint

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
+from headrace.torchaudio_import import torchaudio
 from preprocessor import audio, flac
-from preprocessor.torchaudio_import import torchaudio
 
 SPEC = AudioSpec()
 needs_miniaudio = pytest.mark.skipif(flac.NAME is None, reason="miniaudio is not installed")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.verify.batches import AUDIO, AUDIO_TOKEN, IMAGE, IMAGE_TOKEN, SHAPE, VOCAB
-from trainer.models.huggingface.units import HuggingFaceUnits
+from trainer.models.adapted_units import HuggingFaceUnits
 from trainer.models.multimodal import MultimodalModel
 
 

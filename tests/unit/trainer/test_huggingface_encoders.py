@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from headrace.errors import HeadraceError, UserError
 from headrace.spec import AudioSpec, ImageSpec
 from tests.unit.trainer.huggingface_world import assert_close, assert_gradients_match
 from trainer.collate import cumulative
-
-transformers = pytest.importorskip("transformers", reason="adapters of transformers need it: pip install 'transformers>=5'")
-qwen_vision = pytest.importorskip("trainer.models.huggingface.qwen_vision")
-clip = pytest.importorskip("trainer.models.huggingface.clip")
-audio = pytest.importorskip("trainer.models.huggingface.audio")
+from trainer.models.huggingface import audio, clip, qwen_vision
 
 PATCH, MERGE = 4, 2
 IMAGE = ImageSpec(patch=PATCH, merge=MERGE, min_pixels=64, max_pixels=65536)

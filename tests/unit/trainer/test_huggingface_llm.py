@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.nn import functional
 
 from headrace.errors import UserError
 from headrace.sample import LABEL_IGNORED
 from tests.unit.trainer.huggingface_world import assert_close, assert_gradients_match, skeleton, whole
 from tests.verify.batches import VOCAB, make_row, packed
-from trainer.models.huggingface.units import HuggingFaceUnits
-
-transformers = pytest.importorskip("transformers", reason="adapters of transformers need it: pip install 'transformers>=5'")
+from trainer.models.adapted_units import HuggingFaceUnits
 
 SIZES = {
     "vocab_size": VOCAB + 3,

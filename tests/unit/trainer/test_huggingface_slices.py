@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import transformers
 
 from headrace.errors import UserError
 from headrace.spec import parse
 from tests.unit.trainer.huggingface_world import assert_close, skeleton, whole
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed
-from trainer.models.huggingface.units import HuggingFaceUnits
+from trainer.models.adapted_units import HuggingFaceUnits
 from trainer.models.loss import StepLoss
 from trainer.models.multimodal import MultimodalModel
 from trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey, write
@@ -25,8 +26,6 @@ from trainer.pipeline.partition import bounds
 from trainer.pipeline.stages import build_stages
 from trainer.pipeline.tensor import cut_dimension
 from trainer.pipeline.topology import PipelineTopology, Place
-
-transformers = pytest.importorskip("transformers", reason="adapters of transformers need it: pip install 'transformers>=5'")
 
 SLICES = 2
 TIMEOUT_S = 60.0  # of a wait for each other

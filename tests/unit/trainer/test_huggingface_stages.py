@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from headrace.spec import parse
 from tests.unit.trainer.huggingface_world import assert_close, skeleton, whole
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed
 from trainer.collate import PackedMicrobatch
-from trainer.models.huggingface.units import HuggingFaceUnits
+from trainer.models.adapted_units import HuggingFaceUnits
+from trainer.models.huggingface import model as adapted
 from trainer.pipeline.executor import Output
 from trainer.pipeline.partition import bounds
 from trainer.pipeline.stage import Stage
 from trainer.pipeline.stages import build_stages
 from trainer.pipeline.topology import PipelineTopology, Place
-
-transformers = pytest.importorskip("transformers", reason="adapters of transformers need it: pip install 'transformers>=5'")
-adapted = pytest.importorskip("trainer.models.huggingface.model")
 
 WIDTH, HEADS, MLP, RANGE = 32, 4, 48, 0.1
 LLM = {"hidden_size": WIDTH, "intermediate_size": MLP, "num_hidden_layers": 4, "num_attention_heads": HEADS}

@@ -11,12 +11,12 @@ from torch import nn
 from headrace.model_shape import ModelShape
 from headrace.spec import AudioSpec, ImageSpec
 from trainer.models import multimodal
+from trainer.models.adapted_units import HuggingFaceUnits
 from trainer.models.huggingface.audio import WhisperAudio, audio_shape
 from trainer.models.huggingface.clip import ClipVision
 from trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
 from trainer.models.huggingface.parts import Adapted
 from trainer.models.huggingface.qwen_vision import qwen_vision
-from trainer.models.huggingface.units import HuggingFaceUnits
 from trainer.models.huggingface.vision import vision_config, vision_shape
 from trainer.models.multimodal import MultimodalModel
 
