@@ -164,7 +164,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 )
                 for _, session in sorted(run.sessions.by_rank.items())
             ],
-            sources=[_source_status(run, number) for number in range(len(run.spec.sources))],
+            sources=_source_statuses(run),
             up_s=time.monotonic() - service.began_s,
             mixture_json=json.dumps(run.layout.changes),
             snapshot=nodes.snapshot if nodes.snapshot.generation else None,
@@ -172,10 +172,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         )
 
 
-def _source_status(run: JobRun, number: int) -> jobs_pb2.SourceStatus:
-    name = run.spec.sources[number].name
-    amounts = run.progress.delivered.get(name, Amounts())
-    return jobs_pb2.SourceStatus(source=name, share=run.layout.share(number, run.next_step), **amounts._asdict())
+def _source_statuses(run: JobRun) -> list[jobs_pb2.SourceStatus]:
+    names = [source.name for source in run.spec.sources]
+    amounts = [run.progress.delivered.get(name, Amounts()) for name in names]
+    return [
+        jobs_pb2.SourceStatus(source=name, share=share, **given._asdict())
+        for name, share, given in zip(names, run.layout.shares(run.next_step), amounts, strict=True)
+    ]
 
 
 def _shown_step(run: JobRun, index: int) -> Step:

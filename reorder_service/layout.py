@@ -90,12 +90,13 @@ class Layout:
             raise UserError(str(err)) from err
         return changes
 
-    def share(self, source: int, step: int) -> float:
-        """Of a source, by its number in the spec, in the samples of a step."""
-        weights = [weights for first, weights in self.changes if first <= step]
-        if not weights:
-            weights = [tuple(spec.weight or self._manifest.num_samples(k) for k, spec in enumerate(self._spec.sources))]
-        return weights[-1][source] / (sum(weights[-1]) or 1.0)
+    def shares(self, step: int) -> list[float]:
+        """Of every source, in the order of the spec, in the samples of a step."""
+        changed = [weights for first, weights in self.changes if first <= step]
+        given = [source.weight for source in self._spec.sources if source.weight is not None]  # all or none
+        weights = changed[-1] if changed else given or self._manifest.num_samples().tolist()
+        total = sum(weights) or 1.0
+        return [weight / total for weight in weights]
 
 
 @contextmanager

@@ -53,9 +53,11 @@ class CountedShards:
         """The name of a shard's source."""
         return self._spec.sources[int(self.shards.sources[shard])].name
 
-    def num_samples(self, source: int) -> int:
-        """Of a source's shards, as far as they are counted."""
-        return int(self.num_rows[self.shards.sources == source].clip(min=0).sum())
+    def num_samples(self) -> Int64:
+        """(number of sources,) of each source's shards, as far as they are counted."""
+        counts = np.zeros(len(self._spec.sources), np.int64)
+        np.add.at(counts, self.shards.sources, self.num_rows.clip(min=0))
+        return counts
 
     def order(self, changes: Sequence[tuple[int, Weights]] = ()) -> GlobalOrder:
         """It follows what is counted later. `changes`: other weights from a place on. Raises ValueError as GlobalOrder."""
