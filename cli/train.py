@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="fp32",
         help="of matrix products and messages; weights and optimizer are fp32 (default: %(default)s)",
     )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: the GPU where there is one; --nodes, and --topology with several processes, run on the CPU only as yet "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model (default: torch's choice)")
     parser.add_argument(
         "--transport",
@@ -110,10 +117,12 @@ def run(args: argparse.Namespace) -> int:
     configure_logging("trainer", args.log_format)
     with JobsClient(args.endpoint) as client:
         # takes three seconds, which a wrong argument need not wait for
+        from trainer.devices import local_device
         from trainer.pipeline.topology import load_topology_yaml
         from trainer.pipeline.train import train_pipeline
         from trainer.train import train
 
+        device = local_device(args.device)
         job = client.submit(read_spec(args.submit)) if args.submit else args.job
         transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
         with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER), tracing.exported("trainer"):
@@ -124,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
                 "transports": transports,
                 "tls_ca": args.tls_ca,
                 "precision": args.precision,
+                "device": device,
             }
             if args.nodes is not None:
                 from trainer.recovery.node import train_recoverable

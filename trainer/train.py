@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from headrace.errors import HeadraceError
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
+from trainer.devices import local_device
 from trainer.loader import connect
 from trainer.models.multimodal import build_model
 from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, StepResult, TrainStep, learning_rate, make_optimizer
@@ -33,6 +34,7 @@ def train(
     transports: Sequence[str] = TRANSPORTS,
     tls_ca: Path | None = None,
     precision: str = "fp32",
+    device: torch.device | None = None,
 ) -> None:
     """Train until the job's last step is committed. Under torchrun, one of its ranks.
 
@@ -40,12 +42,12 @@ def train(
 
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
     torch on the CPU; beside busy processes fewer are faster. None: torch's choice. `transports`, `tls_ca`: as of
-    `trainer.connect`. `precision`: a name of PRECISIONS.
+    `trainer.connect`. `precision`: a name of PRECISIONS. `device`: None: this rank's GPU, or the CPU.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     with (
-        process_group(device := local_device()),
+        process_group(device := device or local_device()),
         connect(endpoint, job=job, rank=rank(), num_ranks=num_ranks(), transports=transports, tls_ca=tls_ca) as loader,
     ):
         name = model_name or loader.spec.model
@@ -94,11 +96,6 @@ def rank() -> int:
 def num_ranks() -> int:
     """As torchrun says; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def local_device() -> torch.device:
-    """This rank's GPU, or the CPU."""
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
+from trainer.devices import check_pipeline, local_device
 from trainer.models.adapted_units import HuggingFaceUnits
 from trainer.models.multimodal import MultimodalModel, build_model, initialise
 from trainer.pipeline.checkpoint import CheckpointWriter, load
@@ -27,7 +28,7 @@ from trainer.pipeline.stages import build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
 from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, learning_rate
-from trainer.train import local_device, log_step, num_ranks, process_group, rank
+from trainer.train import log_step, num_ranks, process_group, rank
 
 log = logging.getLogger(__name__)
 
@@ -45,20 +46,22 @@ def train_pipeline(
     checkpoint: Path | None = None,
     checkpoint_every: int = 100,
     resume: Path | None = None,
+    device: torch.device | None = None,
 ) -> None:
     """Train until the job's last step is committed, as one of the processes that torchrun started.
 
     Without `resume`, the weights start afresh also where the job has committed steps already; the log then warns of it. Raises
-    UserError where topology, model, job, checkpoint and number of processes do not fit each other.
+    UserError where topology, model, job, checkpoint, device and number of processes do not fit each other.
 
-    `model_name`, `threads`, `transports`, `tls_ca`, `precision`: as of `trainer.train.train`. `checkpoint`: folder, seen by all
-    processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with checkpoints
-    of the job, of whatever topology; the job goes back to the newest complete one.
+    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`: as of `trainer.train.train`. `checkpoint`: folder,
+    seen by all processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with
+    checkpoints of the job, of whatever topology; the job goes back to the newest complete one.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     topology.check_world(num_ranks())
-    device = local_device()
+    device = device or local_device()
+    check_pipeline(device.type, num_ranks())
     loader = PipelineLoader(
         endpoint, job=job, topology=topology, rank=rank(), device=device, transports=transports, tls_ca=tls_ca
     )

@@ -19,6 +19,7 @@ from headrace.snapshot import is_rerouted
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
 from headrace.v1 import membership_pb2
+from trainer.devices import check_nodes, local_device
 from trainer.recovery.feed import NodeLoader
 from trainer.recovery.layout import Layout, finishes
 from trainer.recovery.membership import Membership
@@ -26,7 +27,6 @@ from trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, Mes
 from trainer.recovery.spec import RecoverySpec, nodes_message
 from trainer.recovery.training import Training
 from trainer.step import PRECISIONS
-from trainer.train import local_device
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ def train_recoverable(
     precision: str = "fp32",
     checkpoint: Path | None = None,
     resume: Path | None = None,
+    device: torch.device | None = None,
 ) -> None:
     """Train as one of the job's nodes until its last step is committed, whichever other nodes are lost or join.
 
@@ -56,13 +57,14 @@ def train_recoverable(
     job's end, or where training cannot go on. `resume`: folder with such a checkpoint, to begin with. The rest as of
     `trainer.train.train`.
 
-    Raises UserError where job, spec and model do not fit each other, UnrecoverableError where too few nodes are left or a layer
-    is lost.
+    Raises UserError where job, spec, model and device do not fit each other, UnrecoverableError where too few nodes are left or a
+    layer is lost.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     number = zlib.crc32(node.encode()) >> 1
-    device = local_device()
+    device = device or local_device()
+    check_nodes(device.type)
     with NodeLoader(endpoint, job=job, number=number, device=device, transports=transports, tls_ca=tls_ca) as loader:
         if set(loader.spec.topology.stages) != set(spec.units):
             raise UserError(
