@@ -194,9 +194,8 @@ class SessionClient:
                     self._settle(before=request.step + 1)
             return committed
 
-    def close(self) -> None:
-        """End the session. The job goes on with the next one."""
-        self._closed.set()
+    def leave(self) -> None:
+        """End the session. The job goes on with the next one, which `open` begins."""
         if self._stream is not None:
             self._stream.cancel()
         if self._session:
@@ -204,6 +203,11 @@ class SessionClient:
                 rpc.call(self._stub.Close, sessions_pb2.CloseRequest(session=self._session), self.endpoint, timeout_s=1.0)
             except HeadraceError as err:  # the service notices the end of the stream anyhow
                 log.debug("closing the session: %s", err)
+
+    def close(self) -> None:
+        """End the session for good."""
+        self._closed.set()
+        self.leave()
         self._channel.close()
 
 

@@ -85,9 +85,11 @@ class StepLoader:
         self._queued_step = 0
         self._ended: str | None = None
         self._error: BaseException | None = None
-        self._closed = False
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # listens; None: the session is not open
+        self._left = threading.Event()  # whether that thread is to end
         self._resume_step: int | None = None
+        self._handed_out = False  # whether a step was
+        self.generation = 0
         self._next_step = 0
         self._committed = 0
 
@@ -98,13 +100,14 @@ class StepLoader:
         if self._thread is None:
             self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(self._resume_step)
             self._committed = self._queued_step = self._next_step
-            self._thread = threading.Thread(target=self._listen, name="plans", daemon=True)
+            self._left = threading.Event()
+            self._thread = threading.Thread(target=self._listen, args=(self._left,), name="plans", daemon=True)
             self._thread.start()
         return self
 
     def close(self) -> None:
         """Stop fetching and end the session. The tensors of all steps become invalid."""
-        self._closed = True
+        self._left.set()
         self._packing.close()
         self._parts.close()
         self._client.close()
@@ -125,23 +128,44 @@ class StepLoader:
         return self._next_step
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands for this rank: goes into the trainer's checkpoint beside the model."""
-        self.open()
-        return {"version": STATE_VERSION, "job": self._client.job, "generation": self.generation, "step": self._committed}
+        """Where the job stands for this rank: goes into the trainer's checkpoint beside the model.
+
+        Opens no session. Before there is one, "step" is that of the state that was loaded; None: that of the job's last commit.
+        """
+        step = self._resume_step if self._thread is None else self._committed
+        return {"version": STATE_VERSION, "job": self._client.job, "generation": self.generation, "step": step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to the checkpoint's step: later commits are undone. Before the first step only.
+        """Go back to the checkpoint's step: later commits are undone. As long as no step was handed out.
 
-        Raises ConflictError where the state is another job's or another version's.
+        Raises ConflictError where one was, and where the state is another job's or another version's.
         """
-        if self._thread is not None:
+        if self._handed_out:
             raise ConflictError("load_state_dict comes before the first step: make a new loader with trainer.connect")
         if state.get("version") != STATE_VERSION or state.get("job") != self._client.job:
             raise ConflictError(
                 f"the state is of job {state.get('job')!r}, version {state.get('version')}; "
                 f"this loader is of job {self._client.job!r}, version {STATE_VERSION}"
             )
-        self._resume_step = int(state["step"])
+        if self._thread is not None:
+            self._leave(self._thread)
+        self._resume_step = state["step"]
+
+    def _leave(self, listening: threading.Thread) -> None:
+        """End the session, and forget what it was told: the next use opens another one."""
+        self._left.set()
+        self._client.leave()
+        listening.join()
+        self._thread, self._ended = None, None
+        self._drop_plans()
+
+    def _drop_plans(self) -> None:
+        """All that were told. What was fetched for them goes back."""
+        for step, plan in sorted(self._plans.items()):
+            if step < self._queued_step:
+                self._parts.drop(self._tickets_of(plan))
+            self._parts.forget(_tickets(plan))
+        self._plans.clear()
 
     def commit(self, step: Step, *, loss: float = math.nan) -> None:
         """The step is applied. `loss`: of the whole step, if this rank knows it; for the ledger and for people.
@@ -181,6 +205,7 @@ class StepLoader:
             )
             self._waited(step, started_s)
             step._microbatches = self._microbatches(plan, step)
+            self._handed_out = True
             self._next_step = plan.step + 1  # before the step is handed out: a new loop over the loader goes on behind it
             yield step
 
@@ -257,20 +282,20 @@ class StepLoader:
 
     # -- listening ----------------------------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _listen(self, left: threading.Event) -> None:
         try:
-            while not self._closed and self._ended is None:
+            while not left.is_set() and self._ended is None:
                 session = self._client.session
                 try:
                     for event in self._client.events():
                         self._hear(event)
                 except (NotFoundError, UnavailableError) as err:
-                    if self._closed:
+                    if left.is_set():
                         return
                     log.warning("plans interrupted (%s); opening the session again", err)
                     self._client.reopen(session, AWAY_TIMEOUT_S)
         except Exception as err:  # whatever it is: the consumer raises it, and does not wait for ever
-            if not self._closed:
+            if not left.is_set():
                 with self._changed:
                     self._error = err
                     self._changed.notify_all()

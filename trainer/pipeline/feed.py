@@ -175,6 +175,10 @@ class PipelineLoader(PortionLoader):
             self._needed[plan.step] = routes, tickets_of(plan, routes, self._place)
         return list(self._needed[plan.step][1])
 
+    def _drop_plans(self) -> None:
+        super()._drop_plans()
+        self._needed.clear()
+
     def steps(self) -> Iterator[tuple[Step, StepFeed]]:
         """Until the job's end; each with its data, and to be committed by `commit_fed`."""
         for step in self:
