@@ -12,11 +12,15 @@ from headrace import codec
 from headrace.errors import ConflictError, NotFoundError
 from headrace.rpc import answers, answers_stream
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
+from reorder_service.fleet import Fleet
+from reorder_service.job import JobRun
 from reorder_service.leadership import Post
 from reorder_service.sessions import Ended, Session
 from reorder_service.step import Part, RankCommit, Step
 
 log = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0  # for a job to be ready, until a rank that asks again is told what it waits for
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
@@ -28,7 +32,11 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     @answers
     async def Open(self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.OpenReply:
         run = self._post.service.find(request.job)
-        await run.wait_ready()
+        try:
+            async with asyncio.timeout(PATIENCE_S if request.patient else None):
+                await run.wait_ready()
+        except TimeoutError:
+            return sessions_pb2.OpenReply(waiting=_awaited(run, self._post.service.fleet))
         generation = request.generation if request.HasField("generation") else None
         if request.HasField("resume_step"):
             await asyncio.shield(run.rewind(request.resume_step))
@@ -82,6 +90,15 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         run.sessions.by_rank.pop(session.rank, None)
         session.end(NotFoundError(f"session {session.id!r} was closed"))
         return sessions_pb2.CloseReply()
+
+
+def _awaited(run: JobRun, fleet: Fleet) -> str:
+    """What a job that is not ready waits for."""
+    if not fleet.members:
+        return "no preprocessor is connected: start one with `headrace preprocessor --reorder HOST:PORT`"
+    if run.manifest.vocabulary is None:
+        return "the preprocessors list its shards"
+    return f"the preprocessors count its shards, {run.manifest.num_counted} of {len(run.manifest.shards)} so far"
 
 
 def _plan_event(event: Step | Part | Ended, session: Session) -> sessions_pb2.PlanEvent:

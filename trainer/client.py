@@ -36,6 +36,7 @@ _T = TypeVar("_T")
 INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
 AWAY_TIMEOUT_S = 600.0  # how long a trainer waits for a lost reorder service: its restart, and the planning of the window again
 RETRY_S = 0.2  # pause before a service is asked again
+REMIND_S = 30.0  # until what is waited for is said again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,21 @@ class Part:
     num_bytes: int
     """Of memory that it keeps."""
     delivery: Delivery
+
+
+class Repeated:
+    """Which of the words that a wait gives rise to are to be said: what is new, and from time to time the same again."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._words, self._due_s = "", 0.0
+
+    def is_due(self, words: str, now_s: float) -> bool:
+        """Whether to say them now."""
+        if words == self._words and now_s < self._due_s:
+            return False
+        self._words, self._due_s = words, now_s + self._every_s
+        return True
 
 
 class SessionClient:
@@ -109,16 +125,21 @@ class SessionClient:
             generation=generation,
             replicas=self._replicas,
             together=self._together,
+            patient=True,
         )
         deadline = time.monotonic() + timeout_s
+        waits = Repeated(REMIND_S)
         while True:
             try:
                 reply: sessions_pb2.OpenReply = rpc.call(self._stub.Open, request, self.endpoint)
-                break
+                if not reply.waiting:
+                    break
+                raise UnavailableError(f"job {self.job!r} has not begun: {reply.waiting}")
             except UnavailableError as err:
                 if time.monotonic() > deadline or self._closed.is_set():
                     raise
-                log.info("waiting for job=%s: %s", self.job, err)
+                if waits.is_due(str(err), time.monotonic()):
+                    log.info("waiting for job=%s: %s", self.job, err)
                 self._closed.wait(RETRY_S)
         self._session, self._generation = reply.session, reply.generation
         return reply

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRequest(_message.Message):
-    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas", "together")
+    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas", "together", "patient")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class OpenRequest(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    PATIENT_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     num_ranks: int
@@ -23,21 +24,24 @@ class OpenRequest(_message.Message):
     generation: int
     replicas: _containers.RepeatedScalarFieldContainer[int]
     together: bool
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., together: _Optional[bool] = ...) -> None: ...
+    patient: bool
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., together: _Optional[bool] = ..., patient: _Optional[bool] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary")
+    __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary", "waiting")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     session: str
     generation: int
     next_step: int
     spec_json: str
     vocabulary: _common_pb2.Vocabulary
-    def __init__(self, session: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., spec_json: _Optional[str] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ...) -> None: ...
+    waiting: str
+    def __init__(self, session: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., spec_json: _Optional[str] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ..., waiting: _Optional[str] = ...) -> None: ...
 
 class PlansRequest(_message.Message):
     __slots__ = ("session",)
