@@ -198,7 +198,7 @@ async def serve(
                 listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx
             )
             async with servers as listening:
-                endpoint = advertise or reachable_address(listening, reorder.partition(",")[0])
+                endpoint = advertise or reachable_address(listening, reorder)
                 engine = Engine(
                     name=name,
                     endpoint=endpoint,

@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
+from headrace.leader_channel import LeaderChannel, look_up_async
 
 CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
 CALL_TIMEOUT_S = 10.0  # deadline of every unary call
@@ -65,7 +66,12 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # else a minute, for a peer that hangs while its kernel acknowledges
     ("grpc.http2.max_pings_without_data", 0),
 ]
-CHANNEL_OPTIONS = [*_OPTIONS, ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000)]
+CHANNEL_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),  # a service that moved is found at its new address, not after 30 s
+]
 _SERVER_OPTIONS = [
     *_OPTIONS,
     ("grpc.so_reuseport", 0),  # a busy port is an error, not a second listener that takes half of the calls
@@ -92,36 +98,32 @@ def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -
 
     `endpoint`: HOST:PORT, or several of reorder services, separated by commas: calls go to the one that leads.
 
-    Raises EndpointError where it is malformed, or one of several hosts has no address.
+    Raises EndpointError where it is malformed.
     """
-    target, options = _target(endpoint)
-    if credentials is not None:
-        return grpc.secure_channel(target, credentials, options=options)
-    return grpc.insecure_channel(target, options=options)
+    endpoints, options = _endpoints(endpoint)
+
+    def make(target: str) -> grpc.Channel:
+        if credentials is not None:
+            return grpc.secure_channel(target, credentials, options=options)
+        return grpc.insecure_channel(target, options=options)
+
+    return make(endpoint) if len(endpoints) == 1 else LeaderChannel(endpoints, make)
 
 
-def aio_channel(endpoint: str) -> grpc.aio.Channel:
-    """The same for asyncio."""
-    target, options = _target(endpoint)
-    return grpc.aio.insecure_channel(target, options=options)
+@contextlib.asynccontextmanager
+async def aio_channel(endpoint: str) -> AsyncIterator[grpc.aio.Channel]:
+    """The same for asyncio. Of several endpoints, to the addresses that they have now."""
+    endpoints, options = _endpoints(endpoint)
+    target = endpoint if len(endpoints) == 1 else await look_up_async(endpoints)
+    async with grpc.aio.insecure_channel(target, options=options) as opened:
+        yield opened
 
 
-def _target(endpoint: str) -> tuple[str, list[tuple[str, Any]]]:
-    """What gRPC calls the endpoint, and the options of its channel."""
+def _endpoints(endpoint: str) -> tuple[list[str], list[tuple[str, Any]]]:
+    """One by one, and the options of their channel."""
     endpoints = [check_endpoint(item) for item in endpoint.split(",")]
-    several = len(endpoints) > 1
-    config = ("grpc.service_config", json.dumps(_LEADER_CONFIG if several else _SERVICE_CONFIG))
-    target = "ipv4:" + ",".join(map(_address, endpoints)) if several else endpoint
-    return target, [*CHANNEL_OPTIONS, config]
-
-
-def _address(endpoint: str) -> str:
-    """With the host's IPv4 address for its name: gRPC looks up no list of names."""
-    host, _, port = endpoint.rpartition(":")
-    try:
-        return f"{socket.gethostbyname(host)}:{port}"
-    except OSError as err:
-        raise EndpointError(f"endpoint {endpoint}: host {host!r} has no IPv4 address: {err}") from err
+    config = json.dumps(_LEADER_CONFIG if len(endpoints) > 1 else _SERVICE_CONFIG)
+    return endpoints, [*CHANNEL_OPTIONS, ("grpc.service_config", config)]
 
 
 @contextlib.contextmanager
@@ -243,16 +245,20 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -
 def reachable_address(listen: str, peer: str) -> str:
     """HOST:PORT under which others reach a server on `listen`.
 
-    A wildcard host gives the address that this machine uses towards `peer`. Raises EndpointError where there is no route.
+    A wildcard host gives the address that this machine uses towards `peer`, or the first of several with a route. Raises
+    EndpointError where there is none.
     """
     host, _, port = listen.rpartition(":")
     if host not in ("0.0.0.0", "[::]", "::"):
         return listen
-    peer_host, _, peer_port = check_endpoint(peer).rpartition(":")
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(peer_host, int(peer_port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # picks a route; sends nothing
-            return f"{probe.getsockname()[0]}:{port}"
-    except OSError as err:
-        raise EndpointError(f"no route to {peer}: {err}; name an address with --advertise HOST:PORT") from err
+    reasons = []
+    for one in peer.split(","):
+        peer_host, _, peer_port = check_endpoint(one).rpartition(":")
+        try:
+            family, kind, _, _, address = socket.getaddrinfo(peer_host, int(peer_port), type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.connect(address)  # picks a route; sends nothing
+                return f"{probe.getsockname()[0]}:{port}"
+        except OSError as err:
+            reasons.append(str(err))
+    raise EndpointError(f"no route to {peer}: {'; '.join(reasons)}; name an address with --advertise HOST:PORT")
