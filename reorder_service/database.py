@@ -4,8 +4,10 @@
 `embedded:FOLDER` is a private one (reorder_service.embedded). All take the same path from here on.
 
 One process at a time leads: it holds a lease, which ends by itself when it is not renewed, and a term, which is larger than
-every former leader's. Each write names the writer's term, and is refused if a later one has begun: a leader that hung, and
-does not know yet that it was replaced, changes nothing (a fencing token; M. Kleppmann, "How to do distributed locking", 2016).
+every former leader's. Each write names the writer's token, and is refused if another one is in the store: a leader that hung,
+and does not know yet that it was replaced, changes nothing (a fencing token; M. Kleppmann, "How to do distributed locking",
+2016). A token is a term and a random id: a store that was put back, or fell back to a replica, counts a term twice, and the two
+leaders of that term have different tokens, of which the store has one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,8 @@ from redis.exceptions import BusyLoadingError, RedisError
 from headrace.errors import ConflictError, SupersededLeaderError, UnavailableError, UserError
 from reorder_service.embedded import EmbeddedRedis
 
-FORMAT = "4"  # of the keys below `headrace:`; raised with every change that an older release would misread
+FORMAT = "5"  # of the keys below `headrace:`; raised with every change that an older release would misread
+_TAKEN_UP = "4"  # an older format that is read as this one: its term is a number without an id
 LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
@@ -37,9 +41,9 @@ _TERM, _LEADER = "headrace:term", "headrace:leader"
 
 Command = Sequence[str | int]
 
-# KEYS: term. ARGV: the writer's term; what must hold, as JSON: [expected, command, ...] each; commands, as JSON.
+# KEYS: term. ARGV: the writer's token; what must hold, as JSON: [expected, command, ...] each; commands, as JSON.
 _WRITE = """
-if (redis.call('GET', KEYS[1]) or '0') ~= ARGV[1] then return -1 end
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return -1 end
 for _, condition in ipairs(cjson.decode(ARGV[2])) do
   local expected = table.remove(condition, 1)
   if tostring(redis.call(unpack(condition))) ~= expected then return 0 end
@@ -48,15 +52,21 @@ for _, command in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(command)) e
 return 1
 """
 
-# KEYS: term, leader. ARGV: the candidate's name, milliseconds of the lease, whether the former leader is known to be gone.
+# KEYS: term, leader. ARGV: the candidate's name, milliseconds of the lease, whether the former leader is known to be gone, and
+# the id of its token. Sent again because its answer was lost, it gives the same term.
 _LEAD = """
 local leader = redis.call('GET', KEYS[2])
 if leader and leader ~= ARGV[1] and ARGV[3] == '0' then return 0 end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
-return redis.call('INCR', KEYS[1])
+local term, id = string.match(redis.call('GET', KEYS[1]) or '0', '^(%d+) ?(%w*)$')
+if id ~= ARGV[4] then
+  term = string.format('%d', term + 1)
+  redis.call('SET', KEYS[1], term .. ' ' .. ARGV[4])
+end
+return tonumber(term)
 """
 
-# KEYS: term, leader. ARGV: the leader's term, name, milliseconds of the lease; 0: it ends now.
+# KEYS: term, leader. ARGV: the leader's token, name, milliseconds of the lease; 0: it ends now.
 # A lease that ran out goes on if nobody else has led since: the server may have been away, and not we.
 _RENEW = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -72,6 +82,7 @@ class Database:
         self.client = client
         self.term = 0
         """Of this process, when it last led."""
+        self._token = ""
         self._embedded = embedded
         self._write = client.register_script(_WRITE)
         self._lead = client.register_script(_LEAD)
@@ -127,7 +138,7 @@ class Database:
 
         Raises SupersededLeaderError where another process has led since.
         """
-        args = [str(self.term), _json(when), _json(commands)]
+        args = [self._token, _json(when), _json(commands)]
         done = await self.read(self._write(keys=[_TERM], args=args))
         if done < 0:
             raise SupersededLeaderError(f"another reorder service leads now; this one led in term {self.term}")
@@ -141,19 +152,20 @@ class Database:
         `name`: no other process has the same.
         """
         alone = "1" if self._embedded is not None else "0"
-        term = await self.read(self._lead(keys=[_TERM, _LEADER], args=[name, _milliseconds(LEASE_S), alone]))
+        term_id = uuid.uuid4().hex
+        term = await self.read(self._lead(keys=[_TERM, _LEADER], args=[name, _milliseconds(LEASE_S), alone, term_id]))
         if term:
-            self.term = int(term)
+            self.term, self._token = int(term), f"{term} {term_id}"
         return bool(term)
 
     async def renew(self, name: str) -> bool:
         """Keep the lease; False where another process leads."""
-        args = [str(self.term), name, _milliseconds(LEASE_S)]
+        args = [self._token, name, _milliseconds(LEASE_S)]
         return bool(await self.read(self._renew(keys=[_TERM, _LEADER], args=args)))
 
     async def resign(self, name: str) -> None:
         """Give the lease up, so that another process need not wait for its end."""
-        await self.read(self._renew(keys=[_TERM, _LEADER], args=[str(self.term), name, "0"]))
+        await self.read(self._renew(keys=[_TERM, _LEADER], args=[self._token, name, "0"]))
 
     async def leader(self) -> str:
         """The name of the process that has the lease; empty: nobody has."""
@@ -207,9 +219,10 @@ async def _until_loaded(client: redis.Redis) -> None:
 
 
 async def _check_format(client: redis.Redis, url: str) -> None:
-    if not await client.exists("headrace:jobs"):
-        await client.set("headrace:format", FORMAT)
     found = await client.get("headrace:format")
+    if found == _TAKEN_UP or not await client.exists("headrace:jobs"):
+        await client.set("headrace:format", FORMAT)
+        found = FORMAT
     if found != FORMAT:
         raise ConflictError(
             f"the store {without_password(url)} was written by another release (format {found!r}, not {FORMAT}); "

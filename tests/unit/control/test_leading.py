@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -16,6 +17,7 @@ from reorder_service.leadership import Post, elected, keep_leading
 from reorder_service.progress import StepRecord
 from reorder_service.service import ReorderService
 from reorder_service.state import StateStore
+from tests.redis_server import RedisServer
 
 PATIENCE_S = 10.0
 LEASE_S = 1.0
@@ -55,6 +57,16 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 async def knows(post: Post, leader: str) -> bool:
     return post.leader == leader
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """Of this test alone."""
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    yield server
+    server.kill()
 
 
 async def takes_over(database: Database) -> bool:
@@ -112,6 +124,43 @@ async def test_a_leader_that_was_replaced_writes_nothing(open_another: Open) -> 
     assert (found.state, found.cursor, found.paused, found.generation) == ("INDEXING", 0, False, 1)
     assert await latter.jobs() == ["job"]
     await latter.commit_step("job", 0, record, [])
+
+
+async def test_of_two_that_led_in_one_term_of_a_store_that_was_put_back_one_goes_on(server: RedisServer, tmp_path: Path) -> None:
+    first, second, third = [await Database.open(server.url) for _ in range(3)]
+    await first.lead("a:1 x")
+    await first.resign("a:1 x")
+    server.keep(tmp_path / "a second ago")
+    assert await second.lead("b:1 y")
+    server.put_back(tmp_path / "a second ago")
+    assert await third.lead("c:1 z")
+    assert third.term == second.term == first.term + 1
+    assert [await one.renew("?") for one in (first, second, third)] == [False, False, True]
+    for former in (first, second):
+        with pytest.raises(SupersededLeaderError):
+            await StateStore(former).create_job("job", "{}")
+    assert await StateStore(third).create_job("job", "{}")
+    for one in (first, second, third):
+        await one.close()
+
+
+async def test_a_candidacy_that_is_sent_twice_begins_one_term(open_another: Open) -> None:
+    first = await open_another()
+    args = ["a:1 x", "1000", "0", "id"]
+    keys = ["headrace:term", "headrace:leader"]
+    assert await first._lead(keys=keys, args=args) == await first._lead(keys=keys, args=args) == 1
+    assert await first.lead("a:1 x")
+    assert first.term == 2
+
+
+async def test_a_store_of_the_release_before_goes_on_with_its_terms(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.mset({"headrace:format": "4", "headrace:term": "7"})
+        client.rpush("headrace:jobs", "job")
+    first = await Database.open(server.url)
+    assert await first.lead("a:1 x")
+    assert first.term == 8
+    await first.close()
 
 
 async def test_who_stands_by_takes_over(open_another: Open) -> None:

