@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 from collections.abc import Awaitable, Sequence
@@ -25,9 +26,10 @@ import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import BusyLoadingError, RedisError
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 
 from headrace.errors import ConflictError, SupersededLeaderError, UnavailableError, UserError
+from headrace.telemetry import pairs
 from reorder_service.embedded import EmbeddedRedis
 
 FORMAT = "5"  # of the keys below `headrace:`; raised with every change that an older release would misread
@@ -38,6 +40,10 @@ _RETRIES = 3
 _LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
 _FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB, sentinel://HOST:PORT,.../NAME/DB nor embedded:FOLDER"
 _TERM, _LEADER = "headrace:term", "headrace:leader"
+_DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+"""Settings of a server that keeps every commit."""
+
+log = logging.getLogger(__name__)
 
 Command = Sequence[str | int]
 
@@ -106,6 +112,7 @@ class Database:
         try:
             await _until_loaded(client)
             await _check_format(client, url)
+            await _warn_of_loss(client)
         except ConflictError:
             await database.close()
             raise
@@ -228,6 +235,18 @@ async def _check_format(client: redis.Redis, url: str) -> None:
             f"the store {without_password(url)} was written by another release (format {found!r}, not {FORMAT}); "
             "name another one, or finish its jobs with that release"
         )
+
+
+async def _warn_of_loss(client: redis.Redis) -> None:
+    """Say in the log what lets the server forget commits. One that does not tell its settings, as managed ones, is not asked."""
+    try:
+        found = {name: (await client.config_get(name)).get(name, wanted) for name, wanted in _DURABLE.items()}
+    except ResponseError:
+        return
+    lacking = {name: value for name, value in found.items() if value != _DURABLE[name]}
+    if lacking:
+        wanted = " ".join(f"--{name} {_DURABLE[name]}" for name in lacking)
+        log.warning("the store may forget commits %s", pairs(**lacking, remedy=f"start Redis with {wanted}"))
 
 
 def _json(commands: Sequence[Command]) -> str:
