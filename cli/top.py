@@ -66,8 +66,10 @@ class Watch:
     def look(self) -> None:
         """Once more. Raises UnavailableError where the service does not answer, NotFoundError where it has no such job."""
         from cli.rates import Look, Looks
+        from headrace.v1.jobs_pb2 import JOB_STATE_SET_ASIDE
 
         statuses = self._client.jobs() if self._job is None else [self._client.show(self._job)]
+        statuses = [status for status in statuses if status.state != JOB_STATE_SET_ASIDE]  # `headrace job list` tells why
         now_s = time.monotonic()
         looks = {status.job: self._looks.get(status.job, Looks()) for status in statuses}
         for status in statuses:

@@ -134,10 +134,12 @@ class Database:
     # -- reading and writing ------------------------------------------------------------------------------------------
 
     async def read(self, command: Awaitable[Any]) -> Any:
-        """The answer to a command of `client`."""
+        """The answer to a command of `client`. Raises ConflictError where a key holds another kind of value than we write."""
         try:
             return await command
         except RedisError as err:  # also: full, read-only, loading
+            if "WRONGTYPE" in str(err):  # not for now, but for good
+                raise ConflictError(f"the state store was changed by somebody else: {err}") from err
             raise UnavailableError(f"the state store refuses or does not answer: {err}") from err
 
     async def write(self, *commands: Command, when: Sequence[Command] = ()) -> bool:

@@ -23,6 +23,7 @@ from reorder_service.progress import Amounts, beyond_limit
 from reorder_service.sessions import Session, Sessions
 from reorder_service.state import JobRecord, StateStore
 from reorder_service.step import Part, RankCommit, Step
+from reorder_service.stopping import stop_task
 from reorder_service.window import bytes_ahead, has_room
 
 log = logging.getLogger(__name__)
@@ -86,9 +87,7 @@ class JobRun:
 
     async def stop(self) -> None:
         """Stop working on the job; its state stays as it is, and so do the parts that preprocessors hold."""
-        while self._task is not None and not self._task.done():
-            self._task.cancel()  # again and again: the store's client may swallow one, as wait_for does before Python 3.12
-            await asyncio.wait({self._task}, timeout=0.1)
+        await stop_task(self._task)
         self._task = None
 
     async def cancel(self) -> None:

@@ -39,7 +39,12 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @answers
     async def List(self, request: jobs_pb2.ListRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ListReply:
-        return jobs_pb2.ListReply(jobs=[await self._status(run) for run in self._post.service.jobs.values()])
+        service = self._post.service
+        jobs = [await self._status(run) for run in service.jobs.values()]
+        jobs += [
+            jobs_pb2.JobStatus(job=job, state=jobs_pb2.JOB_STATE_SET_ASIDE, message=why) for job, why in service.set_aside.items()
+        ]
+        return jobs_pb2.ListReply(jobs=jobs)
 
     @answers
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:

@@ -17,6 +17,7 @@ from reorder_service.membership import LEASE_S, Membership, Record
 from reorder_service.recovery.templates import Templates
 from reorder_service.snapshots import Change, Successor, shape, succeed, templates_of
 from reorder_service.state import StateStore
+from reorder_service.stopping import stop_task
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +102,7 @@ class Nodes:
 
     async def stop(self) -> None:
         """Every node is to look for another reorder service."""
-        while self._task is not None and not self._task.done():
-            self._task.cancel()  # again and again: see JobRun.stop
-            await asyncio.wait({self._task}, timeout=0.1)
+        await stop_task(self._task)
         self._dismiss(UnavailableError("this reorder service has stopped"))
 
     async def _watch(self) -> None:

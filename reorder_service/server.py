@@ -22,6 +22,7 @@ from reorder_service.service import ReorderService
 from reorder_service.sessions_servicer import SessionsServicer
 from reorder_service.state import StateStore
 from reorder_service.step import Step
+from reorder_service.stopping import stop_task
 
 GC_THRESHOLDS = (50_000, 20, 50)  # a window of a large job is millions of objects, in few cycles: to walk them all is a pause
 STOP_GRACE_S = 0.2  # for calls that are being answered
@@ -93,15 +94,22 @@ async def _serve(listen: str, store: StateStore) -> None:
 async def _lead(store: StateStore, name: str, post: Post, server: Server) -> None:
     """Serve until another process leads, or until cancelled: then the lease is given up, and whoever stands by goes on."""
     service = ReorderService(store)
-    keeping = asyncio.create_task(keep_leading(store.database, name, post, server.set_serving))
+
+    async def set_serving(serving: bool) -> None:
+        await server.set_serving(serving and post.taken is service)
+
+    keeping = asyncio.create_task(keep_leading(store.database, name, post, set_serving))
+    taking_up = asyncio.create_task(service.start())
     try:
-        await service.start()
-        post.taken = service
-        await server.set_serving(True)
+        await asyncio.wait({keeping, taking_up}, return_when=asyncio.FIRST_COMPLETED)
+        if not keeping.done():
+            taking_up.result()  # raises what kept it from taking up the jobs: the process ends, and another one may lead
+            post.taken = service
+            await server.set_serving(True)
         await keeping
     finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
+        await stop_task(taking_up)
+        await stop_task(keeping)
         await server.set_serving(False)
         post.taken = None
         await service.stop()

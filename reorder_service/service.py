@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
-from headrace.errors import ConflictError, NotFoundError, SpecError, SupersededError, UnavailableError
+from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
 from reorder_service.clock import Clock
@@ -16,9 +18,12 @@ from reorder_service.nodes import Nodes
 from reorder_service.sessions import Session
 from reorder_service.state import StateStore
 
+STORE_RETRY_S = 0.5  # pause before a store that does not answer is asked again
 LOOK_SHARE = 0.02  # of the time, at most, for looking after the preprocessors
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class ReorderService:
@@ -31,18 +36,20 @@ class ReorderService:
         self.jobs: dict[str, JobRun] = {}
         self.nodes: dict[str, Nodes] = {}
         """Of each job."""
+        self.set_aside: dict[str, str] = {}
+        """Jobs whose records cannot be read, and why as a sentence: they stay as they are, and all others go on."""
         self.began_s = time.monotonic()
         self._submitting = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take up what an earlier process left."""
+        """Take up what an earlier process left, as soon as the store answers.
+
+        Raises UnavailableError where it is an embedded one whose server has ended.
+        """
         self._looking = asyncio.create_task(self._look())
-        for name in await self.store.jobs():
-            try:
-                await self._take_up(name)
-            except SpecError as err:  # written by another version: the other jobs go on
-                log.error("job left alone %s", pairs(job=name, error=err))
+        for name in await self._patiently(self.store.jobs):
+            await self._patiently(lambda name=name: self._take_up_or_set_aside(name))  # type: ignore[misc]
         for nodes in self.nodes.values():
             nodes.start()
 
@@ -66,7 +73,10 @@ class ReorderService:
         canonical = spec.to_json()
         async with self._submitting:
             if await self.store.create_job(spec.name, canonical):
+                self.set_aside.pop(spec.name, None)
                 log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
+            elif spec.name in self.set_aside:
+                raise ConflictError(self.set_aside[spec.name])
             # A submission that was cut off has left the job in the store alone.
             run = self.jobs.get(spec.name) or await self._take_up(spec.name)
         if run.spec != spec:
@@ -83,6 +93,8 @@ class ReorderService:
         try:
             return self.jobs[job]
         except KeyError:
+            if job in self.set_aside:
+                raise ConflictError(self.set_aside[job]) from None
             known = ", ".join(sorted(self.jobs)) or "none"
             raise NotFoundError(f"no job {job!r} here; there are: {known}") from None
 
@@ -110,6 +122,30 @@ class ReorderService:
             began_s = time.perf_counter()
             self.fleet.look()
             took_s = time.perf_counter() - began_s
+
+    async def _patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
+        """What `ask` gives, asked again as long as the store does not answer."""
+        while True:
+            try:
+                return await ask()
+            except UnavailableError as err:
+                log.warning("waiting for the store %s", pairs(error=err))
+            self.store.database.check()
+            await asyncio.sleep(STORE_RETRY_S)
+
+    async def _take_up_or_set_aside(self, job: str) -> None:
+        """One record that cannot be read, whatever was done to it, keeps no other job from going on."""
+        try:
+            await self._take_up(job)
+        except UnavailableError:
+            raise
+        except Exception as err:
+            why = str(err) if isinstance(err, HeadraceError) else f"{type(err).__name__}: {err}"
+            self.set_aside[job] = (
+                f"job {job!r} is set aside, since its record in the store cannot be read ({why}): mend it and start the reorder "
+                "service again, or submit the job by another name"
+            )
+            log.error("job set aside %s", pairs(job=job, error=why))
 
     async def _take_up(self, job: str) -> JobRun:
         run = JobRun(await self.store.load_job(job), self.store, self.fleet)

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
-from headrace.errors import ConflictError
+from headrace.errors import ConflictError, NotFoundError
 from headrace.ledger import LedgerEntry
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
@@ -96,17 +96,24 @@ class StateStore:
             "mixture": "[]",
         }
         key = _key(job, "job")
-        return await self.database.write(_hset(key, fields), ("RPUSH", "headrace:jobs", job), when=[("0", "EXISTS", key)])
+        left = [_key(job, what) for what in ("shards", "indexed", "window", "quarantine", "ledger", "nodes")]
+        return await self.database.write(
+            ("UNLINK", *left),  # of a job whose record is gone, if there was one: nothing of it is this one's
+            ("LREM", "headrace:jobs", 0, job),
+            _hset(key, fields),
+            ("RPUSH", "headrace:jobs", job),
+            when=[("0", "EXISTS", key)],
+        )
 
     async def jobs(self) -> list[str]:
         """Names of all jobs, oldest first."""
         return list(await self._read(self._redis.lrange("headrace:jobs", 0, -1)))
 
     async def load_job(self, job: str) -> JobRecord:
-        """Everything about a job but its manifest, ledger and quarantine. Raises KeyError where there is no such job."""
+        """Everything about a job but its manifest, ledger and quarantine. Raises NotFoundError where there is none."""
         fields = await self._read(self._redis.hgetall(_key(job, "job")))
         if not fields:
-            raise KeyError(job)
+            raise NotFoundError(f"the store has no job {job!r}")
         return JobRecord(
             job=job,
             uid=fields["uid"],

@@ -17,12 +17,14 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_DONE: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
     JOB_STATE_CANCELLED: _ClassVar[JobState]
+    JOB_STATE_SET_ASIDE: _ClassVar[JobState]
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_INDEXING: JobState
 JOB_STATE_RUNNING: JobState
 JOB_STATE_DONE: JobState
 JOB_STATE_FAILED: JobState
 JOB_STATE_CANCELLED: JobState
+JOB_STATE_SET_ASIDE: JobState
 
 class ManifestRequest(_message.Message):
     __slots__ = ("job",)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.errors import ConflictError, UnavailableError, UserError
+from headrace.errors import ConflictError, NotFoundError, UnavailableError, UserError
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardInfo, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
@@ -55,7 +55,7 @@ async def test_a_new_job_is_empty_and_is_created_once(store: StateStore) -> None
     assert (record.spec_json, record.state, record.message) == ('{"x": 1}', "INDEXING", "")
     assert (record.cursor, record.progress.samples, record.vocabulary) == (0, 0, None)
     assert [len(column) for column in await store.load_manifest("b")] == [0, 0]
-    with pytest.raises(KeyError):
+    with pytest.raises(NotFoundError, match="no job 'c'"):
         await store.load_job("c")
 
 
