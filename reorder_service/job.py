@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Collection, Mapping
 
 from headrace import tracing
-from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError
+from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError, UserError
 from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
 from headrace.telemetry import pairs
 from reorder_service import messages
@@ -113,10 +113,12 @@ class JobRun:
                 self.start()
 
     async def rewind(self, step: int) -> None:
-        """Go back to `step`: later commits are undone. Raises ConflictError where `step` is still to come.
+        """Go back to `step`: later commits are undone. Raises UserError where it is below 0, ConflictError where it is to come.
 
         Ranks that go back to the same step may all ask for it: the first does it. To be shielded from cancellation.
         """
+        if step < 0:
+            raise UserError(f"job {self.name!r} cannot go back to step {step}: steps count from 0")
         async with self._committing:
             if step > self.committed:
                 raise ConflictError(

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from headrace import codec
-from headrace.errors import NotFoundError
+from headrace.errors import NotFoundError, UserError
 from headrace.manifest import PAGE_SHARDS
 from headrace.rpc import answers, answers_stream
 from headrace.spec import load_topology_json
@@ -96,6 +96,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         self, request: jobs_pb2.LedgerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
         run = self._post.service.find(request.job)
+        if request.start < 0 or request.count < 0:
+            raise UserError(f"{request.count} steps from step {request.start} on are none: steps count from 0, and so do they")
         async for entry in self._post.service.store.ledger(run.name, request.start):
             if request.count and entry.step >= request.start + request.count:
                 return

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +19,7 @@ from cli.processes import Process
 from headrace import rpc
 from headrace.errors import ConflictError, SupersededError, UnavailableError, UserError
 from headrace.ledger import ledger_sha256
-from headrace.v1 import jobs_pb2, jobs_pb2_grpc
+from headrace.v1 import jobs_pb2, jobs_pb2_grpc, sessions_pb2, sessions_pb2_grpc
 
 pytestmark = pytest.mark.integration
 
@@ -175,6 +175,26 @@ def test_a_reset_job_gives_its_steps_once_more(calm, spec, undisturbed) -> None:
         assert client.reset(job, 3).committed_steps == 3
     assert calm.consume(job) == list(range(3, STEPS))
     assert ledger_sha256(calm.ledger(job)) == undisturbed(STEPS)
+
+
+def test_steps_below_0_are_refused(calm, spec) -> None:
+    job = calm.submit(spec("signs", steps=2))
+    calm.consume(job)
+    resumed = sessions_pb2.OpenRequest(job=job, num_ranks=1, resume_step=-1)
+    with calm.client() as client, grpc.insecure_channel(calm.endpoint) as channel:
+        for refused in (
+            lambda: client.reset(job, -1),
+            lambda: rpc.call(sessions_pb2_grpc.SessionsStub(channel).Open, resumed, calm.endpoint),
+            lambda: list(read_ledger(channel, jobs_pb2.LedgerRequest(job=job, start=-1))),
+        ):
+            with pytest.raises(UserError, match="steps count from 0"):
+                refused()
+        assert client.show(job).committed_steps == len(calm.ledger(job)) == 2
+
+
+def read_ledger(channel: grpc.Channel, request: jobs_pb2.LedgerRequest) -> Iterator[jobs_pb2.LedgerEntry]:
+    with rpc.translated("it"):
+        yield from jobs_pb2_grpc.JobsStub(channel).Ledger(request)
 
 
 def test_fleet_and_replicas_change_in_mid_epoch_and_no_batch_changes(cluster, spec, undisturbed) -> None:

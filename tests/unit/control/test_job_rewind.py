@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.errors import ConflictError
+from headrace.errors import ConflictError, UserError
 from tests.unit.control.job_world import Start, commit, consume, names, submit, told_by
 
 
@@ -44,6 +44,15 @@ async def test_going_back_further_than_the_commits_reach_is_refused(start: Start
     run = await submit(await start())
     with pytest.raises(ConflictError, match="committed only 0"):
         await run.rewind(1)
+
+
+@pytest.mark.parametrize("step", [-1, -(2**63)])
+async def test_going_back_before_the_first_step_is_refused_and_changes_nothing(start: Start, step: int) -> None:
+    run = await submit(await start())
+    await consume(run, run.open_session(0, 1), stop=3)
+    with pytest.raises(UserError, match=f"step {step}: steps count from 0"):
+        await run.rewind(step)
+    assert (run.committed, run.generation, len(await names(run))) == (3, 1, 3)
 
 
 async def test_a_job_that_was_cancelled_stays_so(start: Start) -> None:
