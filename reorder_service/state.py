@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
-from headrace.errors import ConflictError, NotFoundError
+from headrace.errors import ConflictError, JobFailedError, NotFoundError
 from headrace.ledger import LedgerEntry
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
@@ -39,7 +39,9 @@ from reorder_service.database import Command, Database
 from reorder_service.progress import Amounts, Progress, StepRecord
 
 _PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
+_NAMES_PAGE = 1_000  # of the quarantine, read or written at a time; a script's command has at most some 8,000 words
 _DIGITS = 8  # of the rows of a shard
+_MOST_ROWS = 2**31 - 1
 _COUNTS_PAGE = 16_384  # shards
 
 
@@ -182,10 +184,18 @@ class StateStore:
         await self.database.write(_hset(_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}))
 
     async def save_index(self, job: str, shard: int, num_rows: int, rejected: Iterable[Rejected]) -> None:
-        """The rows of a shard, and the damage found while counting them."""
-        damage = {item.name: _rejected_json(item, step=None) for item in rejected}
-        counted: Command = ("SETRANGE", _key(job, "indexed"), _DIGITS * shard, f"{num_rows:0{_DIGITS}x}")
-        await self.database.write(counted, *([_hset(_key(job, "quarantine"), damage)] if damage else []))
+        """The rows of a shard, and before them the damage found while counting them.
+
+        Raises JobFailedError where there is no such number of rows, or more than are kept.
+        """
+        if not 0 <= num_rows <= _MOST_ROWS:
+            raise JobFailedError(
+                f"shard {shard} of job {job!r} has {num_rows} rows, not 0 to {_MOST_ROWS}: make smaller shards of it"
+            )
+        damage = iter({item.name: _rejected_json(item, step=None) for item in rejected}.items())
+        while batch := dict(itertools.islice(damage, _NAMES_PAGE)):
+            await self.database.write(_hset(_key(job, "quarantine"), batch))
+        await self.database.write(("SETRANGE", _key(job, "indexed"), _DIGITS * shard, f"{num_rows:0{_DIGITS}x}"))
 
     async def save_probes(
         self, job: str, step: int, probes: Mapping[int, Probe], rejected: Iterable[Rejected], substitutes: Iterable[SampleRef]

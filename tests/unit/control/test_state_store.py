@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.errors import ConflictError, NotFoundError, UnavailableError, UserError
+from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardInfo, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
@@ -85,6 +85,22 @@ async def test_a_manifest_of_many_pages_comes_back_whole(store: StateStore, monk
     shards, counts = await store.load_manifest("job")
     assert list(shards) == list(many)
     assert counts.tolist() == expected.tolist()
+
+
+async def test_a_shard_may_have_any_number_of_damaged_entries(store: StateStore) -> None:
+    await make_job(store)
+    await store.save_index("job", 0, 1, (rejected(f"d/{n}", None) for n in range(9_001)))
+    assert await store.num_quarantined("job") == 9_001
+
+
+@pytest.mark.parametrize("num_rows", [-5, 2**31, 2**36])
+async def test_a_number_of_rows_that_is_none_is_not_kept(store: StateStore, num_rows: int) -> None:
+    await make_job(store)
+    await store.save_manifest("job", ShardTable.of(SHARDS), VOCABULARY)
+    with pytest.raises(JobFailedError, match=f"{num_rows} rows"):
+        await store.save_index("job", 1, num_rows, [rejected("x")])
+    assert (await store.load_manifest("job"))[1].tolist() == [UNCOUNTED, UNCOUNTED]
+    assert await store.num_quarantined("job") == 0
 
 
 async def test_a_manifest_that_was_cut_off_has_not_been_saved(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
