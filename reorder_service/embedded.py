@@ -1,7 +1,8 @@
 """The embedded store: a private Redis server on a unix socket, for one machine and no set-up.
 
 It is the same server and the same code path as `redis://...`, so the two behave alike. Its append-only file lies in the
-folder that the user names; the server ends with this process, however that ends.
+folder that the user names, for nobody else to read: it holds the keys that sign tickets. The server ends with this process,
+however that ends.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import IO
 from headrace.child import ending_with_us
 from headrace.errors import ConflictError, UnavailableError, UserError
 
+_FILES = ("appendonly.aof", "redis.log")
 _SOCKET_PATH_MAX = 100  # the system's limit is 107 characters
 _START_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 3.0  # a killed service's server needs a moment to end
@@ -59,7 +61,11 @@ class EmbeddedRedis:
 
     def _take_folder(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for kept in filter(
+                Path.exists, (self.folder / name for name in _FILES)
+            ):  # by a release that left them for all to read
+                kept.chmod(0o600)
             self._lock = (self.folder / "lock").open("w")
         except OSError as err:
             raise UserError(f"cannot use {self.folder} for the embedded store: {err.strerror}") from err
@@ -99,6 +105,7 @@ class EmbeddedRedis:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            umask=0o077,
             pass_fds=(self._lock.fileno(),),  # the folder is taken until this server, too, has ended
         )
         deadline = time.monotonic() + _START_TIMEOUT_S

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -304,6 +304,26 @@ async def test_the_embedded_server_does_not_outlive_a_killed_service_and_its_dat
     assert not is_running(server)
     assert await store.jobs() == ["job"]
     await store.close()
+
+
+@pytest.mark.usefixtures("open_umask")
+async def test_what_the_embedded_server_writes_is_for_its_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    for _ in range(2):
+        store = await StateStore.open(f"embedded:{folder}")
+        await store.create_job("job", "{}")
+        modes = {path.name: oct(path.stat().st_mode & 0o077) for path in (folder, *folder.iterdir()) if path.name != "lock"}
+        await store.close()
+        assert set(modes.values()) == {"0o0"}, modes
+        assert {"appendonly.aof", "redis.log", "redis.sock"} <= set(modes)
+        (folder / "appendonly.aof").chmod(0o644)  # as an older release left it
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    former = os.umask(0o022)
+    yield
+    os.umask(former)
 
 
 async def test_equal_records_come_back_equal(store: StateStore) -> None:
