@@ -37,6 +37,7 @@ _TAKEN_UP = "4"  # an older format that is read as this one: its term is a numbe
 LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
+_END_S = 1.0  # a server whose connections were reset is about to end
 _LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
 _FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB, sentinel://HOST:PORT,.../NAME/DB nor embedded:FOLDER"
 _TERM, _LEADER = "headrace:term", "headrace:leader"
@@ -97,7 +98,7 @@ class Database:
     @classmethod
     async def open(cls, url: str) -> Database:
         """Connect to `url`. Raises UserError where it is malformed or nothing answers there, ConflictError where the store is
-        in use (embedded) or of another release."""
+        in use (embedded) or of another release, UnavailableError where the embedded server ends."""
         embedded = None
         if url.startswith("embedded:"):
             embedded = EmbeddedRedis(Path(url.removeprefix("embedded:")))
@@ -117,14 +118,20 @@ class Database:
             await database.close()
             raise
         except RedisError as err:
-            await database.close()
+            try:
+                database.check(_END_S)
+            finally:
+                await database.close()
             raise UserError(f"no Redis server answers at {without_password(url)}: {err}") from err
         return database
 
-    def check(self) -> None:
-        """Raises UnavailableError where the embedded server has ended."""
-        if self._embedded is not None and not self._embedded.is_running():
-            raise UnavailableError("the embedded store's server has ended; start the reorder service again: nothing is lost")
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raises UnavailableError where the embedded server has ended, or does within `wait_s`."""
+        if self._embedded is not None and not self._embedded.is_running(wait_s):
+            why = self._embedded.reason()
+            raise UnavailableError(
+                f"the embedded store's server has ended: {why}; start the reorder service again: nothing is lost"
+            )
 
     async def close(self) -> None:
         await self.client.aclose()

@@ -7,6 +7,7 @@ however that ends.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
 import signal
@@ -20,6 +21,7 @@ from headrace.child import ending_with_us
 from headrace.errors import ConflictError, UnavailableError, UserError
 
 _FILES = ("appendonly.aof", "redis.log")
+_LEAST_FREE_BYTES = 64 << 10  # a commit of a step of a few hundred samples
 _SOCKET_PATH_MAX = 100  # the system's limit is 107 characters
 _START_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 3.0  # a killed service's server needs a moment to end
@@ -111,12 +113,27 @@ class EmbeddedRedis:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self.socket.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise UnavailableError(f"the embedded store did not start; see {self.folder / 'redis.log'}")
+                raise UnavailableError(f"the embedded store did not start: {self.reason()}")
             time.sleep(0.01)
 
-    def is_running(self) -> bool:
-        """Whether the server lives."""
-        return self._process is not None and self._process.poll() is None
+    def is_running(self, wait_s: float = 0.0) -> bool:
+        """Whether the server lives, and still does after `wait_s`."""
+        if self._process is None:
+            return False
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        return self._process.returncode is None
+
+    def reason(self) -> str:
+        """Why the server has ended or did not start, as far as can be told, and the remedy."""
+        log = self.folder / "redis.log"
+        try:
+            if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:
+                return f"the disk of {self.folder} is full, make room"
+            warnings = [line.partition(" # ")[2] for line in log.read_text(errors="replace").splitlines() if " # " in line]
+        except OSError as err:
+            return f"{self.folder} cannot be read ({err.strerror}), make it readable"
+        return f"{warnings[-1] if warnings else 'it does not say why'}; see {log}"
 
     def stop(self) -> None:
         """Stop the server, which flushes its file first, and give the folder free."""
