@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -81,6 +82,7 @@ class Engine:
     ) -> None:
         """`media_bytes`: of samples that may stay in memory between probing and decoding."""
         self._name = name
+        self._instance = uuid.uuid4().hex
         self._endpoint = endpoint
         self._reorder = reorder
         self._threads = threads
@@ -134,7 +136,7 @@ class Engine:
         """One stream from its Hello to its end. Whether it ever worked."""
         self._outbox = outbox = Outbox[FleetReport]()
         slots = self._threads + self._num_readers  # parts that are being decoded, and parts that are read ahead
-        hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots)
+        hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
         outbox.put(FleetReport(hello=hello))
         async with aio_channel(self._reorder) as channel, cancelled_at_exit() as start:
             listening = start(self._listen(fleet_pb2_grpc.FleetStub(channel).Work(_drain(outbox)), start))

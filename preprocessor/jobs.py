@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.errors import DatasetError
-from headrace.manifest import ShardInfo, Shards
+from headrace.manifest import MOST_ROWS, ShardInfo, Shards
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
@@ -97,6 +97,8 @@ class Job:
         except Exception as err:
             log.exception("unexpected error in shard=%s", info.url)
             return 0, [Rejected(name=info.name, reason=Reason.ARCHIVE_CORRUPT, detail=f"unexpected {type(err).__name__}: {err}")]
+        if opened.num_rows > MOST_ROWS:
+            raise DatasetError(f"{info.url}: a shard may have {MOST_ROWS} rows, this one says {opened.num_rows}: split it")
         damage = [
             Rejected(name=f"{info.name}/{item.name}" if item.name else info.name, reason=item.reason, detail=item.detail)
             for item in opened.rejected

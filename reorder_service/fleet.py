@@ -9,6 +9,7 @@ What happens costs some microseconds, whether four members are there or hundreds
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import logging
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace import metrics
+from headrace.errors import ConflictError
 from headrace.telemetry import pairs
 from reorder_service.fair_queue import FairQueue
 from reorder_service.lateness import assess, late_leases
@@ -47,9 +49,16 @@ class Fleet:
         self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
 
     def join(self, member: Member) -> None:
-        """Add a member. A member of the same name (a stream that broke without our noticing) leaves first."""
+        """Add a member. One of the same process (its stream broke without our noticing) leaves first.
+
+        Raises ConflictError where another process has the name.
+        """
         former = self.members.get(member.name)
         if former is not None:
+            if not hmac.compare_digest(former.instance.encode(), member.instance.encode()):
+                raise ConflictError(
+                    f"the name {member.name!r} is that of a preprocessor that is here: take another, or wait until it has left"
+                )
             member.shards = former.shards
             self.leave(former, "reconnected")
         self.members[member.name] = member
@@ -98,9 +107,20 @@ class Fleet:
             self._wait_again(work)
             self._fill_slots()
 
+    def at_work(self, member: Member, lease: str) -> Work | None:
+        """The work that `member` has by that lease; None where the lease was given up, or is nobody's."""
+        return member.leases.get(lease) or member.overdue.get(lease)
+
+    def has_given(self, member: Member, lease: str) -> bool:
+        """Whether `member` got that lease in this life of the service, however long ago."""
+        return lease.startswith(self._prefix(member))
+
+    def _prefix(self, member: Member) -> str:
+        return f"{member.name}-{self._life}-"
+
     def finish(self, member: Member, lease: str, result: Any) -> None:
         """`member` reports the result of `lease`. A lease that was given up meanwhile is ignored."""
-        work = member.leases.get(lease) or member.overdue.get(lease)
+        work = self.at_work(member, lease)
         if work is None:
             return
         pace = member.paces[work.keep]
@@ -297,7 +317,7 @@ class Fleet:
             work = piece
         else:
             self._stop_waiting(work)
-        lease = f"{member.name}-{self._life}-{next(self._leases)}"
+        lease = f"{self._prefix(member)}{next(self._leases)}"
         work.lease, work.needed_s = lease, None
         member.leases[lease] = work
         member.taken[work.keep] += 1

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
+from headrace.errors import HeadraceError, UserError
 from headrace.outbox import Outbox
 from headrace.rpc import answers_stream
+from headrace.telemetry import pairs
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from reorder_service import messages
 from reorder_service.leadership import Post
 from reorder_service.member import Member
+from reorder_service.reports import check_hello, check_length, check_report
 from reorder_service.service import ReorderService
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 
@@ -60,13 +67,20 @@ async def _read(
             if member is not None:
                 service.fleet.hear(member)
             for report in message.reports:
-                if report.WhichOneof("report") == "goodbye":
+                kind = report.WhichOneof("report")
+                if kind == "goodbye":
                     why = "departed"
                     return
-                if report.WhichOneof("report") == "hello":
+                if (member is None) != (kind == "hello"):
+                    raise UserError(f"the stream of a preprocessor begins with its one hello, got {kind or 'nothing'}")
+                if member is None:
                     member = _join(service, report.hello, outbox)
-                elif member is not None:
-                    _hear(service, member, report, listed)
+                elif kind is not None:
+                    _hear(service, member, kind, getattr(report, kind), listed)
+    except HeadraceError as err:
+        why = "refused"
+        log.warning("refused %s", pairs(preprocessor=member.name if member is not None else None, error=err))
+        raise
     finally:
         if member is not None:
             service.fleet.leave(member, why)
@@ -74,6 +88,8 @@ async def _read(
 
 
 def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_pb2.FleetOrder]) -> Member:
+    check_hello(hello)
+
     def introduce(job: str) -> fleet_pb2.FleetOrder:
         run = service.find(job)
         return messages.job_opened(job, run.spec.to_json(), run.key)
@@ -85,25 +101,32 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
         send=outbox.put,
         introduce=introduce,
         dismiss=outbox.end,
+        instance=hello.instance,
     )
     service.fleet.join(member)
     return member
 
 
-def _hear(service: ReorderService, member: Member, report: fleet_pb2.FleetReport, listed: Listed) -> None:
-    kind = report.WhichOneof("report")
+def _hear(service: ReorderService, member: Member, kind: str, report: Any, listed: Listed) -> None:
+    check_report(service.fleet, member, kind, report)
     if kind == "heartbeat":
-        beat = report.heartbeat
-        member.samples_decoded, member.bytes_decoded = beat.samples_decoded, beat.bytes_decoded
-        member.store_bytes, member.store_budget_bytes = beat.store_bytes, beat.store_budget_bytes
-        member.occupancy = beat.occupancy
+        member.samples_decoded, member.bytes_decoded = report.samples_decoded, report.bytes_decoded
+        member.store_bytes, member.store_budget_bytes = report.store_bytes, report.store_budget_bytes
+        member.occupancy = report.occupancy
     elif kind == "order_failed":
-        service.fleet.fail(member, report.order_failed.lease, report.order_failed.error)
+        service.fleet.fail(member, report.lease, report.error)
     elif kind == "shards_listed":
-        page = report.shards_listed
-        listed.setdefault(page.lease, fleet_pb2.ShardsListed()).MergeFrom(page)
-        if not page.more:
-            service.fleet.finish(member, page.lease, listed.pop(page.lease))
-    elif kind is not None:
-        result = getattr(report, kind)
-        service.fleet.finish(member, result.lease, result)
+        _hear_page(service, member, report, listed)
+    else:
+        service.fleet.finish(member, report.lease, report)
+
+
+def _hear_page(service: ReorderService, member: Member, page: fleet_pb2.ShardsListed, listed: Listed) -> None:
+    if service.fleet.at_work(member, page.lease) is None:  # given up meanwhile: nothing of it is kept
+        listed.pop(page.lease, None)
+        return
+    pages = listed.setdefault(page.lease, fleet_pb2.ShardsListed())
+    pages.MergeFrom(page)
+    check_length(pages)
+    if not page.more:
+        service.fleet.finish(member, page.lease, listed.pop(page.lease))

@@ -57,6 +57,8 @@ class Work:
     """Members that failed to deliver it, or are late: taken again only where there is no other."""
     needed_s: float | None = None
     """When it was first found that somebody waits for its present lease."""
+    answer: str = ""
+    """The kind of report that ends it, as the protocol calls it; empty: any."""
     late: dict[str, bool] = field(default_factory=dict)
     """Leases of members that still work on it, while another one has it or is to have it; whether their result counts."""
 
@@ -86,6 +88,8 @@ class Member:
     """The order that makes a job known, sent before the job's first work."""
     dismiss: Callable[[], None]
     """Ends its stream."""
+    instance: str = ""
+    """Of its process: only who says the same may take its name while it is there."""
     leases: dict[str, Work] = field(default_factory=dict)
     kept: dict[str, Work] = field(default_factory=dict)
     overdue: dict[str, Work] = field(default_factory=dict)

@@ -15,6 +15,7 @@ from reorder_service.fleet import Fleet
 from reorder_service.manifest import CountedShards
 from reorder_service.member import Work
 from reorder_service.pace import MOST_SAMPLES
+from reorder_service.reports import ANSWERS
 from reorder_service.step import Part
 
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # a file system that went away may come back
@@ -66,6 +67,7 @@ class Orders:
             share=self._share,
             priority=priority,
             order=order,
+            answer=ANSWERS[str(order("").WhichOneof("order"))],
             on_done=done,
             on_failed=failed,
             shards=shards or {},
@@ -105,6 +107,7 @@ class Orders:
                 share=self._share,
                 priority=(*priority, begin),
                 order=lambda lease: order(lease, samples[begin:end]),
+                answer=ANSWERS["probe_samples"],
                 on_done=done,
                 on_failed=self._after_pauses(
                     pauses_s[:1], lambda: piece(begin, end, pauses_s[1:]), given_up, wanted=lambda: not all_taken.done()
@@ -168,6 +171,7 @@ class Orders:
             share=self._share,
             priority=(step, DECODE, part.microbatch, part.replica),
             order=lambda lease: messages.decode_part(lease, self._job, part, step, rank, self.manifest.message),
+            answer=ANSWERS["decode_part"],
             on_done=lambda _result, _preprocessor: None,
             on_failed=self._after_pauses(RETRY_PAUSES_S, lambda: work, on_failed, wanted),
             on_placed=place,

@@ -116,11 +116,17 @@ class ReorderService:
 
     async def _look(self) -> None:
         """Keep an eye on the preprocessors."""
-        took_s = 0.0
+        took_s, failure = 0.0, ""
         while True:
             await self._clock.sleep(max(LOOK_S, took_s / LOOK_SHARE))
             began_s = time.perf_counter()
-            self.fleet.look()
+            try:
+                self.fleet.look()
+                failure = ""
+            except Exception as err:  # without this watch a preprocessor that hangs would keep its work for ever
+                if failure != repr(err):  # ten times a second
+                    log.exception("looking after the preprocessors failed %s", pairs(preprocessors=",".join(self.fleet.members)))
+                failure = repr(err)
             took_s = time.perf_counter() - began_s
 
     async def _patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 PAGE_SHARDS = 250  # in one report, or one entry of the store: about 30 kB, so that a batch of them (headrace.outbox) is no feat
+MOST_ROWS = (1 << 31) - 1  # of a shard: the store keeps 32 bits of each, with a sign
 UNCOUNTED = -1  # rows of a shard that is not indexed
 
 
