@@ -21,7 +21,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ import grpc
 
 from headrace import metrics, tracing
 from headrace.codec import probe_message, ref_value, rejection_message, shard_message, shard_value, vocabulary_message
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UserError, from_rpc
 from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.outbox import Outbox
 from headrace.quarantine import Rejected
@@ -56,6 +56,7 @@ _T = TypeVar("_T")
 
 RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 0.5
+REFUSED_S = 2.0  # pause where somebody must do something first: of a former release may be here still, say
 ORDER_THREADS = 4  # shards that are downloaded, indexed and probed side by side
 GOODBYE_S = 0.2  # how long a leaving preprocessor waits for the end of its stream
 
@@ -126,20 +127,26 @@ class Engine:
     async def _stay_connected(self) -> None:
         pause_s = RECONNECT_S
         while True:
-            if await self._connection():
+            worked, error = await self._connection()
+            if worked:
                 pause_s = RECONNECT_S
-            log.info("not connected %s", pairs(reorder=self._reorder, retry_s=pause_s))
+            elif isinstance(error, UserError):
+                pause_s = REFUSED_S
+            level = logging.WARNING if isinstance(error, UserError) else logging.INFO
+            log.log(level, "not connected %s", pairs(reorder=self._reorder, retry_s=pause_s, error=error))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RECONNECT_MAX_S)
 
-    async def _connection(self) -> bool:
-        """One stream from its Hello to its end. Whether it ever worked."""
+    async def _connection(self) -> tuple[bool, HeadraceError | None]:
+        """One stream from its Hello to its end. Whether it ever worked, and what ended it."""
         self._outbox = outbox = Outbox[FleetReport]()
         slots = self._threads + self._num_readers  # parts that are being decoded, and parts that are read ahead
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
         outbox.put(FleetReport(hello=hello))
         async with aio_channel(self._reorder) as channel, cancelled_at_exit() as start:
-            listening = start(self._listen(fleet_pb2_grpc.FleetStub(channel).Work(_drain(outbox)), start))
+            stream = fleet_pb2_grpc.FleetStub(channel).Work()
+            start(_say(stream, outbox))  # by a task of ours: gRPC leaves its own behind, half done, where a stream breaks
+            listening = start(self._listen(stream, start))
             try:
                 await asyncio.wait({listening})
                 return listening.result()
@@ -151,9 +158,9 @@ class Engine:
             finally:
                 self._store.release_all_on_demand()
 
-    async def _listen(self, messages: AsyncIterable[fleet_pb2.FleetOrders], start: Start) -> bool:
-        """Obey until the stream ends. Whether any order came."""
-        worked = False
+    async def _listen(self, messages: AsyncIterable[fleet_pb2.FleetOrders], start: Start) -> tuple[bool, HeadraceError | None]:
+        """Obey until the stream ends. Whether any order came, and what ended it."""
+        worked, error = False, None
         try:
             async for message in messages:
                 worked = True
@@ -166,8 +173,8 @@ class Engine:
                     else:
                         self._obey(kind, getattr(order, kind), start)
         except grpc.aio.AioRpcError as err:
-            log.debug("stream broke: %s", err.details())
-        return worked
+            error = from_rpc(err, self._reorder)
+        return worked, error
 
     def _obey(self, kind: str, order: Any, start: Start) -> None:
         match kind:
@@ -358,6 +365,9 @@ def _shards(messages: Iterable[Shard]) -> Iterator[tuple[int, ShardInfo]]:
     return ((message.number, shard_value(message)) for message in messages)
 
 
-async def _drain(outbox: Outbox[FleetReport]) -> AsyncIterator[FleetReports]:
-    async for reports in outbox.batches():
-        yield FleetReports(reports=reports)
+async def _say(stream: grpc.aio.StreamStreamCall, outbox: Outbox[FleetReport]) -> None:
+    """All that is put into the outbox, until its end or the stream's."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # who listens is told why
+        async for reports in outbox.batches():
+            await stream.write(FleetReports(reports=reports))
+        await stream.done_writing()
