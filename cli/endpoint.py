@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 DEFAULT_ENDPOINT = "127.0.0.1:7070"
+TOKEN_HELP = "with the cluster's secret (default: $HEADRACE_CLUSTER_TOKEN_FILE, or the secret itself in $HEADRACE_CLUSTER_TOKEN)"
 
 
 def add_endpoint(parser: argparse.ArgumentParser, flag: str = "--endpoint", note: str = "") -> None:
     """The argument that names the reorder service."""
     help_text = f"the reorder service{note}; several on one store: HOST:PORT,HOST:PORT (default: %(default)s)"
     parser.add_argument(flag, default=DEFAULT_ENDPOINT, metavar="HOST:PORT", help=help_text)
+    add_token_file(parser, TOKEN_HELP)
+
+
+def add_token_file(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """The argument that names the file of the cluster's token, for this process and those that it starts."""
+    parser.add_argument("--cluster-token-file", type=Path, metavar="FILE", help=help_text)
+
+
+def add_allow_anyone(parser: argparse.ArgumentParser) -> None:
+    """The argument without which no service listens beyond this machine and asks for no token."""
+    parser.add_argument(
+        "--allow-anyone",
+        action="store_true",
+        help="listen on other addresses than the loopback's without a cluster token, too: whoever reaches them is let in",
+    )

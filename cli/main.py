@@ -94,6 +94,9 @@ def _run(argv: list[str] | None) -> int:
     from headrace.errors import HeadraceError, JobFailedError, UnrecoverableError, UserError
 
     args = _parse(argv)
+    if getattr(args, "cluster_token_file", None) is not None:  # before that of the environment, and for processes that we start
+        os.environ["HEADRACE_CLUSTER_TOKEN_FILE"] = str(args.cluster_token_file)
+        os.environ.pop("HEADRACE_CLUSTER_TOKEN", None)
     try:
         return int(importlib.import_module(args.module).run(args))
     except (UserError, JobFailedError) as err:

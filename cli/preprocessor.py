@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from cli.endpoint import add_endpoint
+from cli.endpoint import add_allow_anyone, add_endpoint
 from cli.log_format import add_log_format
 
 DEFAULT_BUDGET_MIB = 512
@@ -76,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
     )
+    add_allow_anyone(parser)
     add_log_format(parser)
 
 
@@ -83,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     from cli.service import run_service
     from headrace import rpc
+    from headrace.cluster_token import check_exposure, cluster_token
     from headrace.errors import UserError
     from headrace.transport.tls import load_certificate
 
@@ -96,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--tls-cert and --tls-key go together: name both, or neither")
     if args.ucx and args.tls_cert:
         raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
+    token = cluster_token()
+    check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
     certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
 
     from preprocessor.server import serve  # takes three seconds, which a wrong argument need not wait for
@@ -110,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         budget_bytes=args.budget_mib << 20,
         cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
+        token=token,
         with_checksum=args.checksum,
         flight_port=args.flight_port,
         certificate=certificate,

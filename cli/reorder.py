@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 
-from cli.endpoint import DEFAULT_ENDPOINT
+from cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_allow_anyone, add_token_file
 from cli.log_format import add_log_format
 
 
@@ -28,12 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
     )
+    add_token_file(parser, TOKEN_HELP + "; made where it is not there")
+    add_allow_anyone(parser)
     add_log_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     from cli.service import run_service
+    from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
     from reorder_service.server import serve
 
-    return run_service("reorder", serve(args.listen, args.store, args.metrics), args.log_format)
+    if not os.environ.get(TOKEN) and (file := os.environ.get(TOKEN_FILE, "")):
+        make_token_file(Path(file))
+    token = cluster_token()
+    check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
+    return run_service("reorder", serve(args.listen, args.store, args.metrics, token=token), args.log_format)

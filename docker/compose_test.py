@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine import BASE, BUILD_S, Compose, UnavailableError, compose_command, redis_image, run, running_engine, wait_until
+from engine import (
+    BASE,
+    BUILD_S,
+    Compose,
+    UnavailableError,
+    compose_command,
+    redis_image,
+    run,
+    running_engine,
+    succeeds,
+    wait_until,
+)
 
 from cli.processes import free_port
 
@@ -84,6 +96,8 @@ def check_all(protocol: Protocol, folder: Path) -> None:
         notes += [base, redis]
     with protocol.check("torch for the image") as notes:
         notes.append(fetch_cpu_torch())
+    for name in ("HEADRACE_CLUSTER_TOKEN", "HEADRACE_CLUSTER_TOKEN_FILE"):
+        os.environ.pop(name, None)  # the project makes its own
     endpoint = f"127.0.0.1:{free_port()}"
     compose = Compose(
         command=compose_command(),
@@ -127,6 +141,11 @@ def check_running(protocol: Protocol, compose: Compose, endpoint: str, folder: P
     with protocol.check("--scale preprocessor=4: four become healthy"):
         compose("up", "--detach", "--scale", "preprocessor=4", "redis", "reorder", "preprocessor")
         wait_until("4 healthy preprocessors", lambda: compose.healthy("preprocessor") == 4, timeout_s=HEALTH_S)
+    with protocol.check("a stranger outside the containers is refused"):
+        stranger = [str(BIN / "headrace"), "job", "list", "--endpoint", endpoint]
+        expect("served without the cluster's token", succeeds(stranger), False)
+    (reorder,) = compose.containers("reorder")
+    os.environ["HEADRACE_CLUSTER_TOKEN"] = run(["docker", "exec", reorder, "cat", "/run/headrace/token"]).strip()
     with protocol.check("a trainer outside the containers") as notes:
         spec = renamed_job(folder / "job.yaml")
         command = [str(BIN / "headrace"), "train", "--endpoint", endpoint, "--submit", str(spec), "--format", "json"]

@@ -33,7 +33,7 @@ from headrace.errors import HeadraceError, UserError, from_rpc
 from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.outbox import Outbox
 from headrace.quarantine import Rejected
-from headrace.rpc import aio_channel
+from headrace.rpc import aio_channel, metadata
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 
 RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 0.5
-REFUSED_S = 2.0  # pause where somebody must do something first: of a former release may be here still, say
+REFUSED_S = 2.0  # pause where somebody must do something first: hand over the token, say
 ORDER_THREADS = 4  # shards that are downloaded, indexed and probed side by side
 GOODBYE_S = 0.2  # how long a leaving preprocessor waits for the end of its stream
 
@@ -143,8 +143,12 @@ class Engine:
         slots = self._threads + self._num_readers  # parts that are being decoded, and parts that are read ahead
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
         outbox.put(FleetReport(hello=hello))
+        try:
+            said = metadata()
+        except UserError as err:  # the file of the token may be back in a moment
+            return False, err
         async with aio_channel(self._reorder) as channel, cancelled_at_exit() as start:
-            stream = fleet_pb2_grpc.FleetStub(channel).Work()
+            stream = fleet_pb2_grpc.FleetStub(channel).Work(metadata=said)
             start(_say(stream, outbox))  # by a task of ours: gRPC leaves its own behind, half done, where a stream breaks
             listening = start(self._listen(stream, start))
             try:

@@ -127,13 +127,15 @@ async def payload_servers(
     flight_port: int = 0,
     certificate: Certificate | None = None,
     with_ucx: bool = False,
+    token: str = "",
 ) -> AsyncIterator[str]:
     """All that trainers fetch from, during the block. Its gRPC endpoint. Raises EndpointError where a port cannot be had.
 
-    `with_ucx`: on a port that UCX chooses; not where there is a `certificate`, for UCX does not encrypt.
+    `with_ucx`: on a port that UCX chooses; not where there is a `certificate`, for UCX does not encrypt. `token`: of the cluster,
+    without which nobody learns where the rest is (there, tickets are asked for); empty: whoever asks does.
     """
     services = {"headrace.v1.Payload": lambda s: payload_pb2_grpc.add_PayloadServicer_to_server(servicer, s)}
-    server = Server(listen, services, certificate.server_credentials() if certificate is not None else None)
+    server = Server(listen, services, certificate.server_credentials() if certificate is not None else None, token=token)
     async with contextlib.AsyncExitStack() as stack:
         flight = FlightServer(f"{listen.rpartition(':')[0]}:{flight_port}", servicer.lend, certificate)
         stack.push_async_callback(asyncio.to_thread, flight.stop, STREAM_GRACE_S)
@@ -169,6 +171,7 @@ async def serve(
     threads: int,
     budget_bytes: int,
     cache: BlobCache,
+    token: str = "",
     with_checksum: bool = False,
     flight_port: int = 0,
     certificate: Certificate | None = None,
@@ -177,7 +180,8 @@ async def serve(
 ) -> None:
     """Run until cancelled. Raises EndpointError where a port cannot be had.
 
-    `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the route to the reorder service. `with_checksum`:
+    `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the route to the reorder service. `token`: of the
+    cluster; empty: trainers are not asked for one. `with_checksum`:
     trainers compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of
     `listen`; 0: a free one. `certificate`: of both ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
     metrics; empty: none. `with_ucx`: offer UCX too. What is read ahead, or stays in memory since it was probed, takes up to
@@ -195,7 +199,7 @@ async def serve(
     try:
         with metrics.exported(metrics_listen, metrics.PREPROCESSOR):
             servers = payload_servers(
-                listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx
+                listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx, token=token
             )
             async with servers as listening:
                 endpoint = advertise or reachable_address(listening, reorder)

@@ -51,20 +51,20 @@ def _watch(post: Post) -> None:
     metrics.watch(metrics.PARTS, {"waiting": lambda: parts(placed=False), "placed": lambda: parts(placed=True)})
 
 
-async def serve(listen: str, store_url: str, metrics_listen: str = "") -> None:
+async def serve(listen: str, store_url: str, metrics_listen: str = "", *, token: str = "") -> None:
     """Run until cancelled. Raises UserError where a port or the store cannot be had, UnavailableError where it is lost.
 
-    `metrics_listen`: HOST:PORT of the metrics; empty: none.
+    `metrics_listen`: HOST:PORT of the metrics; empty: none. `token`: of the cluster; empty: whoever asks is served.
     """
     with metrics.exported(metrics_listen, metrics.REORDER):
         store = await StateStore.open(store_url)
         try:
-            await _serve(listen, store)
+            await _serve(listen, store, token)
         finally:
             await store.close()
 
 
-async def _serve(listen: str, store: StateStore) -> None:
+async def _serve(listen: str, store: StateStore, token: str) -> None:
     post = Post()
     _watch(post)
     server = Server(
@@ -75,6 +75,7 @@ async def _serve(listen: str, store: StateStore) -> None:
             "headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(post), s),
             "headrace.v1.Membership": lambda s: membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(post), s),
         },
+        token=token,
     )
     await asyncio.to_thread(planning.warm_up)
     await asyncio.to_thread(snapshots.warm_up)

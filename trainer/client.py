@@ -70,17 +70,26 @@ class SessionClient:
     """One rank's session. It opens again by itself when the reorder service was restarted. Thread-safe."""
 
     def __init__(
-        self, endpoint: str, job: str, rank: int, num_ranks: int, replicas: Sequence[int] = (), *, together: bool = False
+        self,
+        endpoint: str,
+        job: str,
+        rank: int,
+        num_ranks: int,
+        replicas: Sequence[int] = (),
+        *,
+        together: bool = False,
+        token: str | None = None,
     ) -> None:
         """`replicas`: of a process of a pipeline, which is told whole plans; none: every `num_ranks`-th. `together`: of a node
-        of several of which one commits for all: it is told whole plans and all parts, and `num_ranks` does not matter."""
+        of several of which one commits for all: it is told whole plans and all parts, and `num_ranks` does not matter.
+        `token`: of the cluster; None: that of the environment."""
         self._replicas = replicas
         self._together = together
         self.endpoint = endpoint
         self.job = job
         self._rank = rank
         self._num_ranks = num_ranks
-        self._channel = rpc.channel(endpoint)
+        self._channel = rpc.channel(endpoint, token=token)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
         self._lock = threading.Lock()  # of the session, while it is opened, and of the commits
         self._session = ""
@@ -236,9 +245,14 @@ class PartClient:
     """Fetches parts from preprocessors, one connection each. Thread-safe."""
 
     def __init__(
-        self, transports: Sequence[str] = TRANSPORTS, columns: Sequence[str] | None = None, *, tls_ca: bytes | None = None
+        self,
+        transports: Sequence[str] = TRANSPORTS,
+        columns: Sequence[str] | None = None,
+        *,
+        tls_ca: bytes | None = None,
+        token: str | None = None,
     ) -> None:
-        """`columns`: of headrace.sample.SCHEMA, those to fetch; none: all. `tls_ca`: as of `trainer.connection.Terms`.
+        """`columns`: of headrace.sample.SCHEMA, those to fetch; none: all. `tls_ca`, `token`: as of `trainer.connection.Terms`.
 
         Raises UserError where `transports` are not some of headrace.transport.base.TRANSPORTS, or columns not of the schema.
         """
@@ -247,7 +261,7 @@ class PartClient:
             raise UserError(f"transports {tuple(transports)!r} must be some of {', '.join(TRANSPORTS)}")
         if not set(columns) <= set(SCHEMA.names):
             raise UserError(f"columns {columns!r} must be some of {', '.join(SCHEMA.names)}")
-        self._terms = Terms(transports=frozenset(transports), columns=columns, tls_ca=tls_ca)
+        self._terms = Terms(transports=frozenset(transports), columns=columns, tls_ca=tls_ca, token=token)
         self._connections: dict[str, Connection] = {}
         self._lock = threading.Lock()
 

@@ -34,6 +34,8 @@ class Terms:
     """To fetch; none: all."""
     tls_ca: bytes | None = None
     """The CA of the preprocessors' certificates, in PEM; None: they speak no TLS."""
+    token: str | None = None
+    """Of the cluster; None: that of the environment."""
     ucx: UcxClient = field(default_factory=UcxClient)
     """What UCX connections share. Whoever makes the terms closes it."""
 
@@ -79,7 +81,7 @@ class Connection:
         self.endpoint = endpoint
         self._terms = terms
         credentials = grpc.ssl_channel_credentials(terms.tls_ca) if terms.tls_ca is not None else None
-        self._channel = rpc.channel(endpoint, credentials)
+        self._channel = rpc.channel(endpoint, credentials, token=terms.token)
         self._stub = payload_pb2_grpc.PayloadStub(self._channel)
         self._lock = threading.Lock()  # of all below
         self._peer: _Peer | None = None

@@ -18,6 +18,7 @@ def replan(
     stages: Mapping[str, int] | None = None,
     speeds: Sequence[float] | None = None,
     generation: int | None = None,
+    token: str | None = None,
 ) -> int:
     """Have a job planned for another topology, from its first uncommitted step on. The new generation.
 
@@ -28,11 +29,13 @@ def replan(
     `generation`: the present one as far as the caller knows (`StepLoader.generation`), so that of several that notice the same
     loss one is heard.
 
+    `token`: of the cluster; None: that of the environment, as of `trainer.connect`.
+
     Raises SpecError for a topology that is none, ConflictError where another generation has begun or the job is over,
     NotFoundError or UnavailableError.
     """
     rpc.await_reorder_service(endpoint)
-    with rpc.channel(endpoint) as channel:
+    with rpc.channel(endpoint, token=token) as channel:
         stub = jobs_pb2_grpc.JobsStub(channel)
         present = load_topology_json(rpc.call(stub.Show, jobs_pb2.ShowRequest(job=job), endpoint).topology_json)
         topology = present.changed(replicas=replicas, microbatches=microbatches, stages=stages, speeds=speeds)

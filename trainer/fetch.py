@@ -66,6 +66,7 @@ class PartFetcher:
         transports: Sequence[str] = TRANSPORTS,
         columns: Sequence[str] | None = None,
         tls_ca: bytes | None = None,
+        token: str | None = None,
         hedge_s: float = HEDGE_S,
         on_delivered: Callable[[], None] = lambda: None,
     ) -> None:
@@ -82,7 +83,7 @@ class PartFetcher:
         self._max_bytes = max_bytes
         self._threads = threads
         self._hedging = Hedging(hedge_s)
-        self._make_client = partial(PartClient, transports, tls_ca=tls_ca)
+        self._make_client = partial(PartClient, transports, tls_ca=tls_ca, token=token)
         self._client = self._make_client(columns)
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="fetch")
         self._closed = threading.Event()

@@ -62,10 +62,11 @@ class StepLoader:
         hedge_s: float,
         replicas: Sequence[int] = (),
         together: bool = False,
+        token: str | None = None,
     ) -> None:
-        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`: as of SessionClient."""
+        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`, `token`: as of SessionClient."""
         self._rank = rank
-        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together)
+        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together, token=token)
         self._parts = PartFetcher(
             self._client.report_lost,
             max_parts=prefetch_parts,
@@ -74,6 +75,7 @@ class StepLoader:
             transports=transports,
             columns=columns,
             tls_ca=tls_ca,
+            token=token,
             hedge_s=hedge_s,
             on_delivered=self._part_came,
         )
@@ -352,6 +354,7 @@ def connect(
     threads: int = THREADS,
     transports: Sequence[str] = TRANSPORTS,
     tls_ca: str | Path | None = None,
+    token: str | None = None,
     unit: str | None = None,
     hedge_s: float = HEDGE_S,
 ) -> StepLoader:
@@ -381,6 +384,9 @@ def connect(
 
     `tls_ca`: a file in PEM, the CA of the preprocessors' certificates; they were started with --tls-cert. None: no TLS.
 
+    `token`: of the cluster, where its services ask for one. None: HEADRACE_CLUSTER_TOKEN, or what is in the file that
+    HEADRACE_CLUSTER_TOKEN_FILE names.
+
     `unit`: the parallelism unit of this rank, "encoder", "vision", "audio", "llm" or "generator", which receives its columns
     only: an LLM rank no pixels, an encoder rank no labels. The tensors of the others are empty. None: everything.
 
@@ -401,6 +407,7 @@ def connect(
         threads=threads,
         transports=transports,
         tls_ca=load_ca(Path(tls_ca)) if tls_ca is not None else None,
+        token=token,
         columns=_columns(unit),
         hedge_s=hedge_s,
     )

@@ -7,7 +7,8 @@ HeadraceError
 |   |-- DatasetError          a data set is missing, empty or unreadable as a whole
 |   |-- NotFoundError         no such job, session or part
 |   |-- ConflictError         the request does not fit the present state
-|   `-- EndpointError         nothing usable answers at an endpoint
+|   |-- EndpointError         nothing usable answers at an endpoint
+|   `-- UnauthenticatedError  who asks does not say the cluster's token
 |-- PermissionDeniedError     a ticket does not bear its job's signature
 |-- SupersededError           a newer session of the same rank took over
 |-- JobFailedError            the job ended without all of its steps
@@ -49,6 +50,10 @@ class EndpointError(UserError):
     """Nothing usable answers at the endpoint, or the endpoint is malformed or taken."""
 
 
+class UnauthenticatedError(UserError):
+    """Who asks does not say the token that the service asks for."""
+
+
 class PermissionDeniedError(HeadraceError):
     """What is asked for is not for whoever asks."""
 
@@ -79,6 +84,7 @@ STATUS_OF: dict[type[HeadraceError], grpc.StatusCode] = {
     UserError: grpc.StatusCode.INVALID_ARGUMENT,
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     ConflictError: grpc.StatusCode.FAILED_PRECONDITION,
+    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     SupersededError: grpc.StatusCode.ABORTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
@@ -88,6 +94,7 @@ ERROR_OF: dict[grpc.StatusCode, type[HeadraceError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: UserError,
     grpc.StatusCode.NOT_FOUND: NotFoundError,
     grpc.StatusCode.FAILED_PRECONDITION: ConflictError,
+    grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
     grpc.StatusCode.ABORTED: SupersededError,
     grpc.StatusCode.UNIMPLEMENTED: EndpointError,
@@ -114,4 +121,6 @@ def from_rpc(error: grpc.RpcError, endpoint: str) -> HeadraceError:
         return UnavailableError(f"{endpoint} does not answer ({detail})")
     if cls is EndpointError:
         return EndpointError(f"{endpoint} answers, but is not the Headrace service asked for ({detail})")
+    if cls is UnauthenticatedError:
+        return UnauthenticatedError(f"{endpoint}: {detail}")
     return cls(detail)

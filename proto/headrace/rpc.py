@@ -14,6 +14,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from headrace.admission import Admission, Metadata, accepted, introduced, said
+from headrace.cluster_token import checked, cluster_token
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 from headrace.leader_channel import LeaderChannel, look_up_async
 
@@ -93,30 +95,37 @@ def check_endpoint(endpoint: str) -> str:
     return endpoint
 
 
-def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
+def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None, *, token: str | None = None) -> grpc.Channel:
     """A blocking channel. It connects at the first call, over TLS where there are `credentials`.
 
-    `endpoint`: HOST:PORT, or several of reorder services, separated by commas: calls go to the one that leads.
+    `endpoint`: HOST:PORT, or several of reorder services, separated by commas: calls go to the one that leads. `token`: of the
+    cluster; None: that of the environment (headrace.cluster_token); empty: none.
 
-    Raises EndpointError where it is malformed.
+    Raises EndpointError where it is malformed, and UserError for a token that is none.
     """
+    token = cluster_token() if token is None else token and checked(token)
     endpoints, options = _endpoints(endpoint)
 
     def make(target: str) -> grpc.Channel:
         if credentials is not None:
-            return grpc.secure_channel(target, credentials, options=options)
-        return grpc.insecure_channel(target, options=options)
+            return introduced(grpc.secure_channel(target, credentials, options=options), token)
+        return introduced(grpc.insecure_channel(target, options=options), token)
 
     return make(endpoint) if len(endpoints) == 1 else LeaderChannel(endpoints, make)
 
 
 @contextlib.asynccontextmanager
 async def aio_channel(endpoint: str) -> AsyncIterator[grpc.aio.Channel]:
-    """The same for asyncio. Of several endpoints, to the addresses that they have now."""
+    """The same for asyncio. Of several endpoints, to the addresses that they have now. Its calls are to say `metadata()`."""
     endpoints, options = _endpoints(endpoint)
     target = endpoint if len(endpoints) == 1 else await look_up_async(endpoints)
     async with grpc.aio.insecure_channel(target, options=options) as opened:
         yield opened
+
+
+def metadata() -> Metadata:
+    """What a call by asyncio says of its process. Raises UserError for a token in the environment that is none."""
+    return said(cluster_token())
 
 
 def _endpoints(endpoint: str) -> tuple[list[str], list[tuple[str, Any]]]:
@@ -147,7 +156,7 @@ def answers(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await method(self, request, context)
+            return await method(self, accepted(request), context)
         except HeadraceError as err:
             await context.abort(status_of(err), str(err))
 
@@ -160,7 +169,7 @@ def answers_stream(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async with contextlib.aclosing(method(self, request, context)) as replies:  # its `finally` runs at once
+            async with contextlib.aclosing(method(self, accepted(request), context)) as replies:  # its `finally` runs at once
                 async for reply in replies:
                     yield reply
         except HeadraceError as err:
@@ -177,14 +186,17 @@ class Server:
         listen: str,
         services: dict[str, Callable[[grpc.aio.Server], None]],
         credentials: grpc.ServerCredentials | None = None,
+        *,
+        token: str = "",
     ) -> None:
         """`services`: full service name -> function that adds its servicer. `credentials`: of TLS; None: it is not spoken.
+        `token`: of the cluster, for all but health; empty: nobody is asked for one.
 
         Raises EndpointError where `listen` is taken.
         """
         check_endpoint(listen)
         host = listen.rpartition(":")[0]
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[Admission(token)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add in services.values():
@@ -225,7 +237,7 @@ def is_serving(
 
     `credentials`: of TLS; None: it is not spoken.
     """
-    with channel(endpoint, credentials) as ch:
+    with channel(endpoint, credentials, token="") as ch:
         try:
             reply = health_pb2_grpc.HealthStub(ch).Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except grpc.RpcError:

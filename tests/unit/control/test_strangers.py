@@ -41,7 +41,7 @@ class Stream:
     """A preprocessor's stream to a real server."""
 
     def __init__(self, endpoint: str) -> None:
-        self._channel = aio_channel(endpoint)
+        self._channel = grpc.aio.insecure_channel(endpoint)
         self._outbox = Outbox[FleetReport]()
         self._orders = fleet_pb2_grpc.FleetStub(self._channel).Work(self._said())
 

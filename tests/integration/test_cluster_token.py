@@ -1,0 +1,79 @@
+"""A cluster with a secret: who says it is served, whoever does not is told what to do, and the secret is in no command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.processes import Process
+from headrace.cluster_token import TOKEN, TOKEN_FILE
+from headrace.errors import UnauthenticatedError
+from headrace.ledger import ledger_sha256
+from tests.wire import free_ports
+
+pytestmark = pytest.mark.integration
+
+
+def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments], capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.parametrize("service", [["reorder"], ["preprocessor", "--reorder", "127.0.0.1:1"]], ids=lambda value: value[0])
+def test_no_service_is_open_to_the_network_unasked(service: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.delenv(TOKEN_FILE, raising=False)
+    result = headrace(*service, "--listen", "0.0.0.0:0")
+    assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
+    for remedy in ("HEADRACE_CLUSTER_TOKEN", "--cluster-token-file", "127.0.0.1", "--allow-anyone"):
+        assert remedy in result.stderr
+    if service[0] == "preprocessor":
+        monkeypatch.setenv(TOKEN, "too-short")
+        assert "at least 16 ASCII characters" in headrace(*service, "--listen", "0.0.0.0:0").stderr
+
+
+def test_a_job_in_a_cluster_with_a_secret(
+    cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = undisturbed(3)  # by services without one, on the loopback interface
+    monkeypatch.delenv(TOKEN, raising=False)
+    file = tmp_path / "secrets" / "token"
+    cluster.endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    arguments = ["reorder", "--listen", cluster.endpoint, "--store", f"embedded:{tmp_path / 'store'}"]
+    cluster.group.add(Process("reorder", [*arguments, "--cluster-token-file", str(file)], tmp_path / "reorder.log")).endpoint()
+    token = file.read_text().strip()
+
+    stranger = headrace("job", "list", "--endpoint", cluster.endpoint)
+    assert (stranger.returncode, len(stranger.stderr.strip().splitlines())) == (2, 1), stranger.stderr
+    assert "asks for the cluster's token, and the call brought none" in stranger.stderr
+    assert headrace("health", cluster.endpoint).stdout == "serving\n"
+    cluster.add_preprocessors(1)  # a stranger too: it waits, and says so
+    log = cluster.preprocessors[0].log
+    deadline = time.monotonic() + 60
+    while "the call brought none" not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)  # polls a real process
+    assert cluster.preprocessors[0].exit_code() is None
+
+    cluster.add_preprocessors(1, "--cluster-token-file", str(file))
+    listed = headrace("job", "list", "--endpoint", cluster.endpoint, "--cluster-token-file", str(file), "--format", "json")
+    assert json.loads(listed.stdout) == {"jobs": []}, listed.stderr
+    monkeypatch.setenv(TOKEN_FILE, str(file))
+    job = cluster.submit(spec("guarded", steps=3))
+    with pytest.raises(UnauthenticatedError, match="brought another one"):
+        cluster.consume(job, token="not-the-token-of-them")
+    monkeypatch.delenv(TOKEN_FILE)
+    assert cluster.consume(job, token=token) == [0, 1, 2]
+    monkeypatch.setenv(TOKEN, token)
+    assert ledger_sha256(cluster.ledger(job)) == expected
+    assert [member.preprocessor for member in cluster.client().show(job).preprocessors] != []
+    for process in cluster.group.processes:
+        assert token not in Path(f"/proc/{process.pid}/cmdline").read_text()

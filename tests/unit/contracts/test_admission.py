@@ -1,0 +1,226 @@
+"""Who is let in: the cluster's token, the protocol's version, and requests that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from headrace import rpc
+from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
+from headrace.errors import UnauthenticatedError, UserError
+from headrace.v1 import fleet_pb2, fleet_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+
+SECRET = "s3cret-of-this-cluster"
+
+
+class Jobs(jobs_pb2_grpc.JobsServicer):
+    """Counts what reaches it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    @rpc.answers
+    async def Submit(self, request: Any, context: grpc.aio.ServicerContext) -> jobs_pb2.SubmitReply:  # noqa: N802
+        self.calls.append("Submit")
+        return jobs_pb2.SubmitReply(job="j")
+
+    @rpc.answers_stream
+    async def Ledger(  # noqa: N802
+        self, request: Any, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
+        self.calls.append("Ledger")
+        yield jobs_pb2.LedgerEntry(step=3)
+
+
+class Fleet(fleet_pb2_grpc.FleetServicer):
+    """Hears reports until one is refused."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    @rpc.answers_stream
+    async def Work(  # noqa: N802
+        self, messages: AsyncIterator[Any], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[fleet_pb2.FleetOrders]:
+        async for message in messages:
+            self.heard.append(len(message.reports))
+            yield fleet_pb2.FleetOrders()
+
+
+Serve = Callable[[str], Any]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """(token) -> endpoint, Jobs and Fleet of a server that asks for that token; empty: for none."""
+    servers: list[rpc.Server] = []
+
+    async def start(token: str) -> tuple[str, Jobs, Fleet]:
+        jobs, fleet = Jobs(), Fleet()
+        added: dict[str, Callable[[grpc.aio.Server], None]] = {
+            "headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(jobs, s),
+            "headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(fleet, s),
+        }
+        server = rpc.Server("127.0.0.1:0", added, token=token)
+        await server.start()
+        servers.append(server)
+        return server.endpoint, jobs, fleet
+
+    yield start
+    for server in servers:
+        await server.stop(0)
+
+
+async def submit(endpoint: str, token: str | None = None, spec_json: str = "{}") -> str:
+    def blocking() -> str:
+        with rpc.channel(endpoint, token=token) as channel:
+            reply = rpc.call(jobs_pb2_grpc.JobsStub(channel).Submit, jobs_pb2.SubmitRequest(spec_json=spec_json), endpoint)
+        return str(reply.job)
+
+    return await asyncio.to_thread(blocking)
+
+
+async def ledger(endpoint: str, token: str | None = None) -> list[int]:
+    def blocking() -> list[int]:
+        with rpc.translated(endpoint), rpc.channel(endpoint, token=token) as channel:
+            return [entry.step for entry in jobs_pb2_grpc.JobsStub(channel).Ledger(jobs_pb2.LedgerRequest())]
+
+    return await asyncio.to_thread(blocking)
+
+
+async def sent(endpoint: str, method: str, message: bytes, *, stream: bool = False, version: str = "") -> tuple[Any, str]:
+    """Bytes as they are, in a call of their own. (status, sentence) of its end."""
+    async with grpc.aio.insecure_channel(endpoint, options=rpc.CHANNEL_OPTIONS) as channel:
+        make = channel.stream_stream if stream else channel.unary_unary
+
+        async def messages() -> AsyncIterator[bytes]:
+            yield message
+
+        call = make(method)(messages() if stream else message, metadata=(("headrace-protocol", version),) if version else ())
+        if stream:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                async for _ in call:
+                    pass
+        return await call.code(), await call.details()
+
+
+async def test_only_who_says_the_token_is_let_in(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    endpoint, jobs, fleet = await serve(SECRET)
+    with pytest.raises(
+        UnauthenticatedError, match=f"{endpoint}: this service asks for .* brought none: .*HEADRACE_CLUSTER_TOKEN"
+    ):
+        await submit(endpoint)
+    with pytest.raises(UnauthenticatedError, match="brought another one"):
+        await ledger(endpoint, "another-secret-of-a-kind")
+    code, _ = await sent(endpoint, "/headrace.v1.Fleet/Work", b"", stream=True)
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    code, _ = await sent(endpoint, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", b"", stream=True)
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert (jobs.calls, fleet.heard) == ([], [])
+
+    assert (await submit(endpoint, SECRET), await ledger(endpoint, SECRET)) == ("j", [3])
+    monkeypatch.setenv(TOKEN, SECRET)
+    assert await submit(endpoint) == "j"
+    monkeypatch.delenv(TOKEN)
+    (tmp_path / "token").write_text(f"{SECRET}\n")
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    assert await submit(endpoint) == "j"
+    async with rpc.aio_channel(endpoint) as channel:
+
+        async def nothing() -> AsyncIterator[fleet_pb2.FleetReports]:
+            yield fleet_pb2.FleetReports()
+
+        stream = fleet_pb2_grpc.FleetStub(channel).Work(nothing(), metadata=rpc.metadata())
+        assert [message async for message in stream] == [fleet_pb2.FleetOrders()]
+
+
+async def test_health_is_told_to_everybody(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the file of the token is not there yet: a container's health check begins at once."""
+    monkeypatch.setenv(TOKEN_FILE, "/nowhere/token")
+    endpoint, _, _ = await serve(SECRET)
+    assert await asyncio.to_thread(rpc.is_serving, endpoint, "headrace.v1.Jobs")
+
+
+async def test_a_peer_of_another_protocol_is_told_to_wait(serve: Serve) -> None:
+    endpoint, jobs, _ = await serve("")
+    code, details = await sent(endpoint, "/headrace.v1.Jobs/Submit", b"", version="7")
+    assert (code, "speaks version 1 of the protocol, and who asks version '7'" in details) == (grpc.StatusCode.UNAVAILABLE, True)
+    assert not jobs.calls
+    assert (await sent(endpoint, "/headrace.v1.Jobs/Submit", b""))[0] is grpc.StatusCode.OK, "0.1 says no version"
+
+
+@pytest.mark.parametrize("message", [b"\xff\xff\xff", b"\x0a\x05ab", b"\x0a\x02\xed\xa0", b"\x08\x01" * 3 + b"\x0f"])
+async def test_what_is_no_message_is_refused_in_a_sentence(
+    serve: Serve, message: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the log has no traceback of it: anybody could fill it."""
+    endpoint, jobs, fleet = await serve("")
+    with caplog.at_level(logging.DEBUG):
+        for method, stream in (("Jobs/Submit", False), ("Jobs/Ledger", False), ("Fleet/Work", True)):
+            code, details = await sent(endpoint, f"/headrace.v1.{method}", message, stream=stream)
+            assert (code, "is not the message that this method takes" in details) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    assert (jobs.calls, fleet.heard) == ([], [])
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_request_that_is_too_large_is_not_decoded(serve: Serve) -> None:
+    endpoint, jobs, fleet = await serve("")
+    with pytest.raises(UserError, match=r"of 2000004 bytes is too large: this method takes 1048576 at most"):
+        await submit(endpoint, spec_json="x" * 2_000_000)
+    assert not jobs.calls
+    pages = fleet_pb2.FleetReports(
+        reports=[fleet_pb2.FleetReport(order_failed=fleet_pb2.OrderFailed(error="x" * 2_000_000))]
+    ).SerializeToString()
+    assert (await sent(endpoint, "/headrace.v1.Fleet/Work", pages, stream=True))[0] is grpc.StatusCode.OK
+    assert fleet.heard == [1], "preprocessors say more at a time"
+
+
+@pytest.mark.parametrize(
+    ("listen", "is_open"),
+    [
+        ("127.0.0.1:7070", False),
+        ("127.8.9.1:0", False),
+        ("localhost:7070", False),
+        ("[::1]:7070", False),
+        ("0.0.0.0:7070", True),
+        ("[::]:7070", True),
+        ("10.1.2.3:7070", True),
+        ("gpu-7:7070", True),
+    ],
+)
+def test_without_a_token_a_service_stays_on_this_machine(listen: str, is_open: bool) -> None:
+    check_exposure(listen, SECRET, allow_anyone=False)
+    check_exposure(listen, "", allow_anyone=True)
+    if is_open:
+        with pytest.raises(UserError, match=r"--listen .* lets in whoever .*--cluster-token-file.*127\.0\.0\.1.*--allow-anyone"):
+            check_exposure(listen, "", allow_anyone=False)
+    else:
+        check_exposure(listen, "", allow_anyone=False)
+
+
+@pytest.mark.parametrize("token", ["short", "with blanks in between", "z" * 20 + "\u00e9", "line\nbreak-and-more-of-it"])
+async def test_a_token_that_is_none_is_refused(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, token)
+    with pytest.raises(UserError, match=r"at least 16 ASCII characters without blanks, got .*openssl rand"):
+        cluster_token()
+
+
+def test_a_token_file_is_made_once_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+    file = tmp_path / "secrets" / "token"
+    monkeypatch.setenv(TOKEN_FILE, str(file))
+    with pytest.raises(UserError, match="cannot read the cluster's token from"):
+        cluster_token()
+    make_token_file(file)
+    first = cluster_token()
+    make_token_file(file)
+    assert (cluster_token(), len(first), file.stat().st_mode & 0o777) == (first, 64, 0o600)
+    assert [path.name for path in file.parent.iterdir()] == ["token"]
