@@ -24,7 +24,8 @@ from headrace.v1 import payload_pb2
 _LENGTH = struct.Struct("<I")
 _TAKEN = b"\x01"
 CONNECT_TIMEOUT_S = 5.0  # an owner that hangs takes no connection once its queue is full
-MAX_MESSAGE_BYTES = 64 << 20  # as in headrace.rpc: a reply names every damaged sample of its part
+MAX_REQUEST_BYTES = 64 << 10  # a ticket and a token: it is buffered before either is looked at
+MAX_REPLY_BYTES = 64 << 20  # as in headrace.rpc: a reply names every damaged sample of its part
 
 
 class SlotReceiver(Receiver):
@@ -151,7 +152,7 @@ class SlotServer:
         try:
             while True:
                 (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-                if length > MAX_MESSAGE_BYTES:
+                if length > MAX_REQUEST_BYTES:
                     return
                 await self._answer(payload_pb2.SlotRequest.FromString(await reader.readexactly(length)), reply)
         except (asyncio.IncompleteReadError, OSError):
@@ -169,7 +170,7 @@ def _send(connection: socket.socket, message: bytes) -> None:
 
 def _receive(connection: socket.socket) -> bytes:
     (length,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size))
-    if length > MAX_MESSAGE_BYTES:
+    if length > MAX_REPLY_BYTES:
         raise OSError(f"a message of {length} bytes")
     return _receive_exactly(connection, length)
 

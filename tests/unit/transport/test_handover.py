@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +17,7 @@ import trainer
 from headrace.errors import NotFoundError, UnavailableError, UserError
 from headrace.ticket import make_ticket
 from headrace.transport.base import DamagedError
-from headrace.transport.shared_memory import FOLDER
+from headrace.transport.shared_memory import FOLDER, socket_path
 from preprocessor.arena import remove_stale
 from trainer.client import Part, PartClient
 from trainer.fetch import PartFetcher
@@ -204,6 +206,19 @@ def test_a_reader_that_keeps_everything_stops_nobody(make_producer: Any, make_cl
     assert all(rows(parts[ticket]).equals(batch) for ticket, batch in batches.items())
     assert producer.arena.statistics().high_water_bytes <= 2 * MIB
     assert {part.delivery.transport for part in parts.values()} == {"shared_memory", "flight"}
+
+
+def test_a_question_that_announces_more_than_a_ticket_is_not_waited_for(make_producer: Any) -> None:
+    """Else whoever opens connections has a preprocessor buffer up to the announced length of each."""
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(10.0)
+        stranger.connect(str(socket_path(make_producer().arena.path)))
+        stranger.sendall(struct.pack("<I", 32 * MIB) + bytes(4096))
+        try:
+            answer = stranger.recv(1)
+        except ConnectionResetError:  # what had come was not read
+            answer = b""
+    assert answer == b""
 
 
 def test_a_killed_trainer_gives_its_slots_back(make_producer: Any, make_batch: Any, spawn: Any) -> None:
