@@ -31,9 +31,13 @@ class Reason(StrEnum):
 
 
 class BadSampleError(HeadraceError):
-    """One sample cannot be used; the job goes on. The caller adds the sample's name."""
+    """One sample cannot be used; the job goes on. The caller adds the sample's name.
+
+    What has no UTF-8 form in the detail, as JSON can give it, is escaped: details go into messages.
+    """
 
     def __init__(self, reason: Reason, detail: str) -> None:
+        detail = detail.encode(errors="backslashreplace").decode()
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail

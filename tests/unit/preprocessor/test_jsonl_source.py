@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.codec import rejection_message
+from headrace.manifest import ShardInfo
 from headrace.quarantine import BadSampleError, Reason
+from headrace.sample import SampleRef
+from headrace.spec import parse_spec
+from preprocessor.jobs import Job
 from preprocessor.sources.jsonl import JsonlShard
 
 
@@ -102,3 +108,28 @@ def test_line_that_spans_chunks(tmp_path: Path) -> None:
     path.write_text("".join(f'{{"caption": "{text}"}}\n' for text in texts))
     with JsonlShard(str(path)) as shard:
         assert [shard.read(row).fields["caption"] for row in range(3)] == texts
+
+
+SURROGATES = {
+    "a text": {"caption": "a \ud800 b"},
+    "a value of a wrong kind": {"conversations": "\udfff"},
+    "a field's name": {"\udc00": "x"},
+    "a turn's key": {"messages": [{"\udc00": "x"}]},
+    "a role": {"messages": [{"role": "\ud834", "content": "x"}]},
+    "a medium's name": {"caption": "x", "image": "\udc00.jpg"},
+}
+
+
+def test_a_lone_surrogate_is_its_samples_damage(tmp_path: Path) -> None:
+    """JSON can write what UTF-8 cannot; no message could carry it."""
+    path = tmp_path / "s.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*SURROGATES.values(), {"caption": "good"}]))
+    job = Job("job", parse_spec({"name": "job", "sources": [{"path": str(tmp_path), "name": "s"}]}))
+    job.shards = (ShardInfo(source=0, url=str(path), name="s/s.jsonl"),)
+    good, rejected = job.probe([SampleRef(sample_id=row, shard=0, row=row) for row in range(len(SURROGATES) + 1)])
+    assert [sample_id for sample_id, _ in good] == [len(SURROGATES)]
+    assert [item.sample_id for item in rejected] == list(range(len(SURROGATES)))
+    for item in rejected:
+        assert rejection_message(item).SerializeToString()
+        assert item.reason in (Reason.ENCODING_ERROR, Reason.SCHEMA_ERROR)
+    assert "\\udc00" in rejected[2].detail
