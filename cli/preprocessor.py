@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cli.endpoint import add_allow_anyone, add_endpoint
 from cli.log_format import add_log_format
+
+if TYPE_CHECKING:
+    from preprocessor.access import Access
 
 DEFAULT_BUDGET_MIB = 512
 DEFAULT_CACHE_GIB = 20
@@ -48,6 +52,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_CACHE_GIB,
         metavar="GIB",
         help="most that the cache holds: what was not read for longest goes first (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--data-root",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="jobs may read the files below DIR; several times for several (default: see --allow-url)",
+    )
+    parser.add_argument(
+        "--allow-url",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="jobs may fetch what begins with PREFIX, for example s3://bucket/; several times for several (default of both: "
+        "where --listen and --reorder are on loopback, all files of this user, and s3, gs and https; elsewhere nothing)",
     )
     parser.add_argument(
         "--checksum",
@@ -100,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
     token = cluster_token()
     check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
+    allowed = access(args)
     certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
 
     from preprocessor.server import serve  # takes three seconds, which a wrong argument need not wait for
@@ -113,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
         advertise=args.advertise,
         threads=args.threads,
         budget_bytes=args.budget_mib << 20,
+        access=allowed,
         cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
         token=token,
         with_checksum=args.checksum,
@@ -122,3 +144,17 @@ def run(args: argparse.Namespace) -> int:
         metrics_listen=args.metrics,
     )
     return run_service("preprocessor", service, args.log_format)
+
+
+def access(args: argparse.Namespace) -> Access:
+    """What jobs may have it open. Raises UserError for a folder or URL that is none.
+
+    Where nothing is named: on this machine alone, a job is of somebody who has an account here; elsewhere of whoever reaches
+    the reorder service.
+    """
+    from headrace.cluster_token import is_loopback
+    from preprocessor.access import NOTHING, Access
+
+    if args.data_root or args.allow_url:
+        return Access.of(args.data_root, args.allow_url)
+    return Access() if all(map(is_loopback, (args.listen, *args.reorder.split(",")))) else NOTHING

@@ -2,6 +2,7 @@
 
 The pure part, which knows nothing of jobs, networks and queues:
 
+    access.py     what a job may have this process open: folders and beginnings of URLs
     sources/      shards of records: WebDataset tar, Energon, MDS, Parquet, JSONL, local or on any fsspec URL, with a cache
     record.py     one row of a data set, the same for every format
     mapping.py    record to sample: turns of text, image and audio segments

@@ -29,6 +29,7 @@ from headrace.transport.ucx_library import UcxError
 from headrace.transport.ucx_server import UcxServer
 from headrace.v1 import payload_pb2, payload_pb2_grpc
 from preprocessor import occupancy
+from preprocessor.access import NOTHING, Access, granting
 from preprocessor.arena import Arena, open_arena
 from preprocessor.engine import Engine, read_ahead_parts
 from preprocessor.part import Entry, Payload
@@ -170,6 +171,7 @@ async def serve(
     advertise: str,
     threads: int,
     budget_bytes: int,
+    access: Access,
     cache: BlobCache,
     token: str = "",
     with_checksum: bool = False,
@@ -180,13 +182,15 @@ async def serve(
 ) -> None:
     """Run until cancelled. Raises EndpointError where a port cannot be had.
 
-    `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the route to the reorder service. `token`: of the
-    cluster; empty: trainers are not asked for one. `with_checksum`:
+    `access`: what jobs may have this process open. `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the
+    route to the reorder service. `token`: of the cluster; empty: trainers are not asked for one. `with_checksum`:
     trainers compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of
     `listen`; 0: a free one. `certificate`: of both ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
     metrics; empty: none. `with_ucx`: offer UCX too. What is read ahead, or stays in memory since it was probed, takes up to
     READ_AHEAD_SHARE and PROBED_SHARE of the budget, as much as it needs; the arena, whose pages stay, has the rest.
     """
+    if access == NOTHING:
+        log.warning("jobs may have nothing opened here: name folders with --data-root, beginnings of URLs with --allow-url")
     torch.set_num_threads(1)  # the engine's own threads use the cores
     read_ahead = ReadAhead(max_bytes=int(READ_AHEAD_SHARE * budget_bytes), max_parts=read_ahead_parts(threads))
     media_bytes = int(PROBED_SHARE * budget_bytes)
@@ -197,7 +201,7 @@ async def serve(
     writer = PayloadWriter(arena, with_checksum=with_checksum)
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # process ids are alike in containers
     try:
-        with metrics.exported(metrics_listen, metrics.PREPROCESSOR):
+        with granting(access), metrics.exported(metrics_listen, metrics.PREPROCESSOR):
             servers = payload_servers(
                 listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx, token=token
             )

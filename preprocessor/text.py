@@ -15,17 +15,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import fsspec
 from tokenizers import Encoding, Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from headrace.errors import SpecError
+from headrace.errors import DatasetError, SpecError
 from headrace.quarantine import BadSampleError, Reason
 from headrace.telemetry import pairs
 from preprocessor import byte_pairs
+from preprocessor.sources.blob import read_url
 
 log = logging.getLogger(__name__)
 
+MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest in use have 35 MB
 BUNDLED = Path(__file__).with_name("tokenizer.json")
 
 IMAGE_PAD, AUDIO_PAD = "<|image_pad|>", "<|audio_pad|>"
@@ -115,10 +116,11 @@ def load_encoder(path: str, control: tuple[str, ...] = CONTROL_TOKENS) -> TextEn
     """The encoder at a path or fsspec URL; the bundled one for "". Raises SpecError."""
     name = path or str(BUNDLED)
     try:
-        with fsspec.open(name, "rb") as file:
-            definition = file.read().decode()
-    except (OSError, ImportError, ValueError) as err:
-        raise SpecError(f"text.tokenizer: cannot read {name}: {err}") from err
+        definition = (read_url(path, MAX_TOKENIZER_BYTES) if path else BUNDLED.read_bytes()).decode()
+    except DatasetError as err:
+        raise SpecError(f"text.tokenizer: {err}") from err
+    except UnicodeDecodeError as err:
+        raise SpecError(f"text.tokenizer: {name} is not UTF-8: {err}") from err
     encoder = TextEncoder(definition, name, control)
     log.info("text codec %s", pairs(tokenizer=path or "bundled", codec=encoder.codec))
     if byte_pairs.NAME is None:

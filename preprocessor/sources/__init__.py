@@ -27,7 +27,7 @@ from preprocessor.sources.blob import BlobCache, local_path
 from preprocessor.sources.cache import default_cache
 from preprocessor.sources.energon import EnergonShard, read_recipe
 from preprocessor.sources.jsonl import JsonlShard
-from preprocessor.sources.listing import SUFFIXES, list_shards
+from preprocessor.sources.listing import SUFFIXES, is_shard, list_shards
 from preprocessor.sources.mds import MdsShard
 from preprocessor.sources.parquet import ParquetShard
 from preprocessor.sources.webdataset import WebDatasetShard
@@ -44,7 +44,7 @@ def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> 
     Damage inside of the file is not an error: it is in the shard's `rejected`, and the sound rows are there.
     Raises DatasetError where the file as a whole cannot be read.
     """
-    if not url.endswith(SUFFIXES):
+    if not is_shard(url):
         raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {', '.join(SUFFIXES)}")
     if local_path(url) is None and not url.startswith("memory://"):
         cache = cache or default_cache()

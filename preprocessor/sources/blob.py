@@ -7,14 +7,21 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from typing import BinaryIO, Protocol, cast
+from functools import cache
+from typing import Any, BinaryIO, Protocol, cast
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from headrace.errors import DatasetError
+from headrace.quarantine import BadSampleError
+from preprocessor import access
+from preprocessor.sources.base import check_size
 
 CONNECT_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0  # between two packets, not for a whole file
+_CHUNK_BYTES = 16 * 2**20
+_WEB = ("http://", "https://")
 
 
 class Blob(ABC):
@@ -131,24 +138,81 @@ class BlobCache(Protocol):
 
 
 def open_blob(url: str, cache: BlobCache | None = None) -> Blob:
-    """The file at a local path or fsspec URL, a remote one through `cache`. Raises DatasetError where it cannot be opened."""
+    """The file at a local path or fsspec URL, a remote one through `cache`.
+
+    Raises DatasetError where it cannot be opened, or may not (preprocessor.sources.access).
+    """
     path = local_path(url)
     if path is None:
         return RemoteBlob(url) if cache is None else cache.open(url)
     try:
-        return LocalBlob(open(path, "rb"), url)
+        return LocalBlob(access.open_local(path), url)
     except OSError as err:
         raise unreadable(url, err) from err
 
 
+def read_url(url: str, max_bytes: int) -> bytes:
+    """The whole of a file at a local path or fsspec URL. Raises DatasetError as `open_blob`, and where there is more of it."""
+    try:
+        return read_file(*filesystem(url), max_bytes)
+    except DatasetError:
+        raise
+    except BadSampleError as err:
+        raise DatasetError(f"{err.detail}, which is the most that is read; make it smaller") from err
+    except Exception as err:  # drivers raise their libraries' errors as well
+        raise DatasetError(f"cannot read {url}: {err}") from err
+
+
+def read_file(fs: fsspec.AbstractFileSystem, path: str, max_bytes: int) -> bytes:
+    """The whole of a file, of which no more than `max_bytes` and a little come into memory, whatever its server says.
+
+    Raises BadSampleError (too_large) where there is more, DatasetError where the file may not be opened, else whatever the
+    driver raises.
+    """
+    if isinstance(fs, LocalFileSystem):
+        file = access.open_local(path)
+        size: int | None = os.fstat(file.fileno()).st_size
+    else:
+        access.check_url(str(fs.unstrip_protocol(path)))
+        # As one stream from the web, else by exactly the ranges that are read.
+        file = fs.open(path, "rb", **({"block_size": 0} if path.startswith(_WEB) else {"cache_type": "none"}))
+        size = getattr(file, "size", None)
+    with file:
+        check_size(path, size or 0, max_bytes)
+        data = bytearray()
+        while chunk := file.read(min(_CHUNK_BYTES, max_bytes + 1 - len(data))):
+            data += chunk
+            check_size(path, len(data), max_bytes)
+    return bytes(data)
+
+
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a path or URL and the path in it. Raises ImportError where its driver is not installed."""
-    if not url.startswith(("http://", "https://")):
-        return cast(tuple[fsspec.AbstractFileSystem, str], fsspec.core.url_to_fs(url))
+    """The file system of a path or URL and the path in it.
+
+    Raises DatasetError for what this process may not open, ImportError where its driver is not installed.
+    """
+    if local_path(url) is None or "::" in url:
+        access.check_url(url)
+    if url.startswith(_WEB):
+        return cast(tuple[fsspec.AbstractFileSystem, str], fsspec.core.url_to_fs(url, client_kwargs=_web_client()))
+    fs, path = fsspec.core.url_to_fs(url)
+    if isinstance(fs, LocalFileSystem):
+        access.check_path(path)
+    return fs, path
+
+
+@cache
+def _web_client() -> dict[str, Any]:
+    """Options of the web's client: always the same objects, so that its connections are shared."""
     import aiohttp  # comes with the driver; its own limit is five minutes for a whole file
 
+    async def check(_session: aiohttp.ClientSession, _context: Any, request: aiohttp.TraceRequestRedirectParams) -> None:
+        access.check_redirection(str(request.url), request.response.headers.get("Location", ""))
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(check)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
-    return cast(tuple[fsspec.AbstractFileSystem, str], fsspec.core.url_to_fs(url, client_kwargs={"timeout": timeout}))
+    return {"timeout": timeout, "trace_configs": [trace]}
 
 
 def local_path(url: str) -> str | None:

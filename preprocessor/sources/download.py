@@ -30,7 +30,7 @@ CHUNK_BYTES = 16 * 2**20  # of one request: large enough that its latency does n
 _VERSION_KEYS = ("ETag", "etag", "checksum", "version_id", "Last-Modified", "LastModified", "updated", "mtime", "created")
 _PASSING_STATUS = frozenset((408, 425, 429))  # and all from 500 on; other answers of 4xx stay what they are
 _THROTTLING_STATUS = frozenset((429, 503))
-_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, ValueError)
+_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, ValueError, HeadraceError)
 
 _T = TypeVar("_T")
 

@@ -34,11 +34,12 @@ from headrace.spec import SourceSpec
 from preprocessor.record import Record
 from preprocessor.sources.annotation import parse_text
 from preprocessor.sources.base import MAX_ANNOTATION_BYTES, Shard, check_size
-from preprocessor.sources.blob import BlobCache, filesystem
+from preprocessor.sources.blob import BlobCache, filesystem, read_file
 from preprocessor.sources.braces import expand_braces
 from preprocessor.sources.webdataset import WebDatasetShard
 
 META = ".nv-meta"
+MAX_YAML_BYTES = 16 * 2**20  # 200,000 names of shards; YAML takes a second a megabyte
 _INFO_NAMES = (".info.json", ".info.yaml")
 _TEXT_PARTS = frozenset(("txt", "text", "transcript"))
 _JSON_PARTS = frozenset(("json", "jsn"))
@@ -296,7 +297,7 @@ def _dataset_document(fs: fsspec.AbstractFileSystem, root: str, selection: Selec
 
 def _document(fs: fsspec.AbstractFileSystem, root: str, selection: Selection, name: str) -> tuple[dict[str, Any], str]:
     what = f"{selection.root}/{META}/{name}"
-    return load_yaml(fs.cat_file(f"{root}/{META}/{name}"), what), what
+    return load_yaml(read_file(fs, f"{root}/{META}/{name}", MAX_YAML_BYTES), what), what
 
 
 def load_yaml(data: bytes, what: str) -> dict[str, Any]:

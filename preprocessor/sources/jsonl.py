@@ -10,14 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-import stat
 from array import array
 
+from headrace.errors import HeadraceError
 from headrace.quarantine import BadSampleError, Reason
+from preprocessor import access
 from preprocessor.record import Record
 from preprocessor.sources.annotation import parse_annotation
 from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
-from preprocessor.sources.blob import Blob, BlobCache, filesystem, local_path, open_blob, unreadable
+from preprocessor.sources.blob import Blob, BlobCache, filesystem, local_path, open_blob, read_file, unreadable
 
 _CHUNK_BYTES = 2**20
 # What the system says of a name that leads to nothing readable; anything else (EIO, EMFILE) is no fault of the sample.
@@ -84,18 +85,19 @@ class _LocalFolder:
 
     def __init__(self, path: str) -> None:
         self._root = os.path.realpath(path)
+        access.check_path(self._root)  # the JSONL file may be a link to elsewhere
 
     def load(self, name: str) -> bytes:
-        path = os.path.realpath(os.path.join(self._root, _inside(name)))
-        if os.path.commonpath((path, self._root)) != self._root:
-            raise BadSampleError(Reason.UNSAFE_MEMBER_NAME, f"{name!r} leads outside of the data set through a link")
+        path = os.path.join(self._root, _inside(name))
         try:
-            status = os.stat(path)
-            if not stat.S_ISREG(status.st_mode):
-                raise BadSampleError(Reason.UNSUPPORTED_MEMBER_TYPE, f"{name!r} is not a regular file")
-            check_size(repr(name), status.st_size, MAX_MEDIUM_BYTES)
-            with open(path, "rb") as file:
-                return file.read(status.st_size)
+            with access.open_inside(path, [self._root]) as file:
+                size = os.fstat(file.fileno()).st_size
+                check_size(repr(name), size, MAX_MEDIUM_BYTES)
+                return file.read(size)
+        except access.OutsideError as err:
+            raise BadSampleError(Reason.UNSAFE_MEMBER_NAME, f"{name!r} leads outside of the data set through a link") from err
+        except access.IrregularError as err:
+            raise BadSampleError(Reason.UNSUPPORTED_MEMBER_TYPE, f"{name!r} is {err}, not a regular file") from err
         except OSError as err:
             if err.errno in _ABSENT:
                 raise BadSampleError(Reason.MISSING_MEDIA, f"no file {name!r} beside the JSONL file: {err.strerror}") from err
@@ -112,11 +114,10 @@ class _RemoteFolder:
     def load(self, name: str) -> bytes:
         path = posixpath.join(self._root, _inside(name))
         try:
-            check_size(repr(name), self._fs.size(path) or 0, MAX_MEDIUM_BYTES)
-            return bytes(self._fs.cat_file(path))
+            return read_file(self._fs, path, MAX_MEDIUM_BYTES)
         except FileNotFoundError as err:
             raise BadSampleError(Reason.MISSING_MEDIA, f"no file {name!r} beside the JSONL file") from err
-        except BadSampleError:
+        except HeadraceError:
             raise
         except Exception as err:  # drivers raise their libraries' errors as well
             raise unreadable(path, err) from err

@@ -15,7 +15,7 @@ from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
 from headrace.spec import JobSpec, SourceSpec
 from preprocessor.sources import energon, mds
-from preprocessor.sources.blob import filesystem
+from preprocessor.sources.blob import filesystem, read_file
 from preprocessor.sources.download import Retry
 from preprocessor.sources.metadataset import is_metadataset
 
@@ -75,7 +75,7 @@ def _names(fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selectio
         if missing:
             raise DatasetError(f"{selection.root} has no {missing[0]}, which its split {selection.split!r} lists; complete it")
         return wanted, root
-    shards = [name for name in names if _is_shard(name)]
+    shards = [name for name, file in zip(names, files, strict=True) if is_shard(file) and not _is_hidden(name)]
     of_mds = [name for name in shards if name.endswith(mds.SUFFIXES)]
     others = [name for name in shards if not name.endswith(mds.SUFFIXES)]
     return others + _indexed(fs, root, of_mds, whole=root == path), root
@@ -93,7 +93,7 @@ def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: 
     for folder, present in folders.items():
         path = posixpath.join(root, folder, mds.INDEX_NAME)
         try:
-            data = fs.cat_file(path)
+            data = read_file(fs, path, mds.MAX_INDEX_BYTES)
         except FileNotFoundError as err:
             raise DatasetError(f"there is no {path} beside {min(present)}; MDS shards need their index") from err
         chosen += [posixpath.join(folder, name) for name in mds.choose(mds.parse_index(data, path), present, whole, path)]
@@ -139,8 +139,13 @@ def _web_info(fs: fsspec.AbstractFileSystem, url: str) -> Mapping[str, Any] | No
         raise err.__cause__ or err from None
 
 
-def _is_shard(name: str) -> bool:
-    return name.endswith(SUFFIXES) and not any(part.startswith(".") for part in name.split("/"))
+def is_shard(url: str) -> bool:
+    """Whether a path or URL is one of a shard. What stands behind the path of a web address says nothing of the file there."""
+    return url.endswith(SUFFIXES) and not (url.startswith(_WEB) and {"?", "#"} & set(url))
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in name.split("/"))
 
 
 def _url(fs: fsspec.AbstractFileSystem, path: str) -> str:

@@ -29,13 +29,14 @@ from headrace.errors import DatasetError
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from preprocessor.record import Record
 from preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
-from preprocessor.sources.blob import Blob, BlobCache, BlobReader, LocalBlob, open_blob
+from preprocessor.sources.blob import Blob, BlobCache, BlobReader, LocalBlob, open_blob, read_url
 from preprocessor.sources.mds_columns import Decode, decoder
 
 INDEX_NAME = "index.json"
 _STREAMED = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2"}
 SUFFIXES = (".mds", *(f".mds{packing}" for packing in (*_STREAMED, ".snappy")))
 MAX_UNPACKED_BYTES = 8 * 2**30  # offsets are 32 bits wide, so that half of it is the most that a sound shard has
+MAX_INDEX_BYTES = 128 * 2**20  # a shard takes about a kilobyte
 _MAX_HEADER_BYTES = 2**20
 _COPY_BYTES = 2**20
 _MAX_SNAPPY_RATIO = 32  # its best is a copy of 64 bytes in 3
@@ -230,11 +231,7 @@ def _check_hashes(header: Mapping[str, Any], blob: Blob, url: str) -> None:
         return
     folder, _, name = url.rpartition("/")
     index_url = posixpath.join(folder, INDEX_NAME) if folder else INDEX_NAME
-    index = open_blob(index_url)
-    try:
-        indexed = parse_index(index.pread(0, index.size), index_url)
-    finally:
-        index.close()
+    indexed = parse_index(read_url(index_url, MAX_INDEX_BYTES), index_url)
     expected = next((shard.hashes for shard in indexed if name in map(posixpath.basename, shard.names)), {})
     digests = {algorithm: hashlib.new(algorithm) for algorithm in expected if algorithm in hashlib.algorithms_guaranteed}
     for start in range(0, blob.size if digests else 0, _COPY_BYTES):

@@ -22,8 +22,8 @@ from typing import Any
 
 from headrace.errors import DatasetError, HeadraceError
 from headrace.spec import JobSpec, SourceSpec, parse_spec
-from preprocessor.sources.blob import filesystem
-from preprocessor.sources.energon import Selection, load_yaml, parse_selection
+from preprocessor.sources.blob import filesystem, read_file
+from preprocessor.sources.energon import MAX_YAML_BYTES, Selection, load_yaml, parse_selection
 
 SUFFIXES = (".yaml", ".yml")
 MAX_DEPTH = 16
@@ -115,7 +115,7 @@ def _file(selection: Selection, context: str, depth: int) -> Iterator[_Leaf]:
         raise DatasetError(f"{what}: metadatasets are nested more than {MAX_DEPTH} deep; does one name itself?")
     try:
         fs, path = filesystem(selection.root)
-        document = load_yaml(fs.cat_file(path), what)
+        document = load_yaml(read_file(fs, path, MAX_YAML_BYTES), what)
     except HeadraceError:
         raise
     except Exception as err:  # drivers raise their libraries' errors as well

@@ -72,17 +72,17 @@ def check_exposure(listen: str, token: str, *, allow_anyone: bool) -> None:
 
     `listen`: HOST:PORT.
     """
-    if not (token or allow_anyone or _is_loopback(listen.rpartition(":")[0])):
+    if not (token or allow_anyone or is_loopback(listen)):
         raise UserError(
             f"--listen {listen} lets in whoever reaches it, and there is no cluster token: give every process the same one by "
             f"{TOKEN} or --cluster-token-file, or listen on 127.0.0.1; --allow-anyone serves strangers all the same"
         )
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+def is_loopback(endpoint: str) -> bool:
+    """Whether HOST:PORT can be reached from this machine only, as far as HOST itself says so."""
+    host = endpoint.rpartition(":")[0].strip("[]")
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
         return False

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from headrace.outbox import Outbox
-from headrace.rpc import Server, aio_channel
+from headrace.rpc import Server
 from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 from reorder_service.fleet_servicer import FleetServicer
