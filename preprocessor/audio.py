@@ -3,9 +3,10 @@
 WAV, FLAC, MP3, Ogg (Vorbis, Opus) and the other uncompressed kinds of libsndfile; the content decides, not the name. With
 or without the fast codec of `preprocessor.flac` a file gives the same samples or the same refusal.
 
-The number of mel frames is a function of the header: a recording of n frames at rate r has N = ceil(n * sample_rate / r)
-samples after resampling and N // hop mel frames. Decoding must give exactly n frames, else the file is corrupt_media; so
-probe and decode agree. A recording shorter than one analysis window is empty_media.
+The number of mel frames is a function of the header (of an MP3 that does not say its length, of all its frames' headers): a
+recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
+must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A recording shorter than one analysis
+window is empty_media.
 
 Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, Slaney mel filters, log10 with a floor of
 1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
 from headrace.torchaudio_import import torchaudio
-from preprocessor import flac
+from preprocessor import flac, mp3
 
 _FORMATS = frozenset(("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF"))
 _OTHER_KINDS = {
@@ -125,6 +126,8 @@ def _decoded(file: soundfile.SoundFile, data: bytes, header: Header) -> Iterator
             yield samples
             return
         file.seek(0)
+    elif file.subtype == "OPUS":
+        file.seek(0)  # else libsndfile gives the codec's delay as sound where others than itself wrote the file, and ends early
     while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
         yield block
 
@@ -138,10 +141,14 @@ def _mono(block: NDArray[np.float32]) -> Waveform:
 
 
 def _open(data: bytes) -> soundfile.SoundFile:
+    """The recording with its header read, which gives the frames that there are."""
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
+        if file.format == "MP3" and (counted := mp3.with_length(data)) is not data:
+            file.close()
+            file = soundfile.SoundFile(io.BytesIO(counted))
     except soundfile.SoundFileError as err:
         for kind, (offset, magics) in _OTHER_KINDS.items():
             if data.startswith(magics, offset):

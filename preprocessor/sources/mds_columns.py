@@ -92,7 +92,11 @@ def _picture(data: bytes) -> bytes:
     mode = data[12 : 12 + mode_bytes].decode()
     buffer = io.BytesIO()
     image = Image.frombytes(mode, (width, height), data[12 + mode_bytes :])
-    (image if mode in ("1", "L", "LA", "P", "RGB", "RGBA") else image.convert("RGB")).save(buffer, "PNG", compress_level=0)
+    if mode.startswith("I"):  # 16 bits, which RGB would cut to 8: brought to 8 where all pictures of 16 bits are
+        image = image.convert("I").convert("I;16")
+    elif mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
+        image = image.convert("RGB")
+    image.save(buffer, "PNG", compress_level=0)
     return buffer.getvalue()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,8 @@ from PIL import Image
 
 from headrace.errors import DatasetError
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec, parse_spec
+from headrace.spec import ImageSpec, SourceSpec, parse_spec
+from preprocessor import image
 from preprocessor.mapping import Image as ImageSegment
 from preprocessor.mapping import to_sample
 from preprocessor.pipeline import Pipeline
@@ -115,6 +117,22 @@ def test_every_encoding() -> None:
         **{"si": 10**30, "sf": 2.5, "sd": 3.25},
         "json": {"a": [1, None, "x"]},
     }
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+def test_pictures_of_16_bits_are_those_of_a_png(mode: str) -> None:
+    grey = np.linspace(0, 65_535, 56 * 56).astype(np.uint16).reshape(56, 56)
+    stored = grey.astype({"I;16": "<u2", "I;16B": ">u2", "I": "<i4"}[mode]).tobytes()
+    value = struct.pack("<3I", 56, 56, len(mode)) + mode.encode() + stored
+    png = io.BytesIO()
+    Image.fromarray(grey).save(png, "PNG")
+    read = decoder("pil")
+    assert read is not None
+    pixels, expected = (image.read_pixels(data, ImageSpec()) for data in (read(value), png.getvalue()))
+    np.testing.assert_array_equal(pixels, expected)
+    assert pixels[0, 0, 0] == 0
+    assert pixels[-1, -1, 0] == 255
+    assert abs(int(pixels[28, 0, 0]) - 128) <= 1
 
 
 def test_a_pickled_column_is_refused(tmp_path: Path) -> None:
