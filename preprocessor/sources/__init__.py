@@ -7,9 +7,10 @@
     base.py         Shard: what the formats have in common
     blob.py         random access to the bytes of one file, local or remote
     cache.py        remote shards on a local disk, shared by the preprocessors of a host
+    unpacked.py     packed shards in temporary files, within bounds
     download.py     remote files brought down whole, in spite of throttling and broken connections
     tar.py          a strict tar header reader
-    webdataset.py  parquet.py  jsonl.py  mds.py (mds_columns.py)     one format each
+    webdataset.py  parquet.py (parquet_bounds.py)  jsonl.py  mds.py (mds_columns.py)     one format each
     energon.py      WebDataset shards that a data set describes; metadataset.py: blends of such; braces.py: names
     annotation.py   JSON bytes to fields
 

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import islice, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 MAX_NAMES = 1_000_000
+MAX_CHARACTERS = 200_000_000  # of all names together
+MAX_PATTERN = 4096  # characters, as of a path
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """All names, in order; braces without a comma or a range in them stand for themselves.
+    """All names, in order; braces without a comma or a range in them stand for themselves. Raises ValueError as `expand_all`."""
+    return expand_all([pattern])
 
-    Raises ValueError where there are more than MAX_NAMES.
+
+def expand_all(patterns: Sequence[str]) -> list[str]:
+    """The names of all patterns, in order.
+
+    Raises ValueError where they are more than MAX_NAMES, or have more than MAX_CHARACTERS, together, or a pattern is too long.
     """
-    names = list(islice(_names(pattern), MAX_NAMES + 1))
-    if len(names) > MAX_NAMES:
-        raise ValueError(f"{pattern} stands for more than {MAX_NAMES} names")
+    names: list[str] = []
+    num_characters = 0
+    for pattern in patterns:
+        if len(pattern) > MAX_PATTERN:
+            raise ValueError(f"{pattern[:80]}... has {len(pattern)} characters, more than {MAX_PATTERN}")
+        for name in _names(pattern):
+            names.append(name)
+            num_characters += len(name)
+            if len(names) > MAX_NAMES or num_characters > MAX_CHARACTERS:
+                raise ValueError(f"{pattern} and what stands before it are more than {MAX_NAMES} names, or too long ones")
     return names
 
 

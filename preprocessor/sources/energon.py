@@ -35,7 +35,7 @@ from preprocessor.record import Record
 from preprocessor.sources.annotation import parse_text
 from preprocessor.sources.base import MAX_ANNOTATION_BYTES, Shard, check_size
 from preprocessor.sources.blob import BlobCache, filesystem, read_file
-from preprocessor.sources.braces import expand_braces
+from preprocessor.sources.braces import expand_all
 from preprocessor.sources.webdataset import WebDatasetShard
 
 META = ".nv-meta"
@@ -268,7 +268,10 @@ def _excluded(document: Mapping[str, Any], what: str) -> set[str]:
 def _expanded(patterns: Any, what: str) -> list[str]:
     if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
         raise DatasetError(f"{what}: expected a list of names of shards, got {patterns!r}")
-    names = [name for pattern in patterns for name in expand_braces(pattern)]
+    try:
+        names = expand_all(patterns)
+    except (ValueError, RecursionError) as err:
+        raise DatasetError(f"{what}: {err}; name fewer shards, or fewer at a time") from err
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
             raise DatasetError(f"{what}: {name!r} leads outside of the data set; name shards relative to its folder")

@@ -17,10 +17,9 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -29,17 +28,17 @@ from headrace.errors import DatasetError
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from preprocessor.record import Record
 from preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
-from preprocessor.sources.blob import Blob, BlobCache, BlobReader, LocalBlob, open_blob, read_url
+from preprocessor.sources.blob import Blob, BlobCache, BlobReader, open_blob, read_url
 from preprocessor.sources.mds_columns import Decode, decoder
+from preprocessor.sources.unpacked import COPY_BYTES, Unpacking
 
 INDEX_NAME = "index.json"
 _STREAMED = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2"}
 SUFFIXES = (".mds", *(f".mds{packing}" for packing in (*_STREAMED, ".snappy")))
-MAX_UNPACKED_BYTES = 8 * 2**30  # offsets are 32 bits wide, so that half of it is the most that a sound shard has
 MAX_INDEX_BYTES = 128 * 2**20  # a shard takes about a kilobyte
 _MAX_HEADER_BYTES = 2**20
-_COPY_BYTES = 2**20
 _MAX_SNAPPY_RATIO = 32  # its best is a copy of 64 bytes in 3
+_MAX_SNAPPY_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +233,8 @@ def _check_hashes(header: Mapping[str, Any], blob: Blob, url: str) -> None:
     indexed = parse_index(read_url(index_url, MAX_INDEX_BYTES), index_url)
     expected = next((shard.hashes for shard in indexed if name in map(posixpath.basename, shard.names)), {})
     digests = {algorithm: hashlib.new(algorithm) for algorithm in expected if algorithm in hashlib.algorithms_guaranteed}
-    for start in range(0, blob.size if digests else 0, _COPY_BYTES):
-        chunk = blob.pread(start, _COPY_BYTES)
+    for start in range(0, blob.size if digests else 0, COPY_BYTES):
+        chunk = blob.pread(start, COPY_BYTES)
         for digest in digests.values():
             digest.update(chunk)
     for algorithm, digest in digests.items():
@@ -245,31 +244,28 @@ def _check_hashes(header: Mapping[str, Any], blob: Blob, url: str) -> None:
 
 def _unpacked(packed: Blob, packing: str, url: str) -> Blob:
     """The plain shard, in an unnamed temporary file. Closes `packed`. Raises BadSampleError."""
-    file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the blob closes it
+    unpacking = Unpacking(packed, url)
     try:
         if packing == ".snappy":
-            file.write(_snappy(packed))
+            unpacking.write(_snappy(packed))
         else:
+            chunk = memoryview(bytearray(COPY_BYTES))  # of ours: what `read` would make is lost in pyarrow where it raises
             with pa.CompressedInputStream(pa.PythonFile(BlobReader(packed), mode="r"), _STREAMED[packing]) as stream:
-                while chunk := stream.read(_COPY_BYTES):
-                    file.write(chunk)
-                    check_size("the shard, unpacked,", file.tell(), MAX_UNPACKED_BYTES)
-    except (pa.ArrowException, OSError, EOFError) as err:
-        file.close()
-        if isinstance(err, OSError) and err.errno is not None:
-            raise
-        raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"the {packing[1:]} data is damaged: {err}") from err
-    except BadSampleError:
-        file.close()
+                while size := stream.readinto(chunk):
+                    unpacking.write(chunk[:size])
+    except BaseException as err:
+        unpacking.discard()
+        if isinstance(err, pa.ArrowException | EOFError) or (isinstance(err, OSError) and err.errno is None):
+            raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"the {packing[1:]} data is damaged: {err}") from err
         raise
     finally:
         packed.close()
-    file.flush()
-    return LocalBlob(file, url)
+    return unpacking.finish()
 
 
 def _snappy(packed: Blob) -> bytes:
-    """One block, whose length stands in front of it, seven bits a byte."""
+    """One block, whose length stands in front of it, seven bits a byte. It is unpacked in memory."""
+    check_size("the snappy data", packed.size, _MAX_SNAPPY_BYTES)
     data = packed.pread(0, packed.size)
     size = shift = 0
     for byte in data[:5]:
@@ -279,6 +275,7 @@ def _snappy(packed: Blob) -> bytes:
             break
     if size > _MAX_SNAPPY_RATIO * len(data):
         raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"{len(data)} bytes of snappy data cannot become {size}")
+    check_size("the shard, unpacked,", size, _MAX_SNAPPY_BYTES)
     return cast(bytes, pa.Codec("snappy").decompress(data, decompressed_size=size, asbytes=True))
 
 

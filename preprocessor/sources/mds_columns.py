@@ -9,18 +9,22 @@ from __future__ import annotations
 import io
 import json
 import math
+import operator
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from headrace.quarantine import BadSampleError, Reason
+from preprocessor.sources.base import MAX_MEDIUM_BYTES, check_size
 
 Decode = Callable[[bytes], Any]
 
 _MAX_PIL_PIXELS = 2**28
+_LIST_BYTES, _POINTER_BYTES, _NUMBER_BYTES = 64, 8, 32  # in memory; of small integers there is one of each
 _SHAPE_TYPES = ("<u1", "<u2", "<u4", "<u8")
 _VALUE_TYPES = {
     "uint8": (8, "<u1"),
@@ -81,8 +85,16 @@ def _array(kind: str | None, shape: tuple[int, ...] | None, data: bytes) -> list
         end = start + 1 + (data[start] >> 2) * sides.itemsize
         shape = tuple(np.frombuffer(data[start + 1 : end], sides).tolist())
         start = end
-    values: list[Any] = np.frombuffer(data[start:], kind).reshape(shape).tolist()
-    return values
+    values = np.frombuffer(data[start:], kind)
+    check_size("the array, as lists,", _list_bytes(shape, values.itemsize), MAX_MEDIUM_BYTES)
+    lists: list[Any] = values.reshape(shape).tolist()
+    return lists
+
+
+def _list_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    """About what nested lists take. A shape may be of many lists and no value: (200000000, 0)."""
+    num_lists = sum(accumulate(shape[:-1], operator.mul, initial=1))
+    return _LIST_BYTES * num_lists + math.prod(shape) * (_POINTER_BYTES + (_NUMBER_BYTES if itemsize > 1 else 0))
 
 
 def _picture(data: bytes) -> bytes:
@@ -90,6 +102,8 @@ def _picture(data: bytes) -> bytes:
     if width * height > _MAX_PIL_PIXELS:
         raise BadSampleError(Reason.TOO_LARGE, f"a picture of {width} x {height} pixels")
     mode = data[12 : 12 + mode_bytes].decode()
+    if width * height // (8 if mode == "1" else 1) > len(data):  # before there is memory for it
+        raise ValueError(f"{len(data)} bytes are no {width} x {height} pixels")
     buffer = io.BytesIO()
     image = Image.frombytes(mode, (width, height), data[12 + mode_bytes :])
     if mode.startswith("I"):  # 16 bits, which RGB would cut to 8: brought to 8 where all pictures of 16 bits are

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from preprocessor.record import Record
-from preprocessor.sources.base import Shard
+from preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
 from preprocessor.sources.blob import Blob, BlobCache, BlobReader, local_path, open_blob, unreadable
+from preprocessor.sources.parquet_bounds import shared_columns, spread_bytes
 
 CACHE_BYTES = 512 * 2**20
-MAX_ROW_GROUP_BYTES = 4 * 2**30
 _MAGIC = b"PAR1"
 
 
@@ -68,13 +68,11 @@ class ParquetShard(Shard):
         self._file: Any = None  # pq.ParquetFile; None where the file is damaged as a whole
         self.num_rows = 0
         self.rejected = ()
-        path = local_path(url)
         self._blob = open_blob(url, cache)
         failure = _cut_short(self._blob)
         if failure is None:
             try:
-                # Arrow reads a local file by itself, without the interpreter's lock.
-                self._file = pq.ParquetFile(path or pa.PythonFile(BlobReader(self._blob), mode="r"))
+                self._file = self._open()
             except pa.ArrowException as err:
                 failure = Rejected(name="", reason=Reason.ARCHIVE_CORRUPT, detail=f"the footer is damaged: {err}")
             except OSError as err:
@@ -85,7 +83,6 @@ class ParquetShard(Shard):
         metadata = self._file.metadata
         groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
         self._starts = np.array(list(accumulate((group.num_rows for group in groups), initial=0)))
-        self._sizes = [group.total_byte_size for group in groups]
         self.num_rows = int(self._starts[-1])
 
     def key(self, row: int) -> str:
@@ -99,8 +96,10 @@ class ParquetShard(Shard):
         key = self.key(row)
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         table = _CACHE.get((self._serial, group), lambda: self._decode(group))
+        cells = table.slice(row - int(self._starts[group]), 1)
+        check_size("the row", sum(spread_bytes(chunk) for column in cells.columns for chunk in column.chunks), MAX_MEDIUM_BYTES)
         try:
-            fields = table.slice(row - int(self._starts[group]), 1).to_pylist()[0]
+            fields = cells.to_pylist()[0]
         except UnicodeDecodeError as err:
             raise BadSampleError(Reason.ENCODING_ERROR, f"a string cell is not UTF-8: {err.reason}") from err
         return Record(key=key, fields=fields, load=_no_files)
@@ -113,15 +112,21 @@ class ParquetShard(Shard):
         self._blob.close()
 
     def _decode(self, group: int) -> pa.Table:
-        if self._sizes[group] > MAX_ROW_GROUP_BYTES:
-            raise BadSampleError(Reason.TOO_LARGE, f"row group {group} has {self._sizes[group]} bytes")
+        shared = shared_columns(self._file, group, self._blob)
         try:
+            if shared:
+                with self._open(metadata=self._file.metadata, read_dictionary=shared) as file:
+                    return file.read_row_group(group, use_threads=False)
             with self._lock:
                 return self._file.read_row_group(group, use_threads=False)
         except (pa.ArrowException, OSError) as err:
             if isinstance(err, OSError) and err.errno is not None:
                 raise unreadable(self._url, err) from err
             raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"row group {group} does not decode: {err}") from err
+
+    def _open(self, **options: Any) -> Any:
+        """A pyarrow ParquetFile. Arrow reads a local file by itself, without the interpreter's lock."""
+        return pq.ParquetFile(local_path(self._url) or pa.PythonFile(BlobReader(self._blob), mode="r"), **options)
 
 
 def _cut_short(blob: Blob) -> Rejected | None:

@@ -14,22 +14,19 @@ from __future__ import annotations
 import gzip
 import io
 import re
-import tempfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import BinaryIO, cast
 
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from preprocessor.record import Record
 from preprocessor.sources.annotation import parse_annotation, parse_text
 from preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
-from preprocessor.sources.blob import Blob, BlobCache, BlobReader, LocalBlob, open_blob
+from preprocessor.sources.blob import Blob, BlobCache, BlobReader, open_blob
 from preprocessor.sources.tar import Damage, Member, scan
+from preprocessor.sources.unpacked import COPY_BYTES, Unpacking
 
-MAX_UNPACKED_BYTES = 8 * 2**30  # of one .tar.gz, into a temporary file
 _GZIP_MAGIC = b"\x1f\x8b"
-_COPY_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,20 +172,21 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def _unpacked(packed: Blob, url: str) -> tuple[Blob, tuple[Reason, str] | None]:
     """The archive inside of gzip data, up to where that is sound, and what ended it early. Closes `packed`."""
-    file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the blob closes it
+    unpacking = Unpacking(packed, url)
     failure = None
     try:
-        with gzip.GzipFile(fileobj=io.BufferedReader(BlobReader(packed), _COPY_BYTES)) as stream:
-            while chunk := stream.read(_COPY_BYTES):
-                file.write(chunk)
-                if file.tell() > MAX_UNPACKED_BYTES:
-                    failure = (Reason.TOO_LARGE, f"the archive unpacks to more than {MAX_UNPACKED_BYTES} bytes")
-                    break
+        with gzip.GzipFile(fileobj=io.BufferedReader(BlobReader(packed), COPY_BYTES)) as stream:
+            while chunk := stream.read(COPY_BYTES):
+                unpacking.write(chunk)
+    except BadSampleError as err:
+        failure = err.reason, err.detail
     except EOFError:
         failure = (Reason.ARCHIVE_TRUNCATED, "the gzip data ends early")
     except (gzip.BadGzipFile, zlib.error) as err:
         failure = (Reason.ARCHIVE_CORRUPT, f"the gzip data is damaged: {err}")
+    except BaseException:
+        unpacking.discard()
+        raise
     finally:
         packed.close()
-    file.flush()
-    return LocalBlob(file, url), failure
+    return unpacking.finish(), failure
