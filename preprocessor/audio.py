@@ -171,13 +171,9 @@ def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
     if header.frames > spec.max_seconds * header.sample_rate:
         seconds = header.frames / header.sample_rate
         raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
-    if _num_samples(header, spec) < max(_window(spec), _hop(spec)):
+    if _num_samples(header, spec) < max(_window(spec), spec.hop_samples):
         raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
     return header
-
-
-def _hop(spec: AudioSpec) -> int:
-    return max(1, round(spec.hop_s * spec.sample_rate))
 
 
 def _window(spec: AudioSpec) -> int:
@@ -189,7 +185,7 @@ def _num_samples(header: Header, spec: AudioSpec) -> int:
 
 
 def _mel_frames(header: Header, spec: AudioSpec) -> int:
-    return _num_samples(header, spec) // _hop(spec)
+    return _num_samples(header, spec) // spec.hop_samples
 
 
 def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:
@@ -267,7 +263,7 @@ def _mel_transform(spec: AudioSpec) -> Any:
         sample_rate=spec.sample_rate,
         n_fft=window + window % 2,
         win_length=window,
-        hop_length=_hop(spec),
+        hop_length=spec.hop_samples,
         n_mels=spec.mel_bins,
         power=2.0,
         norm="slaney",

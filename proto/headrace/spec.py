@@ -6,6 +6,7 @@ Written by users as YAML, checked here once, and handed between the services as 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -103,6 +104,18 @@ class AudioSpec(_Part):
     frames_per_token: Annotated[int, Field(ge=1)] = 8
     """Mel frames that become one LLM token (a convolution of stride 2 and a projector that joins 4)."""
     max_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """Longer recordings are quarantined as too_long. For an encoder with a table of positions as many as that has: 30 for
+    Whisper's, whose trainer refuses a job that allows more."""
+
+    @property
+    def hop_samples(self) -> int:
+        """Samples from one mel frame to the next."""
+        return max(1, round(self.hop_s * self.sample_rate))
+
+    @property
+    def most_frames(self) -> int:
+        """Mel frames of the longest recording that is taken."""
+        return math.ceil(self.max_seconds * self.sample_rate) // self.hop_samples
 
 
 class TextSpec(_Part):

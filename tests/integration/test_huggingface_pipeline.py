@@ -29,10 +29,17 @@ QWEN = {
 }
 
 
-def start(group: ProcessGroup, cluster: Any, job: str, folder: Path, **environment: str) -> list[Process]:
+def adapted(folder: Path) -> dict[str, Any]:
     """An encoder, which is compact, and an llm from a config.json."""
     (folder / "config.json").write_text(json.dumps(QWEN))
-    (folder / "topology.yaml").write_text(yaml.safe_dump({"units": UNITS, "model": {"llm": str(folder)}}))
+    return {"units": UNITS, "model": {"llm": str(folder)}}
+
+
+def start(
+    group: ProcessGroup, cluster: Any, job: str, folder: Path, topology: dict[str, Any], **environment: str
+) -> list[Process]:
+    """The two processes of a topology."""
+    (folder / "topology.yaml").write_text(yaml.safe_dump(topology))
     arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1", "--format", "json"]
     arguments += ["--topology", str(folder / "topology.yaml")]
     return [
@@ -44,11 +51,24 @@ def start(group: ProcessGroup, cluster: Any, job: str, folder: Path, **environme
 def test_a_job_trains_an_llm_of_transformers(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("adapted", steps=2, topology=PLANNED))
     with ProcessGroup() as group:
-        processes = start(group, calm, job, tmp_path)
+        processes = start(group, calm, job, tmp_path, adapted(tmp_path))
         assert wait(processes) == [0, 0], processes[0].last_words()
         encoder, llm = (losses(process.log) for process in processes)
     assert encoder == llm
     assert len(llm) == 2
+
+
+def test_a_job_with_recordings_longer_than_the_encoders_positions_is_refused_before_its_first_step(
+    calm, spec, tmp_path: Path
+) -> None:
+    """The default is ten minutes, and Whisper has positions for 30 s."""
+    job = calm.submit(spec("too-long", steps=1, topology=PLANNED | {"stages": {"audio": 1, "llm": 1}}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper", "num_mel_bins": 128}))
+    document = {"units": {"audio": {}, "llm": {}}, "model": {"audio": str(tmp_path)}}
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path, document)
+        assert wait(processes) == [2, 2]
+        assert "audio.max_seconds (600) allows more than the 1500 positions" in processes[0].last_words()
 
 
 def test_without_transformers_it_is_asked_for(calm, spec, tmp_path: Path) -> None:
@@ -57,6 +77,6 @@ def test_without_transformers_it_is_asked_for(calm, spec, tmp_path: Path) -> Non
     absent.parent.mkdir()
     absent.write_text("raise ModuleNotFoundError(\"No module named 'transformers'\")")
     with ProcessGroup() as group:
-        processes = start(group, calm, job, tmp_path, PYTHONPATH=str(absent.parent))
+        processes = start(group, calm, job, tmp_path, adapted(tmp_path), PYTHONPATH=str(absent.parent))
         assert wait(processes) == [2, 2]
         assert "the topology's model needs transformers" in processes[0].last_words()

@@ -19,7 +19,7 @@ from trainer.models.multimodal import MultimodalModel
 
 VOCAB, IMAGE_TOKEN, AUDIO_TOKEN = 64, 1, 2
 IMAGE = ImageSpec(patch=2, merge=2, min_pixels=16, max_pixels=4096)
-AUDIO = AudioSpec(mel_bins=4)
+AUDIO = AudioSpec(mel_bins=4, max_seconds=30)
 _ENCODER = TransformerShape(layers=4, width=16, heads=2, kv_heads=2, mlp=32, gated=False)
 SHAPE = ModelShape(
     vision=_ENCODER,

@@ -127,6 +127,14 @@ def test_limits() -> None:
     assert refusal(encoded(np.zeros(400_000), 400_000)) is Reason.UNSUPPORTED_MEDIA
 
 
+@pytest.mark.parametrize("rate", [8000, 11_025, 16_000, 44_100])
+@pytest.mark.parametrize("spec", [AudioSpec(max_seconds=1.2345), AudioSpec(max_seconds=0.5, hop_s=0.013, sample_rate=24_000)])
+def test_no_recording_has_more_frames_than_the_job_allows(rate: int, spec: AudioSpec) -> None:
+    longest = int(spec.max_seconds * rate)
+    assert spec.most_frames - 1 <= audio.probe(encoded(np.zeros(longest), rate), spec) <= spec.most_frames
+    assert refusal(encoded(np.zeros(longest + 1), rate), spec) is Reason.TOO_LONG
+
+
 @pytest.mark.parametrize("data", [b"\0\0\0\x20ftypM4A ", b"\xff\xf1\x50\x80", b"#!AMR\n", encoded(np.zeros(800), 8000, "VOC")])
 def test_other_kinds_are_unsupported(data: bytes) -> None:
     assert refusal(data) is Reason.UNSUPPORTED_MEDIA

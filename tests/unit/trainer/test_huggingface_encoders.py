@@ -106,7 +106,7 @@ def test_whispers_encoder_is_that_of_transformers(tmp_path: Path) -> None:
     )
     original = transformers.WhisperModel(config)
     original.save_pretrained(tmp_path)
-    encoder = audio.WhisperAudio(tmp_path, AudioSpec(mel_bins=6))
+    encoder = audio.WhisperAudio(tmp_path, AudioSpec(mel_bins=6, max_seconds=0.3))
     encoder.to_empty(device="cpu").initialise("audio", 0)
     mel = torch.randn(int(frames.sum()), 6)
 
@@ -135,12 +135,15 @@ def test_a_convolution_of_packed_segments_is_that_of_each_alone() -> None:
         assert_close(audio.packed_conv(conv, x, lengths), torch.cat(expected))
 
 
-def test_a_recording_longer_than_whispers_positions_is_refused(tmp_path: Path) -> None:
-    sizes = {"d_model": 8, "encoder_attention_heads": 2, "encoder_layers": 1, "num_mel_bins": 6, "max_source_positions": 15}
+def test_a_job_that_allows_more_than_whispers_positions_is_refused(tmp_path: Path) -> None:
+    sizes = {"d_model": 8, "encoder_attention_heads": 2, "encoder_layers": 1, "num_mel_bins": 6}
     transformers.WhisperConfig(**sizes).save_pretrained(tmp_path)
-    encoder = audio.WhisperAudio(tmp_path, AudioSpec(mel_bins=6)).to_empty(device="cpu")
-    with pytest.raises(UserError, match=r"has 16 encoder frames, .* positions for 15: lower the job's audio.max_seconds"):
-        encoder.enter(torch.zeros(31, 6), torch.tensor([31]))
+    assert audio.WhisperAudio(tmp_path, AudioSpec(mel_bins=6, max_seconds=30)).width == 8
+    for job in (AudioSpec(mel_bins=6, max_seconds=30.02), AudioSpec(mel_bins=6)):
+        with pytest.raises(UserError, match=r"audio.max_seconds \(.*\) allows more than the 1500 positions of .*: set it to 30,"):
+            audio.WhisperAudio(tmp_path, job)
+    with pytest.raises(UserError, match="set it to 60,"):
+        audio.WhisperAudio(tmp_path, AudioSpec(mel_bins=6, hop_s=0.02, max_seconds=61))
     with pytest.raises(UserError, match=r"takes 6 mel bins, .* is 80: set it to 6"):
         audio.WhisperAudio(tmp_path, AudioSpec(mel_bins=80))
 

@@ -1,4 +1,8 @@
-"""The encoder of Whisper (Radford et al. 2022, section 2.2) on recordings of any length up to its own."""
+"""The encoder of Whisper (Radford et al. 2022, section 2.2) on recordings of any length up to its own.
+
+Its positions are a table, 30 seconds long as published. A job that lets a longer recording through is refused when the model is
+made, before the first step, rather than when such a recording comes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from headrace.model_shape import TransformerShape
 from headrace.spec import AudioSpec
 from trainer.collate import cumulative
 from trainer.models.attention import Segments
-from trainer.models.audio import AudioEncoder, encoder_frames
+from trainer.models.audio import STRIDE, AudioEncoder, encoder_frames
 from trainer.models.huggingface.attention import PackedLayer
 from trainer.models.huggingface.parts import Adapted, read_config, skeleton
 
@@ -30,7 +34,7 @@ class WhisperAudio(Adapted, AudioEncoder):
     checkpoint_prefixes = ("model.encoder.", "encoder.", "")
 
     def __init__(self, path: Path, audio: AudioSpec) -> None:
-        """Raises UserError where the model cannot take the job's mel frames."""
+        """Raises UserError where the model cannot take the job's mel frames, or the longest recording that it lets through."""
         nn.Module.__init__(self)
         config = _config(path)
         if audio.mel_bins != config.num_mel_bins:
@@ -38,28 +42,29 @@ class WhisperAudio(Adapted, AudioEncoder):
                 f"the model in {path} takes {config.num_mel_bins} mel bins, but the job's audio.mel_bins is {audio.mel_bins}: "
                 f"set it to {config.num_mel_bins}"
             )
+        if -(-audio.most_frames // STRIDE) > config.max_source_positions:
+            positions = config.max_source_positions
+            seconds = positions * STRIDE * audio.hop_samples / audio.sample_rate
+            raise UserError(
+                f"the job's audio.max_seconds ({audio.max_seconds:g}) allows more than the {positions} positions of the model in "
+                f"{path}: set it to {seconds:g}, and longer recordings are quarantined; a changed job needs a new name"
+            )
         model = skeleton(WhisperEncoder._from_config, config)
-        self.width, self._longest = config.d_model, config.max_source_positions
+        self.width = config.d_model
         self.conv1, self.conv2 = model.conv1, model.conv2
         self.layers = nn.ModuleList(PackedLayer(layer) for layer in model.layers)
         self.norm = model.layer_norm
         self.adopt(model, path)
 
     def enter(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
-        """What the first layer takes: (sum of ceil(frames / 2), width). Raises UserError where a recording is too long."""
+        """What the first layer takes: (sum of ceil(frames / 2), width)."""
         lengths = encoder_frames(mel_frames)
-        longest = int(lengths.max())
-        if longest > self._longest:
-            raise UserError(
-                f"a recording has {longest} encoder frames, but the model has positions for {self._longest}: "
-                "lower the job's audio.max_seconds"
-            )
         dtype = self.conv1.get_parameter("weight").dtype
         x = functional.gelu(packed_conv(self.conv1, mel.to(dtype), mel_frames))
         x = functional.gelu(packed_conv(self.conv2, x, mel_frames)).to(dtype)
         place = torch.arange(len(x)) - torch.repeat_interleave(cumulative(lengths)[:-1], lengths)
         with torch.device(x.device):
-            table: Tensor = sinusoids(longest, self.width)
+            table: Tensor = sinusoids(int(lengths.max()), self.width)
         return x + table[place.to(x.device, non_blocking=True)]
 
     def surroundings(self, mel_frames: Tensor, device: torch.device) -> tuple[Any, ...]:
