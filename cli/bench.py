@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from cli.processors import usable_processors
 from headrace.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     preprocess.add_argument("path", nargs="?", metavar="PATH", help="folder, file, glob or URL of shards (default: the example)")
     preprocess.add_argument("--limit", type=int, default=256, metavar="N", help="take the first N samples (default: %(default)s)")
     preprocess.add_argument(
-        "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="beside one thread (default: all cores)"
+        "--threads", type=int, default=usable_processors(), metavar="N", help="beside one thread (default: all processors)"
     )
     transport = kinds.add_parser("transport", help="payload from one process to another, by every transport")
     transport.add_argument("--rounds", type=int, default=3, metavar="N", help="the best of N counts (default: %(default)s)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from cli.processors import usable_processors
 from cli.train import TRANSPORTS
 
 if TYPE_CHECKING:
@@ -117,7 +117,6 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
     from cli.summary import summarise
     from headrace.errors import UnavailableError
 
-    cores = os.cpu_count() or 1
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
         trainers = 1 + spec.topology.replicas
         display.say(
@@ -129,7 +128,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
         with JobsClient(endpoint) as client:
             job = client.submit(spec)
             display.say(f"to watch it from another terminal: headrace top --endpoint {endpoint}")
-            arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, cores // trainers))]
+            arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, usable_processors() // trainers))]
             arguments += ["--topology", str(_write_topology(spec, out)), "--format", "json", "--transport", transport]
             ranks = [
                 group.add(Process(f"trainer {n}", arguments, out / f"trainer-{n}.log", environment))

@@ -18,6 +18,7 @@ from cli.demo_services import Services
 from cli.display import Display
 from cli.loss_picture import draw_losses
 from cli.processes import Process, ProcessGroup
+from cli.processors import usable_processors
 from cli.summary import summarise
 from headrace.errors import HeadraceError, JobFailedError, UnavailableError
 from headrace.spec import JobSpec
@@ -71,7 +72,7 @@ class _Run:
 
     def train(self, group: ProcessGroup, nodes: Path, transport: str, out: Path, *, kill: bool) -> None:
         """Until the job is done. Raises HeadraceError where it is not."""
-        threads = str(max(1, (os.cpu_count() or 1) // NODES))
+        threads = str(max(1, usable_processors() // NODES))
         arguments = ["train", "--endpoint", self._services.endpoint, "--job", self._job, "--nodes", str(nodes)]
         arguments += ["--transport", transport, "--threads", threads]
         processes = [

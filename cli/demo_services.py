@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from cli.display import Display
 from cli.processes import Process, ProcessGroup
+from cli.processors import usable_processors
 from headrace.errors import HeadraceError
 
 
@@ -26,7 +26,7 @@ class Services:
         """`store`: folder of the state store; logs go to `out`. Raises HeadraceError where the reorder service does not start."""
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
         reorder = group.add(Process("reorder service", arguments, out / "reorder.log"))
-        threads = max(1, (os.cpu_count() or 1) // num_preprocessors)
+        threads = max(1, usable_processors() // num_preprocessors)
         ucx = ["--ucx"] if transport == "ucx" else []
         arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--threads", str(threads), *ucx]
         endpoint = reorder.endpoint()

@@ -91,6 +91,9 @@ def _drop_output() -> None:
 
 def _run(argv: list[str] | None) -> int:
     # takes a moment, in which Ctrl-C is pressed too
+    from cli.processors import share_processors
+
+    share_processors()  # before anything loads torch or numpy
     from headrace.errors import HeadraceError, JobFailedError, UnrecoverableError, UserError
 
     args = _parse(argv)

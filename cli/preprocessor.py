@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.endpoint import add_allow_anyone, add_endpoint
 from cli.log_format import add_log_format
+from cli.processors import usable_processors
 
 if TYPE_CHECKING:
     from preprocessor.access import Access
@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the address that trainers are told (default: the listening one; for 0.0.0.0 this machine's towards --reorder)",
     )
     parser.add_argument(
-        "--threads", type=int, default=os.cpu_count() or 1, metavar="N", help="worker threads (default: all cores)"
+        "--threads",
+        type=int,
+        default=usable_processors(),
+        metavar="N",
+        help="worker threads (default: as many as processors may be used, by affinity and a container's quota)",
     )
     parser.add_argument(
         "--budget-mib",

@@ -52,7 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto: the GPU where there is one; --nodes, and --topology with several processes, run on the CPU only as yet "
         "(default: %(default)s)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model (default: torch's choice)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads of the model (default: OMP_NUM_THREADS, or this rank's share of the processors that may be used)",
+    )
     parser.add_argument(
         "--transport",
         choices=TRANSPORTS,
