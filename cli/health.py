@@ -16,15 +16,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 if the service reports SERVING. Raises EndpointError where TLS is what keeps it from answering."""
-    import grpc
-
-    from headrace.errors import EndpointError
     from headrace.rpc import is_serving
-    from headrace.transport.tls import load_ca, mismatch
 
-    ca = load_ca(args.tls_ca) if args.tls_ca else None
-    serving = is_serving(args.endpoint, credentials=grpc.ssl_channel_credentials(ca) if ca is not None else None)
-    if not serving and (reason := mismatch(args.endpoint, ca)):
-        raise EndpointError(reason)
+    credentials, ca = None, None
+    if args.tls_ca:
+        import grpc
+
+        from headrace.transport.tls import load_ca
+
+        credentials = grpc.ssl_channel_credentials(ca := load_ca(args.tls_ca))
+    serving = is_serving(args.endpoint, credentials=credentials)
+    if not serving:
+        from headrace.errors import EndpointError
+        from headrace.transport.tls import mismatch
+
+        if reason := mismatch(args.endpoint, ca):
+            raise EndpointError(reason)
     print("serving" if serving else "not serving")
     return 0 if serving else 1

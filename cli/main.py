@@ -125,18 +125,31 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         def error(self, message: str) -> NoReturn:
             self.exit(EXIT_USER_ERROR, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
 
+    class Version(argparse.Action):
+        """Looked up when it is asked for, since that takes a moment as well."""
+
+        def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+            from importlib.metadata import version
+
+            print(f"headrace {version('headrace')}")
+            parser.exit()
+
     parser = Parser(
         prog="headrace",
         description="Disaggregated data preprocessing and batch planning for multimodal LLM training.",
         epilog="Start with `headrace demo`. "
         "Exit codes: 0 done, 1 failed, 2 something for you to fix, 3 too many nodes lost, 130 interrupted.",
     )
+    parser.add_argument("--version", action=Version, nargs=0, help="say which release this is, and exit")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    arguments = sys.argv[1:] if argv is None else argv
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
     for name, (module, line) in COMMANDS.items():
         sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
-        importlib.import_module(module).add_arguments(sub)
-        sub.set_defaults(module=module)
-    return parser.parse_args(argv)
+        if name == command:  # the others' modules need not be loaded, and a health check comes every few seconds
+            importlib.import_module(module).add_arguments(sub)
+            sub.set_defaults(module=module)
+    return parser.parse_args(arguments)
 
 
 def _remedy(command: str) -> str:

@@ -5,14 +5,32 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from cli import demo, example
 from cli.main import main
 from cli.processes import MAX_SHORT_LIVES, Process, ProcessGroup
 from headrace.errors import HeadraceError
+
+
+@pytest.fixture
+def serving_endpoint() -> Iterator[str]:
+    """Of a server that reports its health."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    servicer = health.HealthServicer()
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
 
 
 def test_ctrl_c_while_arguments_are_read_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +82,28 @@ def test_output_that_cannot_be_written_ends_quietly_or_with_one_sentence(redirec
     script = f"{shlex.join([sys.executable, '-c', PRINTING])} {redirect}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (code, words)
+
+
+LOADED = """
+import sys
+from cli.main import main
+code = main(["health", sys.argv[1]])
+print(*{"numpy", "pydantic", "yaml", "rich", "redis", "cli.top", "headrace.spec"} & {*sys.modules})
+sys.exit(code)
+"""
+
+
+def test_a_health_check_loads_little_since_it_comes_every_few_seconds(serving_endpoint: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, serving_endpoint], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "serving\n\n"), done.stderr
+
+
+def test_the_release_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"headrace {metadata.version('headrace')}\n")
 
 
 @pytest.mark.parametrize("arguments", [["plan"], ["plan", "x", "--seed", "y"], ["no-command"]])
