@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -24,9 +23,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from headrace.kernel import kernel
 from preprocessor.image.scratch import Scratch
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _BITS = 22  # of a weight's fraction: 8 bits of pixel, 22 and a sign leave one bit for overshoot
 _LANES = 32  # bytes of a line that are blended at once
@@ -36,10 +34,6 @@ _AHEAD = 1176  # bytes: how far in front of what is written a processor is told 
 _CACHE_LINE = 64
 
 Pixels = NDArray[np.uint8]
-
-
-def _kernel(function: _Function) -> _Function:
-    return cast(_Function, numba.njit(cache=True, nogil=True, fastmath=False)(function))
 
 
 class Box(NamedTuple):
@@ -77,6 +71,12 @@ def to_patches(pixels: Pixels, patch: int, merge: int, out: NDArray[np.uint8]) -
     groups (NaViT packing, arXiv:2307.06304, in Qwen2-VL's order).
     """
     _cut(_words(pixels), patch, merge, out.reshape(-1))
+
+
+def warm_up() -> None:
+    """Compile all of it: whoever sets up an image or an installation does so once, and no first picture waits for it."""
+    out, scratch = np.empty((4, 588), np.uint8), Scratch()
+    to_patches(resize(np.zeros((64, 64, 4), np.uint8), 28, 28, scratch), 14, 2, out)
 
 
 def _rows_first(pixels: Pixels, width: int, height: int) -> bool:
@@ -126,7 +126,7 @@ def _taps(size: int, new: int, start: float, extent: float) -> Taps:
     return taps
 
 
-@_kernel
+@kernel
 def _weigh(
     size: int,
     start: float,
@@ -152,7 +152,7 @@ def _weigh(
         first[new], length[new] = begin, end - begin
 
 
-@_kernel
+@kernel
 def _cubic(distance: float) -> float:
     if distance < 1.0:
         return (1.5 * distance - 2.5) * distance * distance + 1.0
@@ -206,7 +206,7 @@ def _blending(
 _blend = cast(Callable[..., None], intrinsic(_blending))
 
 
-@_kernel
+@kernel
 def _blend_rows(
     lines: NDArray[np.uint8],
     first: NDArray[np.int32],
@@ -224,7 +224,7 @@ def _blend_rows(
             _blend(old, start, num_bytes, flat_weights, row * taps, length[row], new, row * num_bytes + begin)
 
 
-@_kernel
+@kernel
 def _blend_columns(
     words: NDArray[np.uint32],
     first: NDArray[np.int32],
@@ -246,7 +246,7 @@ def _blend_columns(
                 out[top + row, column] = narrow[column, row]
 
 
-@_kernel
+@kernel
 def _turn(words: NDArray[np.uint32], top: int, out: NDArray[np.uint32]) -> None:
     """The 8 rows from `top` on, column by column; below the last row that row again. In this form LLVM makes vectors of it."""
     last = len(words) - 1
@@ -307,7 +307,7 @@ def _announcing(_context: Any, out: Any, _to: Any) -> tuple[Any, Any]:
 _announce = cast(Callable[..., None], intrinsic(_announcing))
 
 
-@_kernel
+@kernel
 def _cut(words: NDArray[np.uint32], patch: int, merge: int, out: NDArray[np.uint8]) -> None:
     """`out`: (patches * 3 * patch * patch,), written from front to back.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 
 import numpy as np
@@ -107,3 +108,9 @@ def test_scratch_gives_the_same_memory_again_and_keeps_nothing_large() -> None:
     assert not np.shares_memory(first, scratch.take("a", 101, 4)), "it grew"
     large = scratch.take("a", KEEP_BYTES + 1)
     assert not np.shares_memory(large, scratch.take("a", KEEP_BYTES + 1))
+
+
+def test_after_warm_up_every_loop_is_compiled() -> None:
+    resample.warm_up()
+    loops = {name: loop.signatures for name, loop in vars(resample).items() if hasattr(loop, "signatures")}
+    assert os.environ.get("NUMBA_DISABLE_JIT") == "1" or all(loops.values()), loops

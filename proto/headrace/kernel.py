@@ -1,0 +1,62 @@
+"""How hot loops are compiled, and where their machine code is kept."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+
+log = logging.getLogger(__name__)
+
+_config: Any = numba.config  # its names come from the environment, which no type checker sees
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile `function` on its first call and keep the machine code on disk.
+
+    `nogil`: other threads go on, so that planning does not stop the server. `fastmath` stays off: sums are added in the written
+    order, so results are equal on every machine. numba does not see that what a cached kernel uses from another file has
+    changed, so kernels use only kernels and constants of their own file.
+    """
+    try:
+        return _compiled(function, cache=True)
+    except RuntimeError:  # numba may write to none of the folders it looks for: the installation is read-only
+        _config.CACHE_DIR = _temporary_folder()
+        return _compiled(function, cache=bool(_config.CACHE_DIR))
+
+
+def _compiled(function: Function, *, cache: bool) -> Function:
+    return cast(Function, numba.njit(cache=cache, nogil=True, fastmath=False)(function))
+
+
+@functools.cache
+def _temporary_folder() -> str:
+    """A folder of this process, with what NUMBA_CACHE_DIR holds already; empty where none can be written to."""
+    filled = Path(_config.CACHE_DIR or "/nonexistent")
+    remedy = "name a folder that can be written to in NUMBA_CACHE_DIR"
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="headrace-kernels-", ignore_cleanup_errors=True)
+        files = [path for path in filled.rglob("*") if path.is_file()]
+        for path in files:
+            copy = Path(folder.name, path.relative_to(filled))
+            copy.parent.mkdir(parents=True, exist_ok=True)  # shutil.copytree would make it as read-only as the first one
+            shutil.copyfile(path, copy)
+        if not files:
+            log.warning("machine code is compiled at every start: the installation is read-only; %s", remedy)
+    except OSError as err:
+        log.warning("machine code is compiled at every start (%s); %s", err, remedy)
+        return ""
+    _folders.append(folder)
+    return folder.name
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the process ends."""
