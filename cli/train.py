@@ -101,8 +101,9 @@ def run(args: argparse.Namespace) -> int:
         return emulate.run(args)
     emulate.refuse_options(args)
     import os
+    import sys
 
-    from cli.client import JobsClient
+    from cli.client import JobsClient, state_name
     from cli.submission import read_spec
     from cli.summary import print_summary, summarise
     from headrace import metrics, tracing
@@ -129,6 +130,9 @@ def run(args: argparse.Namespace) -> int:
 
         device = local_device(args.device)
         job = client.submit(read_spec(args.submit)) if args.submit else args.job
+        if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
+            words = "nothing is left to train, and this is its summary; give it another name to train again"
+            print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
         transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
         with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER), tracing.exported("trainer"):
             options: dict[str, Any] = {

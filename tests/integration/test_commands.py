@@ -187,6 +187,14 @@ def test_an_empty_folder_and_a_busy_port_are_told_too(cluster, tmp_path: Path) -
             assert "taken" in result.stderr
 
 
+def test_a_trainer_of_a_job_that_was_done_before_says_so(calm, spec) -> None:
+    job = calm.submit(spec("done-before", steps=1))
+    calm.consume(job)
+    result = headrace("train", "--endpoint", calm.endpoint, "--job", job, "--format", "json")
+    assert (result.returncode, json.loads(result.stdout)["state"]) == (0, "done")
+    assert "job 'done-before' was done before: nothing is left to train" in result.stderr
+
+
 def test_jobs_are_submitted_listed_shown_and_cancelled(cluster, spec, tmp_path: Path) -> None:
     cluster.start_reorder()
     endpoint = ["--endpoint", cluster.endpoint, "--format", "json"]
