@@ -21,6 +21,7 @@ from headrace.spec import AudioSpec, ImageSpec
 from headrace.transport.malloc import keep_freed_pages
 from trainer.collate import PackedMicrobatch, collate
 from trainer.models.multimodal import MultimodalModel, initialise
+from trainer.optimizer_spec import OptimizerSpec
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.partition import bounds
 from trainer.pipeline.routes import Routes
@@ -107,7 +108,7 @@ def _pipeline(batch: Batch) -> Callable[[], float]:
 def _plain(batch: Batch) -> Callable[[], float]:
     model = _model().to_empty(device="cpu")
     initialise(model, SEED)
-    optimizer = make_optimizer(model, lr=LEARNING_RATE)
+    optimizer = make_optimizer(model.parameters(), OptimizerSpec(learning_rate=LEARNING_RATE))
 
     def step() -> float:
         loss_sum, num_targets = 0.0, 0

@@ -32,6 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.yaml",
         help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: whole replicas)",
     )
+    parser.add_argument(
+        "--optimizer",
+        type=Path,
+        metavar="FILE.yaml",
+        help="a section `optimizer:` (learning_rate, warmup_steps, decay, weight_decay, betas, max_grad_norm, on_nan ...) for "
+        "whole replicas; with --topology or --nodes it stands in their file (default: rates of named sizes)",
+    )
     nodes = parser.add_argument_group("as a node of a job that outlasts the loss of others (no torchrun)")
     nodes.add_argument("--nodes", type=Path, metavar="FILE.yaml", help="the nodes, units and failures to survive")
     nodes.add_argument("--node", default="", metavar="NAME", help="of this one (default: HOST:PID)")
@@ -120,10 +127,13 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--checkpoint and --resume go with --topology or --nodes only: take them away, or add one")
     if args.topology is not None and args.nodes is not None:
         raise UserError("--topology and --nodes exclude each other: with --nodes, the pipelines follow from the nodes")
+    if args.optimizer is not None and (args.topology is not None or args.nodes is not None):
+        raise UserError("--optimizer goes with neither --topology nor --nodes: their file has a section `optimizer:` for that")
     configure_logging("trainer", args.log_format)
     with JobsClient(args.endpoint) as client:
         # takes three seconds, which a wrong argument need not wait for
         from trainer.devices import local_device
+        from trainer.optimizer_spec import OptimizerSpec, load_optimizer_yaml
         from trainer.pipeline.topology import load_topology_yaml
         from trainer.pipeline.train import train_pipeline
         from trainer.train import train
@@ -159,7 +169,8 @@ def run(args: argparse.Namespace) -> int:
                     **options,
                 )
             elif args.topology is None:
-                train(args.endpoint, **options)
+                optimizer = OptimizerSpec() if args.optimizer is None else load_optimizer_yaml(args.optimizer)
+                train(args.endpoint, optimizer=optimizer, **options)
             else:
                 train_pipeline(
                     args.endpoint,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,23 +13,11 @@ from torch import Tensor, nn
 from headrace.errors import HeadraceError
 from trainer.collate import PackedMicrobatch
 from trainer.gradients import sum_gradients
-
-# Of AdamW with a warm-up of a few steps. 7b to 9b as Llama 2 7B and Llama 3 8B, 70b as Llama 3 70B, 1b and 3b a little above
-# them; tiny and small are ours: the largest that fall smoothly from a random start on a few dozen short samples.
-PEAK_LEARNING_RATES = {
-    "tiny": 3e-3,
-    "tiny-generator": 3e-3,
-    "small": 1e-3,
-    "1b": 4e-4,
-    "3b": 4e-4,
-    "7b": 3e-4,
-    "8b": 3e-4,
-    "9b": 3e-4,
-    "70b": 1.5e-4,
-}
+from trainer.optimizer_spec import PEAK_LEARNING_RATES, OptimizerSpec
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Of matrix products and of what is sent; weights, gradients and optimizer are float32 with both."""
+DEFAULTS = OptimizerSpec()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +30,13 @@ class StepResult:
     """Of the global batch: the denominator of the loss."""
     grad_norm: float
     """L2 norm over all parameters before clipping; 0 where there are no targets."""
+    skipped: int = 0
+    """Steps in a row, this one the last of them, whose update was left out as it was no number. 0: it was not."""
+
+    @property
+    def recorded_loss(self) -> float:
+        """For the ledger, which has NaN for all that is no number."""
+        return self.loss if math.isfinite(self.loss) else math.nan
 
 
 class TrainStep:
@@ -54,7 +49,7 @@ class TrainStep:
         for step in loader:
             for microbatch in step:
                 train_step.accumulate(microbatch.data)
-            result = train_step.finish(learning_rate(step.index, peak=3e-3))
+            result = train_step.finish(settings.rate(step.index))
     """
 
     def __init__(
@@ -63,13 +58,16 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         *,
         dtype: torch.dtype = torch.float32,
-        max_grad_norm: float = 1.0,
+        settings: OptimizerSpec = DEFAULTS,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """`model` maps a PackedMicrobatch to a StepLoss. `dtype`: one of PRECISIONS, by torch.autocast."""
+        """`model` maps a PackedMicrobatch to a StepLoss. `dtype`: one of PRECISIONS, by torch.autocast. `settings`: for clipping,
+        and for a step that is no number.
+        """
         self._model = model
         self._optimizer = optimizer
-        self._max_grad_norm = max_grad_norm
+        self._max_grad_norm = settings.max_grad_norm
+        self._skips = Skips(settings)
         self._group = group
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device = self._parameters[0].device
@@ -88,8 +86,8 @@ class TrainStep:
     def finish(self, learning_rate: float | None = None) -> StepResult:
         """Updates the weights from what has been accumulated on all ranks, and starts the next step.
 
-        A global batch without targets changes nothing, neither weights nor optimizer state. Raises HeadraceError, with
-        weights and optimizer state unchanged on all ranks, where the loss or the gradient is not finite.
+        A global batch without targets changes nothing, neither weights nor optimizer state. Nor does one whose loss or gradient
+        is not finite: it is skipped, or HeadraceError is raised on all ranks, as the settings say.
         """
         loss_sum, num_targets = self._reduce()
         if num_targets == 0:
@@ -100,16 +98,16 @@ class TrainStep:
         grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         loss = loss_sum / num_targets
         try:
-            check_finite(loss, grad_norm)
-        except HeadraceError:
+            updates = self._skips.is_finite(loss, grad_norm)
+            self._skips.count(skipped=not updates)
+            if updates:
+                if learning_rate is not None:
+                    for options in self._optimizer.param_groups:
+                        options["lr"] = learning_rate
+                self._optimizer.step()
+        finally:
             self.discard()
-            raise
-        if learning_rate is not None:
-            for options in self._optimizer.param_groups:
-                options["lr"] = learning_rate
-        self._optimizer.step()
-        self.discard()
-        return StepResult(loss=loss, num_targets=num_targets, grad_norm=grad_norm)
+        return StepResult(loss=loss, num_targets=num_targets, grad_norm=grad_norm, skipped=self._skips.in_row)
 
     def discard(self) -> None:
         """Forgets what has been accumulated, as before the replay of a step that was not committed."""
@@ -128,34 +126,58 @@ class TrainStep:
         return loss_sum, int(num_targets)
 
 
-def check_finite(loss: float, grad_norm: float, samples: Sequence[int] = ()) -> None:
-    """Raise HeadraceError, before anything is updated, where either is no number. samples: of microbatches whose loss is none."""
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+class Skips:
+    """Steps that are no number, and whether training goes on without their updates. Equal on all processes of a job."""
+
+    def __init__(self, settings: OptimizerSpec) -> None:
+        self._settings = settings
+        self.in_row = 0
+        """Of the last steps."""
+        self.total = 0
+        """Of this run."""
+
+    def is_finite(self, loss: float, grad_norm: float, samples: Sequence[int] = ()) -> bool:
+        """Whether the step's update may be taken; where not, it is to be skipped. samples: of microbatches whose loss is none.
+
+        Raises HeadraceError, before anything is updated, where steps are not to be skipped, or too many were.
+        """
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            return True
+        settings, why = self._settings, ""
+        if settings.on_nan == "skip":
+            if self.in_row < settings.max_skips_in_row and self.total < settings.max_skips:
+                return False
+            why = (
+                f", the {self.in_row} before it were skipped as well (optimizer.max_skips_in_row)"
+                if self.in_row >= settings.max_skips_in_row
+                else f", {self.total} were skipped before (optimizer.max_skips)"
+            )
         names = f" in a microbatch of the samples {', '.join(map(str, samples))}" if samples else ""
         raise HeadraceError(
-            f"the step is not finite (loss {loss}, gradient norm {grad_norm}){names}; "
+            f"the step is not finite (loss {loss}, gradient norm {grad_norm}){names}{why}; "
             "it is not committed, and the weights are as before it"
         )
 
-
-def make_optimizer(model: nn.Module, *, lr: float = PEAK_LEARNING_RATES["tiny"], weight_decay: float = 0.1) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019) with the betas of Llama 2 (section 2.2); matrices decay, biases and norms do not."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for parameter in trained if parameter.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [parameter for parameter in trained if parameter.ndim < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    def count(self, *, skipped: bool) -> None:
+        """A step that had targets."""
+        self.in_row = self.in_row + 1 if skipped else 0
+        self.total += skipped
 
 
-def learning_rate(step: int, *, peak: float, warmup_steps: int = 3, total_steps: int | None = None, floor: float = 0.1) -> float:
-    """Linear warm-up to `peak`, then a cosine down to `floor * peak` at `total_steps`; constant where that is None.
+def make_optimizer(
+    parameters: Iterable[nn.Parameter], settings: OptimizerSpec = DEFAULTS, *, embeddings: Collection[nn.Parameter] = ()
+) -> torch.optim.AdamW:
+    """Of those that learn. embeddings: some of them, as of `embeddings_of`. Its rate is the peak, until it is set."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    exempt = set() if settings.decay_embeddings is not False else set(embeddings)
+    decays = [parameter for parameter in trained if parameter.ndim >= 2 and parameter not in exempt]
+    kept = [parameter for parameter in trained if parameter.ndim < 2 or parameter in exempt]
+    groups = [{"params": decays, "weight_decay": settings.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        groups, lr=settings.learning_rate or PEAK_LEARNING_RATES["tiny"], betas=settings.betas, eps=settings.eps, fused=True
+    )
 
-    `step` counts from 0. Step 0 already learns: its rate is peak / (warmup_steps + 1).
-    """
-    if step < warmup_steps:
-        return peak * (step + 1) / (warmup_steps + 1)
-    if total_steps is None:
-        return peak
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-    return peak * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+def embeddings_of(module: nn.Module) -> set[nn.Parameter]:
+    """The tables of its embeddings, whatever else they are."""
+    return {parameter for one in module.modules() if isinstance(one, nn.Embedding) for parameter in one.parameters()}

@@ -19,7 +19,8 @@ from headrace.transport.base import TRANSPORTS
 from trainer.devices import local_device
 from trainer.loader import connect
 from trainer.models.multimodal import build_model
-from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, StepResult, TrainStep, learning_rate, make_optimizer
+from trainer.optimizer_spec import OptimizerSpec
+from trainer.step import DEFAULTS, PRECISIONS, StepResult, TrainStep, embeddings_of, make_optimizer
 from trainer.steps import Step
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def train(
     tls_ca: Path | None = None,
     precision: str = "fp32",
     device: torch.device | None = None,
+    optimizer: OptimizerSpec = DEFAULTS,
 ) -> None:
     """Train until the job's last step is committed. Under torchrun, one of its ranks.
 
@@ -60,21 +62,34 @@ def train(
             seed=loader.spec.seed,
             device=device,
         )
-        peak = PEAK_LEARNING_RATES[name]
-        train_step = TrainStep(model, make_optimizer(model, lr=peak), dtype=PRECISIONS[precision])
+        settings = optimizer.settled(name)
+        adamw = make_optimizer(model.parameters(), settings, embeddings=embeddings_of(model))
+        train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
         if loader.next_step:
             log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=loader.next_step))
         for step in loader:
             for microbatch in step:
                 train_step.accumulate(microbatch.data)
-            result = train_step.finish(learning_rate(step.index, peak=peak))
-            loader.commit(step, loss=result.loss)
+            result = train_step.finish(settings.rate(step.index))
+            loader.commit(step, loss=result.recorded_loss)
             log_step(job, step, result)
 
 
-def log_step(job: str, step: Step, result: StepResult) -> None:
-    """A line on a committed step."""
+def log_step(job: str, step: Step, result: StepResult, not_finite: Sequence[int] = ()) -> None:
+    """A line on a committed step, and a warning where its update was skipped. not_finite: samples that this process blames."""
+    if result.skipped:
+        log.warning(
+            "update skipped, the step is not finite %s",
+            pairs(
+                job=job,
+                step=step.index,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                skipped_in_row=result.skipped,
+                samples=",".join(map(str, not_finite)) or "unknown",
+            ),
+        )
     log.info(
         "step %s",
         pairs(

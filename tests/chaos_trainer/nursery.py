@@ -40,7 +40,7 @@ def main() -> int:
     """Until stdin ends. No thread runs here: a fork has all of the process."""
     for module, _ in command.COMMANDS.values():
         import_module(module)
-    make_optimizer(nn.Linear(1, 1))  # imports as much as everything else
+    make_optimizer(nn.Linear(1, 1).parameters())  # imports as much as everything else
     gc.freeze()
     said = b""
     while True:

@@ -233,9 +233,9 @@ def install(strikes: Strikes) -> None:
         run(loader, step, *arguments, **options)
         reach(Place.COMMITTED, step)
 
-    def log_step(run: Any, job: str, step: Any, result: Any) -> None:
+    def log_step(run: Any, job: str, step: Any, result: Any, *rest: Any) -> None:
         strikes.tell(applied=step.index, loss=result.loss)
-        run(job, step, result)
+        run(job, step, result, *rest)
 
     _wrap(Wire, "send", send)
     _wrap(RecoverableStep, "compute", compute)

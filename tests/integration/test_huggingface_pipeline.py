@@ -80,3 +80,14 @@ def test_without_transformers_it_is_asked_for(calm, spec, tmp_path: Path) -> Non
         processes = start(group, calm, job, tmp_path, adapted(tmp_path), PYTHONPATH=str(absent.parent))
         assert wait(processes) == [2, 2]
         assert "the topology's model needs transformers" in processes[0].last_words()
+
+
+def test_pretrained_weights_are_not_trained_at_the_rate_of_fresh_ones(calm, spec, tmp_path: Path) -> None:
+    job = calm.submit(spec("pretrained", steps=1, topology=PLANNED))
+    (tmp_path / "model.safetensors").touch()
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path)
+        assert wait(processes) == [2, 2]
+        words = processes[0].last_words()
+    assert f"the weights in {tmp_path} are pretrained" in words
+    assert "set optimizer.learning_rate in the topology" in words

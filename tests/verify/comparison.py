@@ -14,6 +14,7 @@ from tests.verify.batches import GENERATING, SHAPE, costs_of, enlarge, make_row,
 from tests.verify.cases import Case, frozen_in
 from tests.verify.processes import SEED, Answer, Order, Processes
 from trainer.models.multimodal import MultimodalModel, initialise
+from trainer.optimizer_spec import OptimizerSpec
 from trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS
 from trainer.pipeline.tensor import cut_dimension
 from trainer.pipeline.topology import ENCODER, PipelineTopology
@@ -79,7 +80,7 @@ def reference(units: tuple[str, ...], frozen: str) -> tuple[list[StepResult], di
     enlarge(model)
     _freeze(model, units, frozen)
     trained = [p for p in model.parameters() if p.requires_grad]
-    train_step = TrainStep(model, make_optimizer(model), max_grad_norm=1e9)
+    train_step = TrainStep(model, make_optimizer(model.parameters()), settings=OptimizerSpec(max_grad_norm=1e9))
     results, gradients = [], {}
     for step in range(STEPS):
         batch = packed(_rows(step, bool({"audio", "encoder"} & set(units))))

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
 from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, packed_samples, whole_model
+from trainer.optimizer_spec import OptimizerSpec
 from trainer.pipeline.checkpoint import CheckpointWriter, load
 from trainer.pipeline.checkpoint_files import Checkpoint
 from trainer.pipeline.groups import ProcessGroups
@@ -145,7 +146,7 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     if rank >= topology.world_size:
         return None
     stages = stages_of(topology, rank, groups)
-    step = PipelineStep(topology, stages, groups, max_grad_norm=1e9, dtype=getattr(torch, order.dtype))
+    step = PipelineStep(topology, stages, groups, settings=OptimizerSpec(max_grad_norm=1e9), dtype=getattr(torch, order.dtype))
     first_step = 0
     if order.load_from:
         checkpoint = Checkpoint.newest(Path(order.load_from))

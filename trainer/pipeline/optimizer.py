@@ -6,14 +6,15 @@ the new value. So memory of the state is copies / replicas of the whole, and it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.gradients import buckets
-from trainer.step import make_optimizer
+from trainer.optimizer_spec import OptimizerSpec
+from trainer.step import DEFAULTS, make_optimizer
 
 COPIES = 2
 """f + 1 for f = 1: one replica of a stage may be lost."""
@@ -32,9 +33,12 @@ class ShardedAdamW:
         group: dist.ProcessGroup | None,
         *,
         copies: int = COPIES,
-        weight_decay: float = 0.1,
+        settings: OptimizerSpec = DEFAULTS,
+        embeddings: Collection[nn.Parameter] = (),
     ) -> None:
-        """`group`: of the replicas; None where there is only this one. `copies`: at most as many as there are replicas."""
+        """`group`: of the replicas; None where there is only this one. `copies`: at most as many as there are replicas. The
+        rest as of `trainer.step.make_optimizer`.
+        """
         self._parameters = parameters
         self._group = group
         self._replica = 0 if group is None else dist.get_rank(group)
@@ -43,7 +47,7 @@ class ShardedAdamW:
         sizes = [parameter.numel() for parameter in parameters]
         self._owners = dict(zip(parameters, owners(sizes, num_replicas, copies), strict=True))
         owned = [parameter for parameter in parameters if self._replica in self._owners[parameter]]
-        self._adamw = make_optimizer(nn.ParameterList(owned), weight_decay=weight_decay)
+        self._adamw = make_optimizer(owned, settings, embeddings=embeddings)
 
     def step(self, learning_rate: float) -> None:
         """Update, on all replicas, every parameter that has a gradient."""

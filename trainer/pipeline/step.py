@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from trainer.gradients import sum_gradients
+from trainer.optimizer_spec import OptimizerSpec
 from trainer.pipeline.executor import Executor, Feed
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.optimizer import COPIES, ShardedAdamW
@@ -18,7 +20,7 @@ from trainer.pipeline.stage import Stage
 from trainer.pipeline.stages import LlmStage
 from trainer.pipeline.tensor import cut_dimension
 from trainer.pipeline.topology import PipelineTopology
-from trainer.step import StepResult, check_finite
+from trainer.step import DEFAULTS, Skips, StepResult, embeddings_of
 
 
 class PipelineStep:
@@ -34,8 +36,7 @@ class PipelineStep:
         groups: ProcessGroups,
         *,
         dtype: torch.dtype = torch.float32,
-        max_grad_norm: float = 1.0,
-        weight_decay: float = 0.1,
+        settings: OptimizerSpec = DEFAULTS,
         copies: int = COPIES,
     ) -> None:
         """`stages`: of this process, one for each chunk. `dtype`: one of `trainer.step.PRECISIONS`, by torch.autocast.
@@ -51,29 +52,34 @@ class PipelineStep:
         self._executor = Executor(topology, self.place, stages, dtype)
         self.groups = groups
         self._tied = _tied_weight(stages) if groups.tied is not None else None
-        self._max_grad_norm = max_grad_norm
-        self._not_finite: list[int] = []
-        self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, weight_decay=weight_decay)
+        self._max_grad_norm = settings.max_grad_norm
+        self._skips = Skips(settings)
+        self.not_finite: Sequence[int] = ()
+        """Samples of this process's microbatches of the last step whose loss was no number."""
+        embeddings = embeddings_of(nn.ModuleList(stages))
+        self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, settings=settings, embeddings=embeddings)
 
     def run(self, routes: Routes, feed: Feed, learning_rate: float) -> StepResult:
-        """Raises HeadraceError, on all processes and with their weights unchanged, where loss or gradient is not finite; the last
-        stages of LLM and generator name the samples.
+        """Where loss or gradient is not finite, weights and optimizer state stay as they are: the update is skipped, or
+        HeadraceError is raised on all processes, as the settings say. The last stages of LLM and generator then name the samples.
         """
         result = self.accumulate(routes, feed)
         try:
             if result.num_targets:
-                check_finite(result.loss, result.grad_norm, self._not_finite)
-                self.optimizer.step(learning_rate)
+                updates = self._skips.is_finite(result.loss, result.grad_norm, self.not_finite)
+                self._skips.count(skipped=not updates)
+                if updates:
+                    self.optimizer.step(learning_rate)
         finally:
             self.discard()
-        return result
+        return replace(result, skipped=self._skips.in_row if result.num_targets else 0)
 
     def accumulate(self, routes: Routes, feed: Feed) -> StepResult:
         """Forward and backward; the parameters' gradients are then those of the global batch, clipped."""
         with self._autocast:  # around all microbatches: weights are cast once
             totals = self._executor.run(routes, feed)
             self._executor.wire.flush()
-        self._not_finite = totals.not_finite
+        self.not_finite = totals.not_finite
         loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
         if not num_targets:
             return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)

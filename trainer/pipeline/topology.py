@@ -23,6 +23,7 @@ from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
 from headrace.spec import CROSSING, parse, read_yaml
 from trainer.models.adapted_units import HuggingFaceUnits
+from trainer.optimizer_spec import OptimizerSpec
 
 ENCODER = "encoder"
 """The unit that has all encoders, where they are not units of their own."""
@@ -89,6 +90,8 @@ class PipelineTopology(BaseModel):
     """By name; encoders keep the order in which they are given."""
     model: HuggingFaceUnits = HuggingFaceUnits()
     """Units that are models of Hugging Face's transformers. What it does not name is the compact model's of the job's size."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    """With a learning rate where `model` has pretrained weights."""
 
     @field_validator("units")
     @classmethod

@@ -18,6 +18,7 @@ from headrace.transport.base import TRANSPORTS
 from trainer.devices import check_pipeline, local_device
 from trainer.models.adapted_units import HuggingFaceUnits
 from trainer.models.multimodal import MultimodalModel, build_model, initialise
+from trainer.optimizer_spec import OptimizerSpec
 from trainer.pipeline.checkpoint import CheckpointWriter, load
 from trainer.pipeline.checkpoint_files import Checkpoint
 from trainer.pipeline.feed import PipelineLoader
@@ -27,7 +28,7 @@ from trainer.pipeline.stage import Stage
 from trainer.pipeline.stages import build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
-from trainer.step import PEAK_LEARNING_RATES, PRECISIONS, learning_rate
+from trainer.step import PRECISIONS
 from trainer.train import log_step, num_ranks, process_group, rank
 
 log = logging.getLogger(__name__)
@@ -74,10 +75,11 @@ def train_pipeline(
         topology.check_strategy(loader.spec.strategy)
         model = _model(loader, name, topology.model)
         topology.check(num_ranks(), model.shape)
+        settings = topology.optimizer.settled(name, model.pretrained)
         with process_group(device):
             groups = ProcessGroups.make(topology)
             stages = _stages(loader, topology, model, device, groups)
-            step = PipelineStep(topology, stages, groups, dtype=PRECISIONS[precision])
+            step = PipelineStep(topology, stages, groups, dtype=PRECISIONS[precision], settings=settings)
             if begin is not None:
                 load(begin, step)
                 del begin  # it is mapped into memory, and its files may soon be removed
@@ -85,11 +87,17 @@ def train_pipeline(
                 log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=loader.next_step))
             saving = nullcontext() if checkpoint is None else CheckpointWriter(checkpoint, step, goes_on=resume == checkpoint)
             with saving as writer:
-                _train(job, loader, step, writer, every=checkpoint_every, peak=PEAK_LEARNING_RATES[name])
+                _train(job, loader, step, writer, settings, every=checkpoint_every)
 
 
 def _train(
-    job: str, loader: PipelineLoader, step: PipelineStep, writer: CheckpointWriter | None, *, every: int, peak: float
+    job: str,
+    loader: PipelineLoader,
+    step: PipelineStep,
+    writer: CheckpointWriter | None,
+    settings: OptimizerSpec,
+    *,
+    every: int,
 ) -> None:
     place = step.place
     where = {"unit": place.unit, "replica": place.replica, "stage": place.stage, "slice": place.slice}
@@ -97,11 +105,11 @@ def _train(
     committed = 0
     for planned, feed in loader.steps():
         try:
-            result = step.run(feed.routes, feed, learning_rate(planned.index, peak=peak))
+            result = step.run(feed.routes, feed, settings.rate(planned.index))
         except UserError as err:
             raise UserError(f"step {planned.index}: {err}") from err
-        loader.commit_fed(planned, feed, loss=result.loss)
-        log_step(job, planned, result)
+        loader.commit_fed(planned, feed, loss=result.recorded_loss)
+        log_step(job, planned, result, step.not_finite)
         committed = planned.index + 1
         if writer is not None and committed % every == 0:
             writer.save(committed, loader.state_dict())
@@ -124,6 +132,8 @@ class _Model:
     make: Callable[[], MultimodalModel]
     """On the meta device."""
     initialise: Callable[[MultimodalModel, int], None]
+    pretrained: Sequence[Path] = ()
+    """Folders whose weights it begins with."""
 
 
 def _model(loader: PipelineLoader, name: str, units: HuggingFaceUnits) -> _Model:
@@ -146,7 +156,12 @@ def _model(loader: PipelineLoader, name: str, units: HuggingFaceUnits) -> _Model
         image_token_id=vocabulary.image_token,
         audio_token_id=vocabulary.audio_token,
     )
-    return _Model(shape=adapted.adapted_shape(units, MODEL_SHAPES[name]), make=make, initialise=adapted.initialise)
+    return _Model(
+        shape=adapted.adapted_shape(units, MODEL_SHAPES[name]),
+        make=make,
+        initialise=adapted.initialise,
+        pretrained=adapted.pretrained(units),
+    )
 
 
 def _stages(

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from trainer.models.multimodal import MultimodalModel
+from trainer.optimizer_spec import OptimizerSpec
 from trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey
 from trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS, Stage
 from trainer.pipeline.stages import build_stages
 from trainer.pipeline.topology import ENCODER, PipelineTopology
 from trainer.recovery.layout import Layout
-from trainer.step import make_optimizer
+from trainer.step import DEFAULTS, embeddings_of, make_optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
@@ -26,12 +27,12 @@ class Holding:
     equal bit for bit, as all see the same gradients.
     """
 
-    def __init__(self, stage: Stage, layers: tuple[str, int, int], *, weight_decay: float = 0.1) -> None:
+    def __init__(self, stage: Stage, layers: tuple[str, int, int], settings: OptimizerSpec = DEFAULTS) -> None:
         """layers: unit, first layer, and the one behind the last."""
         self.stage, self._layers = stage, layers
         self.parameters: dict[str, nn.Parameter] = dict(stage.model.named_parameters())
         self.learning = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
-        self._adamw = make_optimizer(nn.ParameterList(self.learning.values()), weight_decay=weight_decay)
+        self._adamw = make_optimizer(self.learning.values(), settings, embeddings=embeddings_of(stage))
 
     def covers(self, unit: str, first: int, end: int) -> bool:
         """Whether these are its layers."""
@@ -104,7 +105,9 @@ def state_sizes(model: MultimodalModel, topology: PipelineTopology) -> dict[str,
     return sizes
 
 
-def make_holding(layout: Layout, make_model: Callable[[], MultimodalModel], *, device: torch.device) -> Holding:
+def make_holding(
+    layout: Layout, make_model: Callable[[], MultimodalModel], settings: OptimizerSpec, *, device: torch.device
+) -> Holding:
     """Of the node's place, without weights."""
     place = layout.place
     first, end = layout.bounds[place.unit][place.stage : place.stage + 2]
@@ -118,4 +121,4 @@ def make_holding(layout: Layout, make_model: Callable[[], MultimodalModel], *, d
         slices=None,
         initialise=lambda _, __: None,
     )
-    return Holding(stage, (place.unit, first, end))
+    return Holding(stage, (place.unit, first, end), settings)

@@ -74,12 +74,12 @@ def train_recoverable(
         name = model_name or loader.spec.model
         training = Training(loader, spec, name, device=device, dtype=PRECISIONS[precision], checkpoint=checkpoint, resume=resume)
         meeting = Meeting(host)
-        hello = membership_pb2.NodeHello(job=job, node=node, address=meeting.address, spec=_nodes(loader, spec, name))
+        hello = membership_pb2.NodeHello(job=job, node=node, address=meeting.address, spec=_nodes(loader, spec, name, precision))
         with Node(Membership(endpoint, hello), training, node, host) as member:
             member.run()
 
 
-def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str) -> membership_pb2.NodesSpec:
+def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str, precision: str) -> membership_pb2.NodesSpec:
     return nodes_message(
         spec,
         MODEL_SHAPES[model_name],
@@ -87,6 +87,7 @@ def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str) -> membershi
         vocab_size=loader.vocabulary.size,
         image=loader.spec.image,
         audio=loader.spec.audio,
+        precision=precision,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from headrace.plan import LLM
 from headrace.spec import AudioSpec, ImageSpec, parse, read_yaml
 from headrace.v1 import membership_pb2
 from trainer.models.audio import STRIDE
+from trainer.optimizer_spec import OptimizerSpec
 from trainer.pipeline.partition import layer_costs
 from trainer.pipeline.topology import ENCODER, PipelineTopology, UnitTopology, unit_shapes
 
@@ -56,6 +58,7 @@ class RecoverySpec(BaseModel):
     takes what is done earlier."""
     units: dict[str, RecoverableUnit]
     """By name, 'llm' among them."""
+    optimizer: OptimizerSpec = OptimizerSpec()
 
     @model_validator(mode="after")
     def _makes_pipelines(self) -> RecoverySpec:
@@ -77,9 +80,16 @@ def load_recovery_yaml(path: Path) -> RecoverySpec:
 
 
 def nodes_message(
-    spec: RecoverySpec, shape: ModelShape, *, num_microbatches: int, vocab_size: int, image: ImageSpec, audio: AudioSpec
+    spec: RecoverySpec,
+    shape: ModelShape,
+    *,
+    num_microbatches: int,
+    vocab_size: int,
+    image: ImageSpec,
+    audio: AudioSpec,
+    precision: str = "fp32",
 ) -> membership_pb2.NodesSpec:
-    """What the reorder service plans pipelines from.
+    """What the reorder service plans pipelines from, and what it compares between nodes.
 
     Seconds are relative: elements of the matrices that a row meets, forth and back, times the rows that a unit has for one
     token of the LLM where all of them are of images or recordings.
@@ -104,6 +114,7 @@ def nodes_message(
         num_microbatches=num_microbatches,
         profile=profile,
         on_loss=spec.on_loss,
+        training=json.dumps({"precision": precision, **spec.model_dump(mode="json", include={"schedule", "units", "optimizer"})}),
     )
 
 

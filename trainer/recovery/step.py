@@ -20,7 +20,7 @@ from trainer.pipeline.feed import StepFeed
 from trainer.recovery.holding import Holding
 from trainer.recovery.layout import Layout
 from trainer.recovery.mesh import Mesh, MeshCutError
-from trainer.step import StepResult, check_finite
+from trainer.step import Skips, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +60,12 @@ class RecoverableStep:
         mesh: Mesh,
         holding: Holding,
         holders: Mapping[str, Sequence[int]],
+        skips: Skips,
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`holders`: ranks that have each parameter. Raises MeshCutError."""
-        self._mesh, self._holding = mesh, holding
+        """`holders`: ranks that have each parameter. `skips`: as this node knows them. Raises MeshCutError."""
+        self._mesh, self._holding, self._skips = mesh, holding, skips
         stage = holding.stage
         self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
         present = [rank for rank in layout.ranks if rank != NOBODY]
@@ -82,7 +83,8 @@ class RecoverableStep:
             if mesh.rank in ranks and parameters:
                 self._sums.append((mesh.group(f"sum/{number}", ranks), parameters))
         self._counted = [p for name, p in holding.learning.items() if holders[name][0] == mesh.rank]
-        self._not_finite: Sequence[int] = ()
+        self.not_finite: Sequence[int] = ()
+        """Samples of this node's microbatches of the last step whose loss was no number."""
 
     def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
         """Forward and backward of further microbatches of a step. The share with them: its messages may still be on their way.
@@ -105,7 +107,7 @@ class RecoverableStep:
 
         Raises MeshCutError where a node was lost meanwhile, once this pipeline has done its share.
         """
-        self._not_finite = share.not_finite
+        self.not_finite = share.not_finite
         sums = torch.tensor([share.loss_sum, share.num_targets], dtype=torch.float64)
         try:
             with self._mesh.interruptible():
@@ -132,18 +134,21 @@ class RecoverableStep:
     def vote(self, result: StepResult, generation: int, said: bytes, data_wait_s: float) -> Outcome:
         """Whoever gets an outcome knows that all nodes have the step's gradients. generation: of the newest snapshot known.
 
-        Raises HeadraceError, on all nodes, where loss or gradient is not finite, and MeshCutError.
+        Where loss or gradient is not finite, the gradient norm of the outcome is not either, and the step is to be skipped; or
+        HeadraceError is raised on all nodes. Raises MeshCutError.
         """
         squares = float(nn.utils.get_total_norm([p.grad for p in self._counted if p.grad is not None])) ** 2
-        own = torch.tensor([squares, generation, len(said), data_wait_s], dtype=torch.float64)
+        skips = self._skips
+        own = torch.tensor([squares, generation, len(said), data_wait_s, skips.in_row, skips.total], dtype=torch.float64)
         everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
         with self._mesh.interruptible():
             self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
         norm = math.sqrt(float(table[:, 0].sum())) if result.num_targets else 0.0
-        if result.num_targets:
-            check_finite(result.loss, norm, self._not_finite)
+        skips.in_row, skips.total = (int(of_nodes.max()) for of_nodes in table[:, 4:6].T)  # a node that joined knows of none
+        if result.num_targets and not skips.is_finite(result.loss, norm, self.not_finite):
+            norm = math.nan
         return Outcome(
             result=StepResult(loss=result.loss, num_targets=result.num_targets, grad_norm=norm),
             generation=int(table[:, 1].min()),
@@ -152,10 +157,10 @@ class RecoverableStep:
         )
 
 
-def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_norm: float = 1.0) -> None:
-    """Clip the gradients of a step that was voted for, and update the weights."""
+def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_norm: float) -> None:
+    """Clip the gradients of a step that was voted for, and update the weights; not where the norm is no number."""
     parameters = list(holding.learning.values())
-    if any(parameter.grad is not None for parameter in parameters):
+    if math.isfinite(grad_norm) and any(parameter.grad is not None for parameter in parameters):
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(grad_norm))
         holding.update(learning_rate)
     holding.discard()

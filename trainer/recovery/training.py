@@ -29,7 +29,7 @@ from trainer.recovery.mesh import Mesh, MeshCutError
 from trainer.recovery.movement import Agreement, Standing, agree, move, named
 from trainer.recovery.spec import RecoverySpec
 from trainer.recovery.step import RecoverableStep, Share, apply
-from trainer.step import PEAK_LEARNING_RATES, learning_rate, make_optimizer
+from trainer.step import Skips, StepResult, make_optimizer
 from trainer.train import log_step
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,8 @@ class Training:
         """`checkpoint`, `resume`: as of `trainer.recovery.node.train_recoverable`."""
         self.spec, self.job = spec, loader.spec.name
         self._loader, self._device, self._dtype = loader, device, dtype
-        self._rate = partial(learning_rate, peak=PEAK_LEARNING_RATES[model_name])
+        self._settings = spec.optimizer.settled(model_name)
+        self._skips = Skips(self._settings)
         vocabulary = loader.vocabulary
         self._make_model: Callable[[], MultimodalModel] = lambda: build_model(
             model_name,
@@ -63,7 +64,7 @@ class Training:
             seed=loader.spec.seed,
             device="meta",
         )
-        make_optimizer(nn.Linear(1, 1))  # the first one imports for seconds, for which others would wait
+        make_optimizer(nn.Linear(1, 1).parameters())  # the first one imports for seconds, for which others would wait
         self._sizes = state_sizes(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
         self._standing = Standing()
         self._held: list[Holding] = []  # the present one, and after a move that was cut off also the one before
@@ -145,7 +146,7 @@ class Training:
         self._held = [target]  # everybody has what it needs
         ended("state")
         self._layout, self._mesh, self._holders = layout, mesh, agreement.holders
-        self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, dtype=self._dtype)
+        self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, self._skips, dtype=self._dtype)
         if layout.rank == 0 and agreement.standing.applied > 0:
             self._commit(self.next_step - 1)  # whoever was the first node before may have been lost with it
         self._loader.assign(layout, self.next_step)
@@ -171,17 +172,15 @@ class Training:
             self._share = None
             self._step.sum_gradients(result)
             speaks = self._layout.rank == self._layout.ranks[0]
-            self._standing, self._loss = replace(self._standing, awaited=self._layout.generation), result.loss
+            self._standing, self._loss = replace(self._standing, awaited=self._layout.generation), result.recorded_loss
             self._await_commit()
             said = _encoded(share.rejected) if speaks and share.rejected else b""
             outcome = self._step.vote(result, known(), said, step.data_wait_s)
-            apply(self._held[0], outcome.result.grad_norm, self._rate(plan.step))
-            self._standing = Standing(
-                applied=plan.step + 1, generation=self._layout.generation, grad_norm=outcome.result.grad_norm
-            )
+            result = self._apply(outcome.result, plan.step)
+            self._standing = Standing(applied=plan.step + 1, generation=self._layout.generation, grad_norm=result.grad_norm)
             self._rejected = b"".join(outcome.said)  # serialised messages join
             self._loader.finish(step)
-            log_step(self.job, step, outcome.result)
+            log_step(self.job, step, result, self._step.not_finite)
             all_applied = self._arrive()
             if self._layout.rank == 0 and all_applied is not None:
                 once = partial(self._mesh.all_arrive, all_applied)
@@ -215,7 +214,7 @@ class Training:
         if agreement.standing.applied < 0:
             return ""
         if agreement.catches_up:
-            apply(self._held[0], agreement.standing.grad_norm, self._rate(self._standing.applied))
+            self._catch_up(agreement)
         if not agreement.is_current:
             self._held = []
         self._stand_as(agreement)
@@ -256,7 +255,7 @@ class Training:
         first, end = layout.bounds[unit][stage : stage + 2]
         if self._held and self._held[0].covers(unit, first, end):
             return self._held[0]
-        return make_holding(layout, self._make_model, device=self._device)
+        return make_holding(layout, self._make_model, self._settings, device=self._device)
 
     def _begin(self, target: Holding, layout: Layout) -> None:
         """Fresh weights, which every node draws for itself, or those of a checkpoint."""
@@ -279,7 +278,7 @@ class Training:
     def _continue(self, target: Holding, mesh: Mesh, agreement: Agreement) -> None:
         """Catch up where need be, and take over what the node lacks."""
         if agreement.catches_up:
-            apply(self._held[0], agreement.standing.grad_norm, self._rate(self._standing.applied))
+            self._catch_up(agreement)
             self._stand_as(agreement)
         if self._share is None:
             for held in self._held:
@@ -293,6 +292,18 @@ class Training:
         former = [held for held in self._held if held is not target] if agreement.is_current else []
         self._held = [target, *former]
         self._stand_as(agreement)
+
+    def _apply(self, voted: StepResult, step: int) -> StepResult:
+        """Update the weights, or skip what is no number. The result with that."""
+        apply(self._held[0], voted.grad_norm, self._settings.rate(step), self._settings.max_grad_norm)
+        if voted.num_targets:
+            self._skips.count(skipped=not math.isfinite(voted.grad_norm))
+        return replace(voted, skipped=self._skips.in_row if voted.num_targets else 0)
+
+    def _catch_up(self, agreement: Agreement) -> None:
+        """With the step whose gradients this node has, and whose outcome only others have seen."""
+        voted = StepResult(loss=math.nan, num_targets=1, grad_norm=agreement.standing.grad_norm)
+        self._apply(voted, self._standing.applied)
 
     def _stand_as(self, agreement: Agreement) -> None:
         self._standing, self._rejected = replace(agreement.standing, awaited=-1), agreement.rejected

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/v1/membership.proto\x12\x0bheadrace.v1\"\xec\x01\n\x0bNodeMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.headrace.v1.NodeHelloH\x00\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1a.headrace.v1.NodeHeartbeatH\x00\x12#\n\x05leave\x18\x03 \x01(\x0b\x32\x12.headrace.v1.LeaveH\x00\x12+\n\trecovered\x18\x04 \x01(\x0b\x32\x16.headrace.v1.RecoveredH\x00\x12&\n\x07\x63ut_off\x18\x05 \x01(\x0b\x32\x13.headrace.v1.CutOffH\x00\x42\t\n\x07message\"\x82\x01\n\tNodeHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12$\n\x04spec\x18\x05 \x01(\x0b\x32\x16.headrace.v1.NodesSpec\x12\x0f\n\x07leaving\x18\x06 \x01(\x08\"\x8b\x01\n\tNodesSpec\x12\x11\n\tnum_nodes\x18\x01 \x01(\x05\x12\x14\n\x0cmax_failures\x18\x02 \x01(\x05\x12\x18\n\x10num_microbatches\x18\x03 \x01(\x05\x12*\n\x07profile\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ModelProfile\x12\x0f\n\x07on_loss\x18\x05 \x01(\t\"r\n\x0cModelProfile\x12&\n\x05units\x18\x01 \x03(\x0b\x32\x17.headrace.v1.UnitLayers\x12\x0f\n\x07seconds\x18\x02 \x03(\x01\x12\x13\n\x0blayer_bytes\x18\x03 \x03(\x03\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\".\n\nUnitLayers\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\"\x0f\n\rNodeHeartbeat\"\x15\n\x05Leave\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\"q\n\tRecovered\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\"\n\x06phases\x18\x03 \x03(\x0b\x32\x12.headrace.v1.Phase\x12\x0e\n\x06\x63hange\x18\x04 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\t\"\x1c\n\x06\x43utOff\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"&\n\x05Phase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xbe\x01\n\x08Snapshot\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12 \n\x05nodes\x18\x02 \x03(\x0b\x32\x11.headrace.v1.Node\x12(\n\tpipelines\x18\x03 \x03(\x0b\x32\x15.headrace.v1.Pipeline\x12\x13\n\x0b\x61t_step_end\x18\x04 \x01(\x08\x12\x0e\n\x06\x63hange\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0e\n\x06urgent\x18\x07 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x08 \x01(\t\"%\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"P\n\x08Pipeline\x12*\n\x06stages\x18\x01 \x03(\x0b\x32\x1a.headrace.v1.PipelineStage\x12\x18\n\x10num_microbatches\x18\x02 \x01(\x05\"S\n\rPipelineStage\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\x05\x12\x11\n\tend_layer\x18\x04 \x01(\x05\x32I\n\nMembership\x12;\n\x04Join\x12\x18.headrace.v1.NodeMessage\x1a\x15.headrace.v1.Snapshot(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/v1/membership.proto\x12\x0bheadrace.v1\"\xec\x01\n\x0bNodeMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.headrace.v1.NodeHelloH\x00\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1a.headrace.v1.NodeHeartbeatH\x00\x12#\n\x05leave\x18\x03 \x01(\x0b\x32\x12.headrace.v1.LeaveH\x00\x12+\n\trecovered\x18\x04 \x01(\x0b\x32\x16.headrace.v1.RecoveredH\x00\x12&\n\x07\x63ut_off\x18\x05 \x01(\x0b\x32\x13.headrace.v1.CutOffH\x00\x42\t\n\x07message\"\x82\x01\n\tNodeHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12$\n\x04spec\x18\x05 \x01(\x0b\x32\x16.headrace.v1.NodesSpec\x12\x0f\n\x07leaving\x18\x06 \x01(\x08\"\x9d\x01\n\tNodesSpec\x12\x11\n\tnum_nodes\x18\x01 \x01(\x05\x12\x14\n\x0cmax_failures\x18\x02 \x01(\x05\x12\x18\n\x10num_microbatches\x18\x03 \x01(\x05\x12*\n\x07profile\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ModelProfile\x12\x0f\n\x07on_loss\x18\x05 \x01(\t\x12\x10\n\x08training\x18\x06 \x01(\t\"r\n\x0cModelProfile\x12&\n\x05units\x18\x01 \x03(\x0b\x32\x17.headrace.v1.UnitLayers\x12\x0f\n\x07seconds\x18\x02 \x03(\x01\x12\x13\n\x0blayer_bytes\x18\x03 \x03(\x03\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\".\n\nUnitLayers\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\"\x0f\n\rNodeHeartbeat\"\x15\n\x05Leave\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\"q\n\tRecovered\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\"\n\x06phases\x18\x03 \x03(\x0b\x32\x12.headrace.v1.Phase\x12\x0e\n\x06\x63hange\x18\x04 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\t\"\x1c\n\x06\x43utOff\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"&\n\x05Phase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xbe\x01\n\x08Snapshot\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12 \n\x05nodes\x18\x02 \x03(\x0b\x32\x11.headrace.v1.Node\x12(\n\tpipelines\x18\x03 \x03(\x0b\x32\x15.headrace.v1.Pipeline\x12\x13\n\x0b\x61t_step_end\x18\x04 \x01(\x08\x12\x0e\n\x06\x63hange\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0e\n\x06urgent\x18\x07 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x08 \x01(\t\"%\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"P\n\x08Pipeline\x12*\n\x06stages\x18\x01 \x03(\x0b\x32\x1a.headrace.v1.PipelineStage\x12\x18\n\x10num_microbatches\x18\x02 \x01(\x05\"S\n\rPipelineStage\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\x05\x12\x11\n\tend_layer\x18\x04 \x01(\x05\x32I\n\nMembership\x12;\n\x04Join\x12\x18.headrace.v1.NodeMessage\x1a\x15.headrace.v1.Snapshot(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,29 +36,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEHELLO']._serialized_start=285
   _globals['_NODEHELLO']._serialized_end=415
   _globals['_NODESSPEC']._serialized_start=418
-  _globals['_NODESSPEC']._serialized_end=557
-  _globals['_MODELPROFILE']._serialized_start=559
-  _globals['_MODELPROFILE']._serialized_end=673
-  _globals['_UNITLAYERS']._serialized_start=675
-  _globals['_UNITLAYERS']._serialized_end=721
-  _globals['_NODEHEARTBEAT']._serialized_start=723
-  _globals['_NODEHEARTBEAT']._serialized_end=738
-  _globals['_LEAVE']._serialized_start=740
-  _globals['_LEAVE']._serialized_end=761
-  _globals['_RECOVERED']._serialized_start=763
-  _globals['_RECOVERED']._serialized_end=876
-  _globals['_CUTOFF']._serialized_start=878
-  _globals['_CUTOFF']._serialized_end=906
-  _globals['_PHASE']._serialized_start=908
-  _globals['_PHASE']._serialized_end=946
-  _globals['_SNAPSHOT']._serialized_start=949
-  _globals['_SNAPSHOT']._serialized_end=1139
-  _globals['_NODE']._serialized_start=1141
-  _globals['_NODE']._serialized_end=1178
-  _globals['_PIPELINE']._serialized_start=1180
-  _globals['_PIPELINE']._serialized_end=1260
-  _globals['_PIPELINESTAGE']._serialized_start=1262
-  _globals['_PIPELINESTAGE']._serialized_end=1345
-  _globals['_MEMBERSHIP']._serialized_start=1347
-  _globals['_MEMBERSHIP']._serialized_end=1420
+  _globals['_NODESSPEC']._serialized_end=575
+  _globals['_MODELPROFILE']._serialized_start=577
+  _globals['_MODELPROFILE']._serialized_end=691
+  _globals['_UNITLAYERS']._serialized_start=693
+  _globals['_UNITLAYERS']._serialized_end=739
+  _globals['_NODEHEARTBEAT']._serialized_start=741
+  _globals['_NODEHEARTBEAT']._serialized_end=756
+  _globals['_LEAVE']._serialized_start=758
+  _globals['_LEAVE']._serialized_end=779
+  _globals['_RECOVERED']._serialized_start=781
+  _globals['_RECOVERED']._serialized_end=894
+  _globals['_CUTOFF']._serialized_start=896
+  _globals['_CUTOFF']._serialized_end=924
+  _globals['_PHASE']._serialized_start=926
+  _globals['_PHASE']._serialized_end=964
+  _globals['_SNAPSHOT']._serialized_start=967
+  _globals['_SNAPSHOT']._serialized_end=1157
+  _globals['_NODE']._serialized_start=1159
+  _globals['_NODE']._serialized_end=1196
+  _globals['_PIPELINE']._serialized_start=1198
+  _globals['_PIPELINE']._serialized_end=1278
+  _globals['_PIPELINESTAGE']._serialized_start=1280
+  _globals['_PIPELINESTAGE']._serialized_end=1363
+  _globals['_MEMBERSHIP']._serialized_start=1365
+  _globals['_MEMBERSHIP']._serialized_end=1438
 # @@protoc_insertion_point(module_scope)

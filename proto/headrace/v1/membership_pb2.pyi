@@ -37,18 +37,20 @@ class NodeHello(_message.Message):
     def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[NodesSpec, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class NodesSpec(_message.Message):
-    __slots__ = ("num_nodes", "max_failures", "num_microbatches", "profile", "on_loss")
+    __slots__ = ("num_nodes", "max_failures", "num_microbatches", "profile", "on_loss", "training")
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_FAILURES_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     ON_LOSS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
     num_nodes: int
     max_failures: int
     num_microbatches: int
     profile: ModelProfile
     on_loss: str
-    def __init__(self, num_nodes: _Optional[int] = ..., max_failures: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., on_loss: _Optional[str] = ...) -> None: ...
+    training: str
+    def __init__(self, num_nodes: _Optional[int] = ..., max_failures: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., on_loss: _Optional[str] = ..., training: _Optional[str] = ...) -> None: ...
 
 class ModelProfile(_message.Message):
     __slots__ = ("units", "seconds", "layer_bytes", "memory_bytes")

@@ -27,7 +27,7 @@ def test_every_parameter_has_its_owners_and_replicas_differ_by_one_parameter_at_
 def test_of_one_replica_it_is_adamw() -> None:
     sharded, plain = nn.Linear(3, 2), nn.Linear(3, 2)
     plain.load_state_dict(sharded.state_dict())
-    optimizer, expected = ShardedAdamW(list(sharded.parameters()), None), make_optimizer(plain)
+    optimizer, expected = ShardedAdamW(list(sharded.parameters()), None), make_optimizer(plain.parameters())
     for options in expected.param_groups:
         options["lr"] = 0.1
     for _ in range(3):

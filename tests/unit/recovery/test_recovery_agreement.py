@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,14 @@ def test_who_has_all_of_the_gradients_catches_up_with_who_saw_the_outcome() -> N
     assert first.standing == second.standing == seen
     assert (first.catches_up, second.catches_up) == (True, False)
     assert [(move.name, move.source, move.target) for move in first.transfers] == [("back", 1, 0), ("front", 0, 1)]
+
+
+def test_who_waits_for_a_step_that_was_skipped_is_told_so() -> None:
+    seen = Standing(applied=8, generation=2, grad_norm=math.nan)
+    waits = Standing(applied=7, generation=1, awaited=2)
+    first, second, third = agreed((waits, "front"), (seen, "back"), (seen, "back"))
+    assert all(math.isnan(one.standing.grad_norm) and one.standing.applied == 8 for one in (first, second, third))
+    assert (first.catches_up, second.catches_up, third.catches_up) == (True, False, False)
 
 
 def test_a_vote_of_another_generation_is_another_step() -> None:

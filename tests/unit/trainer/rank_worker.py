@@ -15,6 +15,7 @@ import torch.distributed as dist
 from headrace.spec import JobSpec
 from trainer.collate import PackedMicrobatch, collate
 from trainer.models.multimodal import build_model
+from trainer.optimizer_spec import OptimizerSpec
 from trainer.step import TrainStep
 
 
@@ -33,7 +34,7 @@ def main(rank: str, world_size: str, store: str, settings: str, out: str) -> Non
     for name, ranks in options["divisions"].items():
         model = build_model("tiny", JobSpec.model_validate(options["spec"]), options["vocab_size"], 1, 2, options["seed"])
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.01)
-        step = TrainStep(model, optimizer, max_grad_norm=options["max_grad_norm"])
+        step = TrainStep(model, optimizer, settings=OptimizerSpec(max_grad_norm=options["max_grad_norm"]))
         for path in ranks[int(rank)]:
             step.accumulate(read_part(path))
         result = step.finish()

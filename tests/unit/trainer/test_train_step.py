@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,8 @@ from headrace.errors import HeadraceError
 from headrace.spec import JobSpec
 from trainer.collate import collate
 from trainer.models.multimodal import build_model
-from trainer.step import PEAK_LEARNING_RATES, TrainStep, learning_rate, make_optimizer
+from trainer.optimizer_spec import OptimizerSpec
+from trainer.step import TrainStep, embeddings_of, make_optimizer
 
 SPEC = {"name": "job", "sources": [{"path": "data"}], "image": {"patch": 2, "min_pixels": 16}, "audio": {"mel_bins": 4}}
 
@@ -28,7 +28,7 @@ def weights_of(model):
 
 
 def one_step(model, microbatches, **options):
-    step = TrainStep(model, make_optimizer(model), **options)
+    step = TrainStep(model, make_optimizer(model.parameters()), **options)
     for microbatch in microbatches:
         step.accumulate(microbatch)
     return step.finish(1e-3)
@@ -67,7 +67,7 @@ def test_gradients_are_divided_before_they_are_clipped(mixed_rows, make_batch, m
     """With plain descent at rate 1, the step's length is the clipped norm of the mean gradient."""
     model = make_model()
     before = weights_of(model)
-    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0), max_grad_norm=0.25)
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), lr=1.0), settings=OptimizerSpec(max_grad_norm=0.25))
     step.accumulate(collate([make_batch(mixed_rows)]))
     result = step.finish()
     moved = math.sqrt(sum(float((before[name] - now).square().sum()) for name, now in weights_of(model).items()))
@@ -86,7 +86,7 @@ def test_the_norm_does_not_grow_with_the_batch(make_row, make_batch, make_model)
 @pytest.mark.parametrize("accumulated", [[], ["no targets"]])
 def test_a_step_without_targets_changes_nothing(accumulated, make_row, make_batch, make_model):
     model = make_model()
-    optimizer = make_optimizer(model)
+    optimizer = make_optimizer(model.parameters())
     step = TrainStep(model, optimizer)
     step.accumulate(collate([make_batch([make_row(1)])]))
     step.finish()
@@ -102,7 +102,7 @@ def test_a_step_without_targets_changes_nothing(accumulated, make_row, make_batc
 
 def test_a_step_that_is_not_finite_raises_and_leaves_the_weights(make_row, make_batch, make_model):
     model = make_model()
-    step = TrainStep(model, make_optimizer(model))
+    step = TrainStep(model, make_optimizer(model.parameters()))
     row = make_row(1, frames=[8])
     broken = row | {"mel": np.full_like(row["mel"], np.nan)}
     before = weights_of(model)
@@ -114,9 +114,52 @@ def test_a_step_that_is_not_finite_raises_and_leaves_the_weights(make_row, make_
     assert math.isfinite(step.finish().loss)
 
 
+def test_a_step_that_is_not_finite_is_skipped_where_that_is_asked_for(make_row, make_batch, make_model):
+    """It counts, but neither weights nor moments see it; the next one learns as if it had not been."""
+    model, undisturbed = make_model(), make_model()
+    row = make_row(1, frames=[8])
+    good, broken = (collate([make_batch([one])]) for one in (row, row | {"mel": np.full_like(row["mel"], np.nan)}))
+    settings = OptimizerSpec(on_nan="skip")
+    step, expected = (TrainStep(one, make_optimizer(one.parameters()), settings=settings) for one in (model, undisturbed))
+    skipped = []
+    for microbatch in (good, broken, broken, good):
+        step.accumulate(microbatch)
+        skipped.append(step.finish(1e-3).skipped)
+    assert skipped == [0, 1, 2, 0]
+    for _ in range(2):
+        expected.accumulate(good)
+        expected.finish(1e-3)
+    assert all(torch.equal(weight, weights_of(undisturbed)[name]) for name, weight in weights_of(model).items())
+
+
+@pytest.mark.parametrize(
+    ("limits", "broken", "sentence"),
+    [
+        ({"max_skips_in_row": 2}, "BGBBGBBB", r"the 2 before it were skipped as well \(optimizer.max_skips_in_row\)"),
+        ({"max_skips": 3}, "BGBGBGB", r"3 were skipped before \(optimizer.max_skips\)"),
+    ],
+)
+def test_too_many_skipped_steps_end_training(limits, broken, sentence, make_row, make_batch, make_model):
+    model = make_model()
+    row = make_row(1, frames=[8])
+    microbatches = {
+        "G": collate([make_batch([row])]),
+        "B": collate([make_batch([row | {"mel": np.full_like(row["mel"], np.nan)}])]),
+    }
+    step = TrainStep(model, make_optimizer(model.parameters()), settings=OptimizerSpec(on_nan="skip", **limits))
+    for kind in broken[:-1]:
+        step.accumulate(microbatches[kind])
+        step.finish(1e-3)
+    before = weights_of(model)
+    step.accumulate(microbatches[broken[-1]])
+    with pytest.raises(HeadraceError, match=sentence):
+        step.finish(1e-3)
+    assert all(torch.equal(before[name], now) for name, now in weights_of(model).items())
+
+
 def test_a_discarded_step_leaves_no_trace(make_row, make_batch, make_model):
     replayed, fresh = make_model(), make_model()
-    step = TrainStep(replayed, make_optimizer(replayed))
+    step = TrainStep(replayed, make_optimizer(replayed.parameters()))
     step.accumulate(collate([make_batch([make_row(1)])]))
     step.discard()
     step.accumulate(collate([make_batch([make_row(2)])]))
@@ -136,12 +179,12 @@ def test_frozen_parameters_stay(mixed_rows, make_batch, make_model):
 
 def test_tiny_overfits_a_fixed_batch_in_forty_steps(mixed_rows, make_batch):
     model = build_model("tiny", JobSpec.model_validate(SPEC), 64, 1, 2, 0)
-    step = TrainStep(model, make_optimizer(model))
-    packed = collate([make_batch(mixed_rows)])
+    step = TrainStep(model, make_optimizer(model.parameters()))
+    packed, settings = collate([make_batch(mixed_rows)]), OptimizerSpec().settled("tiny")
     losses = []
     for number in range(40):
         step.accumulate(packed)
-        losses.append(step.finish(learning_rate(number, peak=PEAK_LEARNING_RATES["tiny"])).loss)
+        losses.append(step.finish(settings.rate(number)).loss)
     assert losses[0] == pytest.approx(math.log(64), abs=0.5)
     assert losses[14] < 0.7 * losses[0]
     assert losses[-1] < 0.1
@@ -167,7 +210,7 @@ def test_two_ranks_take_the_same_step_as_one_process(mixed_rows, make_batch, tmp
         model = build_model("tiny", JobSpec.model_validate(SPEC), 64, 1, 2, seed=3)
         start = weights_of(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.01)
-        step = TrainStep(model, optimizer, max_grad_norm=0.5)
+        step = TrainStep(model, optimizer, settings=OptimizerSpec(max_grad_norm=0.5))
         step.accumulate(collate([make_batch([mixed_rows[i] for rank in members for i in rank])]))
         expected = step.finish()
         totals = [expected.loss, expected.num_targets, expected.grad_norm]
@@ -204,20 +247,31 @@ def run_ranks(world_size, settings, folder):
     return [np.load(folder / f"{rank}.npz") for rank in range(world_size)]
 
 
+def test_embeddings_are_spared_where_the_settings_say_so(make_model):
+    model = make_model()
+    table = model.decoder.embed.weight
+    for spared in (False, True):
+        settings = OptimizerSpec(decay_embeddings=not spared)
+        decayed, kept = make_optimizer(model.parameters(), settings, embeddings=embeddings_of(model)).param_groups
+        assert (table in set(kept["params"])) == spared
+        assert (table in set(decayed["params"])) != spared
+
+
+def test_the_optimizer_is_as_its_settings_say(make_model):
+    settings = OptimizerSpec(learning_rate=0.5, betas=(0.8, 0.85), eps=1e-6, weight_decay=0.03)
+    options = make_optimizer(make_model().parameters(), settings).param_groups[0]
+    assert {key: options[key] for key in ("lr", "betas", "eps", "weight_decay")} == {
+        "lr": 0.5,
+        "betas": (0.8, 0.85),
+        "eps": 1e-6,
+        "weight_decay": 0.03,
+    }
+
+
 def test_matrices_decay_and_vectors_do_not(make_model):
     model = make_model()
-    decayed, kept = make_optimizer(model, lr=1e-3, weight_decay=0.2).param_groups
+    decayed, kept = make_optimizer(model.parameters(), OptimizerSpec(weight_decay=0.2)).param_groups
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.2, 0.0)
     assert {parameter.ndim for parameter in decayed["params"]} == {2}
     assert {parameter.ndim for parameter in kept["params"]} == {1}
     assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
-
-
-def test_the_learning_rate_warms_up_then_stays_or_falls():
-    warm = [learning_rate(step, peak=4.0, warmup_steps=3) for step in range(6)]
-    assert warm == pytest.approx([1.0, 2.0, 3.0, 4.0, 4.0, 4.0])
-    cosine = [learning_rate(step, peak=4.0, warmup_steps=2, total_steps=12, floor=0.25) for step in range(20)]
-    assert max(cosine) == cosine[2] == 4.0
-    assert cosine[7] == pytest.approx((4.0 + 1.0) / 2)
-    assert cosine[12:] == pytest.approx([1.0] * 8)
-    assert all(later <= earlier for earlier, later in pairwise(cosine[2:]))

@@ -13,6 +13,7 @@ from headrace.spec import AudioSpec, ImageSpec
 from trainer.models import multimodal
 from trainer.models.adapted_units import HuggingFaceUnits
 from trainer.models.huggingface.audio import WhisperAudio, audio_shape
+from trainer.models.huggingface.checkpoint import has_weights
 from trainer.models.huggingface.clip import ClipVision
 from trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
 from trainer.models.huggingface.parts import Adapted
@@ -32,6 +33,11 @@ def adapted_shape(units: HuggingFaceUnits, shape: ModelShape) -> ModelShape:
         audio=shape.audio if units.audio is None else audio_shape(units.audio),
         llm=shape.llm if units.llm is None else decoder_shape(units.llm),
     )
+
+
+def pretrained(units: HuggingFaceUnits) -> list[Path]:
+    """Folders of these units that have weights besides a configuration."""
+    return [path for path in (units.vision, units.audio, units.llm) if path is not None and has_weights(path)]
 
 
 def adapted_model(
