@@ -29,7 +29,7 @@ import grpc
 
 from headrace import metrics, tracing
 from headrace.codec import probe_message, ref_value, rejection_message, shard_message, shard_value, vocabulary_message
-from headrace.errors import HeadraceError, UserError, from_rpc
+from headrace.errors import HeadraceError, UserError, first_error, from_rpc
 from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.outbox import Outbox
 from headrace.quarantine import Rejected
@@ -46,7 +46,7 @@ from preprocessor.probed import Probed
 from preprocessor.sources import list_shards
 from preprocessor.sources.blob import BlobCache
 from preprocessor.store import PayloadStore
-from preprocessor.tasks import Start, cancelled_at_exit, first_error
+from preprocessor.tasks import Start, cancelled_at_exit
 from preprocessor.writer import PayloadWriter
 
 log = logging.getLogger(__name__)

@@ -33,9 +33,3 @@ async def cancelled_at_exit() -> AsyncIterator[Start]:
         finally:
             for task in tasks:
                 task.cancel()
-
-
-def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a group, however deep it lies."""
-    error = group.exceptions[0]
-    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

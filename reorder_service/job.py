@@ -9,7 +9,15 @@ from collections import deque
 from collections.abc import Awaitable, Collection, Mapping
 
 from headrace import tracing
-from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError, UserError
+from headrace.errors import (
+    ConflictError,
+    HeadraceError,
+    JobFailedError,
+    SupersededError,
+    UnavailableError,
+    UserError,
+    first_error,
+)
 from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
 from headrace.telemetry import pairs
 from reorder_service import messages
@@ -202,10 +210,10 @@ class JobRun:
                 else:
                     await self._work()
             except* UnavailableError as group:
-                log.warning("waiting for the store %s", pairs(job=self.name, error=_first(group)))
+                log.warning("waiting for the store %s", pairs(job=self.name, error=first_error(group)))
                 await asyncio.sleep(STORE_RETRY_S)
             except* HeadraceError as group:
-                failure = str(_first(group))
+                failure = str(first_error(group))
             except* Exception:
                 log.exception("job failed on an internal error %s", pairs(job=self.name))
                 failure = "internal error; see the reorder service's log"
@@ -359,6 +367,11 @@ class JobRun:
         await asyncio.shield(self._commit_ready())
         return index < self.committed
 
+    async def committed_by_all(self, session: Session, index: int) -> None:
+        """Wait until the step is in the ledger, or will not be."""
+        async with self._planned:
+            await self._planned.wait_for(lambda: index < self.committed or self.state in FINAL or session.over is not None)
+
     def _can_judge(self, session: Session, index: int) -> bool:
         """Whether the window is past `index`, has its plan, or will never have it."""
         step = self.steps.get(index)
@@ -371,7 +384,7 @@ class JobRun:
         async with self._committing:
             while (head := self.steps.get(self.committed)) and len(head.commits) >= self.sessions.num_ranks:
                 await self._commit_head(head)
-        await self._notify()
+                await self._notify()
 
     async def _commit_head(self, step: Step) -> None:
         record, rejected = step.record(self.manifest.source_of)
@@ -392,9 +405,3 @@ class JobRun:
         self._fleet.broadcast(self.name, messages.step_committed(self.name, step.index))
         self._fleet.release([part.work for part in step.parts.values() if part.work is not None])
         self._changed.set()
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error of a group of groups."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 from collections.abc import AsyncIterator
 
@@ -21,6 +23,8 @@ from reorder_service.step import Part, RankCommit, Step
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 2.0  # for a job to be ready, until a rank that asks again is told what it waits for
+COMMIT_PATIENCE_S = 4.0  # for the other ranks of a step, likewise
+MISSING_RANKS = 8  # of a step, that are named
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
@@ -82,7 +86,15 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             step_s=request.step_s,
             data_wait_s=request.data_wait_s,
         )
-        return sessions_pb2.CommitReply(committed=await run.commit(session, request.step, commit))
+        committed = await run.commit(session, request.step, commit)
+        if request.wait and not committed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMMIT_PATIENCE_S):
+                    await run.committed_by_all(session, request.step)
+            if session.over is not None:
+                raise session.over
+            committed = request.step < run.committed
+        return sessions_pb2.CommitReply(committed=committed, missing=() if committed else _missing(run, request.step))
 
     @answers
     async def Close(self, request: sessions_pb2.CloseRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CloseReply:
@@ -99,6 +111,12 @@ def _awaited(run: JobRun, fleet: Fleet) -> str:
     if run.manifest.vocabulary is None:
         return "the preprocessors list its shards"
     return f"the preprocessors count its shards, {run.manifest.num_counted} of {len(run.manifest.shards)} so far"
+
+
+def _missing(run: JobRun, step: int) -> list[int]:
+    """Some of the ranks that have not committed the step."""
+    commits = run.steps[step].commits if step in run.steps else {}
+    return list(itertools.islice((rank for rank in range(run.sessions.num_ranks) if rank not in commits), MISSING_RANKS))
 
 
 def _plan_event(event: Step | Part | Ended, session: Session) -> sessions_pb2.PlanEvent:

@@ -35,6 +35,7 @@ _T = TypeVar("_T")
 
 INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
 AWAY_TIMEOUT_S = 600.0  # how long a trainer waits for a lost reorder service: its restart, and the planning of the window again
+MISSING_TIMEOUT_S = 3600.0  # how long a commit waits for those of other ranks, which may be saving or evaluating meanwhile
 RETRY_S = 0.2  # pause before a service is asked again
 REMIND_S = 30.0  # until what is waited for is said again
 
@@ -122,7 +123,7 @@ class SessionClient:
             self._settle(before=self._open(None, timeout_s, self._generation).next_step)
             unsettled = list(self._unsettled.values())
         for request in unsettled:
-            self._send_commit(request)
+            self._send_commit(request, wait=False)
 
     def _open(self, resume_step: int | None, timeout_s: float, generation: int | None = None) -> sessions_pb2.OpenReply:
         """`generation`: of the session that the new one continues. Raises SupersededError where it is over."""
@@ -187,8 +188,10 @@ class SessionClient:
         """Ask for a part to be decoded elsewhere."""
         self._call(self._stub.ReportLost, sessions_pb2.ReportLostRequest(ticket=ticket, lease=lease))
 
-    def commit(self, step: int, rejected: Sequence[Rejected], loss: float, step_s: float, data_wait_s: float) -> bool:
-        """Whether the step is committed by all ranks now."""
+    def commit(
+        self, step: int, rejected: Sequence[Rejected], loss: float, step_s: float, data_wait_s: float, *, wait: bool = False
+    ) -> bool:
+        """Whether the step is committed by all ranks now, and in the ledger. `wait`: until it is."""
         request = sessions_pb2.CommitRequest(
             step=step,
             rejections=[rejection_message(item) for item in rejected],
@@ -198,31 +201,45 @@ class SessionClient:
         )
         with self._lock:
             self._unsettled[step] = request
-        return self._send_commit(request)
+        return self._send_commit(request, wait=wait)
 
     def _settle(self, before: int) -> None:
         """All ranks have committed the steps before that one. The caller holds the lock."""
         self._unsettled = {step: request for step, request in self._unsettled.items() if step >= before}
 
-    def _send_commit(self, request: sessions_pb2.CommitRequest) -> bool:
-        """Until it is answered: the service may be away, or still planning the step again."""
-        deadline = time.monotonic() + AWAY_TIMEOUT_S
+    def _send_commit(self, request: sessions_pb2.CommitRequest, *, wait: bool) -> bool:
+        """Until it is answered: the service may be away, or still planning the step again. `wait`: until all ranks have said it.
+
+        Raises UnavailableError where the service is away, or the other ranks are missing, for too long.
+        """
+        asked = sessions_pb2.CommitRequest(wait=wait)
+        asked.MergeFrom(request)
+        away_s, missed_s = time.monotonic() + AWAY_TIMEOUT_S, time.monotonic() + MISSING_TIMEOUT_S
+        waits = Repeated(REMIND_S)
         while True:
             session = self._session
             try:
-                committed = bool(self._call(self._stub.Commit, request).committed)
+                reply = self._call(self._stub.Commit, asked)
             except (NotFoundError, UnavailableError) as err:
-                if time.monotonic() > deadline or self._closed.is_set():
+                if time.monotonic() > away_s or self._closed.is_set():
                     raise
                 log.warning("commit of step=%d failed (%s); trying again", request.step, err)
                 if isinstance(err, NotFoundError):
                     self.reopen(session, AWAY_TIMEOUT_S)
                 self._closed.wait(RETRY_S)
                 continue
-            if committed:
+            if reply.committed:
                 with self._lock:
                     self._settle(before=request.step + 1)
-            return committed
+            if reply.committed or not wait:
+                return bool(reply.committed)
+            words = f"job={self.job} step={request.step} missing={','.join(map(str, reply.missing))}"
+            if time.monotonic() > missed_s or self._closed.is_set():
+                raise UnavailableError(f"other ranks have not committed the step: {words}")
+            if waits.is_due(words, time.monotonic()):
+                log.info("waiting for other ranks to commit %s", words)
+            away_s = time.monotonic() + AWAY_TIMEOUT_S
+            self._closed.wait(RETRY_S)
 
     def leave(self) -> None:
         """End the session. The job goes on with the next one, which `open` begins."""

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,18 +18,15 @@ import pyarrow as pa
 import torch
 
 from headrace import metrics, tracing
-from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
+from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError
 from headrace.quarantine import Rejected
-from headrace.sample import UNIT_COLUMNS
-from headrace.transport.base import TRANSPORTS
-from headrace.transport.tls import load_ca
 from headrace.v1 import sessions_pb2
 from trainer.buffers import BufferPool
 from trainer.client import AWAY_TIMEOUT_S, SessionClient
 from trainer.collate import PackedMicrobatch, collate
 from trainer.columns import is_view
+from trainer.consumers import Consumers
 from trainer.fetch import PartFetcher
-from trainer.hedging import HEDGE_S
 from trainer.packing import PackAhead
 from trainer.statistics import LoaderStatistics
 from trainer.steps import Microbatch, Step
@@ -39,8 +35,7 @@ log = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 
-PREFETCH_PARTS, PREFETCH_BYTES, THREADS = 8, 256 << 20, 4
-"""Defaults of `connect`."""
+_CONSUMERS = Consumers()
 
 
 class StepLoader:
@@ -102,6 +97,7 @@ class StepLoader:
         if self._thread is None:
             self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(self._resume_step)
             self._committed = self._queued_step = self._next_step
+            _CONSUMERS.take(self, self._client.job)
             self._left = threading.Event()
             self._thread = threading.Thread(target=self._listen, args=(self._left,), name="plans", daemon=True)
             self._thread.start()
@@ -110,6 +106,7 @@ class StepLoader:
     def close(self) -> None:
         """Stop fetching and end the session. The tensors of all steps become invalid."""
         self._left.set()
+        _CONSUMERS.leave(self)
         self._packing.close()
         self._parts.close()
         self._client.close()
@@ -172,6 +169,9 @@ class StepLoader:
     def commit(self, step: Step, *, loss: float = math.nan) -> None:
         """The step is applied. `loss`: of the whole step, if this rank knows it; for the ledger and for people.
 
+        Returns when all ranks have committed the step and it is in the ledger: what is saved from then on can be resumed. Where
+        the thread that takes this loader's steps takes those of other ranks too, only the last commit of a step does.
+
         From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is used again.
 
         Raises ConflictError where some of the step's microbatches were not consumed.
@@ -182,7 +182,8 @@ class StepLoader:
         self._parts.release(step._tickets)  # before others hear of the commit: then the preprocessors find the room free
         metrics.DATA_WAIT_SECONDS.observe(step.data_wait_s)
         with tracing.span("commit", step._trace, rank=self._rank):
-            self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s)
+            wait = not _CONSUMERS.share(self)
+            self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s, wait=wait)
         with self._changed:
             self._committed = step.index + 1
             plan = self._plans.pop(step.index, None)
@@ -208,6 +209,7 @@ class StepLoader:
             self._waited(step, started_s)
             step._microbatches = self._microbatches(plan, step)
             self._handed_out = True
+            _CONSUMERS.take(self, self._client.job)
             self._next_step = plan.step + 1  # before the step is handed out: a new loop over the loader goes on behind it
             yield step
 
@@ -332,82 +334,5 @@ class StepLoader:
         return _tickets(plan)
 
 
-def _columns(unit: str | None) -> tuple[str, ...] | None:
-    """What a rank of that unit receives; None: everything."""
-    if unit is not None and unit not in UNIT_COLUMNS:
-        raise UserError(f"unit {unit!r} must be one of {', '.join(UNIT_COLUMNS)}, or None for a rank that needs every column")
-    return UNIT_COLUMNS[unit] if unit is not None else None
-
-
 def _tickets(plan: sessions_pb2.RankPlan) -> list[str]:
     return [ticket for microbatch in plan.microbatches for ticket in microbatch.tickets]
-
-
-def connect(
-    endpoint: str,
-    *,
-    job: str,
-    rank: int = 0,
-    num_ranks: int = 1,
-    prefetch_parts: int = PREFETCH_PARTS,
-    prefetch_bytes: int = PREFETCH_BYTES,
-    threads: int = THREADS,
-    transports: Sequence[str] = TRANSPORTS,
-    tls_ca: str | Path | None = None,
-    token: str | None = None,
-    unit: str | None = None,
-    hedge_s: float = HEDGE_S,
-) -> StepLoader:
-    """A loader of the steps of `job` for one rank.
-
-    Rank r of n gets the microbatches of replicas r, r + n, r + 2n, ... Use it from any training loop:
-
-        with trainer.connect("127.0.0.1:7070", job="demo") as loader:
-            for step in loader:
-                for microbatch in step:
-                    ...             # forward and backward on microbatch.data, gradients summed
-                ...                 # optimizer step
-                loader.commit(step, loss=loss)
-
-    Tensors may be views of memory that is shared with a preprocessor: do not write into them, and copy what is needed after the
-    step's `commit`. Where a GPU is, patches and mel lie in pinned memory. The next microbatch is packed ahead; beside it up to
-    `prefetch_parts` parts, and no more than about `prefetch_bytes`, lie ready. No more than `threads` parts are asked of one
-    preprocessor at a time.
-
-    `endpoint`: HOST:PORT, or several of reorder services on one store, separated by commas: the one that leads is found.
-
-    `transports`: how parts may come, the best one that is possible with a preprocessor is taken. "shared_memory": in place, from
-    preprocessors that share /dev/shm with this process; "flight": over the network, by Arrow Flight. Without "flight" a
-    preprocessor that shares no memory is an error; parts for which its shared memory has no room come over the network all the
-    same. The first part over the network tunes this process's malloc (`headrace.transport.malloc`), so that it keeps the memory
-    of parts for those to come; HEADRACE_KEEP_MALLOC=1 in the environment leaves it alone.
-
-    `tls_ca`: a file in PEM, the CA of the preprocessors' certificates; they were started with --tls-cert. None: no TLS.
-
-    `token`: of the cluster, where its services ask for one. None: HEADRACE_CLUSTER_TOKEN, or what is in the file that
-    HEADRACE_CLUSTER_TOKEN_FILE names.
-
-    `unit`: the parallelism unit of this rank, "encoder", "vision", "audio", "llm" or "generator", which receives its columns
-    only: an LLM rank no pixels, an encoder rank no labels. The tensors of the others are empty. None: everything.
-
-    `hedge_s`: seconds for which the consumer waits for a part until another preprocessor is asked for it as well, and whichever
-    comes first is taken. Where parts usually take longer than a quarter of that, the deadline is four times as long as they
-    take, so that a busy fleet is not given the work twice. `StepLoader.statistics` counts it.
-
-    Raises UserError where an option has a value that is none; EndpointError, NotFoundError or ConflictError when it is opened,
-    at `with` or at the first step.
-    """
-    return StepLoader(
-        endpoint,
-        job=job,
-        rank=rank,
-        num_ranks=num_ranks,
-        prefetch_parts=prefetch_parts,
-        prefetch_bytes=prefetch_bytes,
-        threads=threads,
-        transports=transports,
-        tls_ca=load_ca(Path(tls_ca)) if tls_ca is not None else None,
-        token=token,
-        columns=_columns(unit),
-        hedge_s=hedge_s,
-    )

@@ -16,8 +16,8 @@ from torch.distributed.rendezvous import rendezvous
 from headrace.errors import HeadraceError
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
+from trainer.connecting import connect
 from trainer.devices import local_device
-from trainer.loader import connect
 from trainer.models.multimodal import build_model
 from trainer.optimizer_spec import OptimizerSpec
 from trainer.step import DEFAULTS, PRECISIONS, StepResult, TrainStep, embeddings_of, make_optimizer

@@ -124,3 +124,9 @@ def from_rpc(error: grpc.RpcError, endpoint: str) -> HeadraceError:
     if cls is UnauthenticatedError:
         return UnauthenticatedError(f"{endpoint}: {detail}")
     return cls(detail)
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error in a group, however deep it lies."""
+    error = group.exceptions[0]
+    return first_error(error) if isinstance(error, BaseExceptionGroup) else error

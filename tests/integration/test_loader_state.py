@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,45 @@ def test_once_a_step_was_handed_out_it_is_too_late_to_go_back(calm: Any, spec: A
         next(iter(loader))
         with pytest.raises(ConflictError, match="before the first step"):
             loader.load_state_dict(state)
+
+
+def test_a_commit_has_returned_only_when_every_rank_s_samples_are_in_the_ledger(calm: Any, spec: Any) -> None:
+    """Whatever a rank saves behind its commit can be resumed, also where everything is lost at once."""
+    job = calm.submit(spec("durable", steps=2))
+    lengths: list[int] = []
+
+    def train(rank: int, ready: threading.Event) -> None:
+        with trainer.connect(calm.endpoint, job=job, rank=rank, num_ranks=2) as loader:
+            for step in loader:
+                list(step)
+                ready.wait(60)
+                loader.commit(step)
+                lengths.append(len(calm.ledger(job)))
+
+    now, later = threading.Event(), threading.Event()
+    now.set()
+    ranks = [threading.Thread(target=train, args=args) for args in ((0, now), (1, later))]
+    for rank in ranks:
+        rank.start()
+    with calm.client() as client:
+        deadline = time.monotonic() + 60
+        while [rank.committed_steps for rank in client.show(job).ranks] != [1, 0]:  # rank 0 has said its commit
+            assert time.monotonic() < deadline
+            time.sleep(0.02)  # polls a real service
+    assert (lengths, calm.ledger(job)) == ([], [])
+    later.set()
+    for rank in ranks:
+        rank.join(60)
+    assert sorted(lengths)[:2] >= [1, 1]
+    assert len(lengths) == 4
+
+
+def test_one_thread_may_commit_for_several_ranks(calm: Any, spec: Any) -> None:
+    job = calm.submit(spec("one-thread", steps=3))
+    loaders = [trainer.connect(calm.endpoint, job=job, rank=rank, num_ranks=2) for rank in range(2)]
+    with loaders[0], loaders[1]:
+        for steps in zip(*loaders, strict=True):
+            for loader, step in zip(loaders, steps, strict=True):
+                list(step)
+                loader.commit(step)
+            assert len(calm.ledger(job)) == steps[0].index + 1

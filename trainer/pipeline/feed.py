@@ -22,9 +22,10 @@ from headrace.transport.tls import load_ca
 from headrace.v1 import sessions_pb2
 from trainer.client import Part
 from trainer.collate import PackedMicrobatch, collate
+from trainer.connecting import PREFETCH_BYTES, PREFETCH_PARTS, THREADS
 from trainer.device_copy import DeviceCopy, OnItsWay
 from trainer.hedging import HEDGE_S
-from trainer.loader import PREFETCH_BYTES, PREFETCH_PARTS, THREADS, StepLoader
+from trainer.loader import StepLoader
 from trainer.packing import PackAhead
 from trainer.pipeline.routes import Portion, Routes
 from trainer.pipeline.topology import PipelineTopology, Place

@@ -130,26 +130,30 @@ class ReportLostReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("session", "step", "rejections", "loss", "step_s", "data_wait_s")
+    __slots__ = ("session", "step", "rejections", "loss", "step_s", "data_wait_s", "wait")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     DATA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
     session: str
     step: int
     rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
     loss: float
     step_s: float
     data_wait_s: float
-    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ...) -> None: ...
+    wait: bool
+    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ...) -> None: ...
 
 class CommitReply(_message.Message):
-    __slots__ = ("committed",)
+    __slots__ = ("committed", "missing")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
     committed: bool
-    def __init__(self, committed: _Optional[bool] = ...) -> None: ...
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, committed: _Optional[bool] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("session",)

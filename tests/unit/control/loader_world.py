@@ -156,7 +156,7 @@ class World(sessions_pb2_grpc.SessionsServicer):
         with self.changed:
             self.commits.append(request.step)
             self.changed.notify_all()
-        return sessions_pb2.CommitReply(committed=self.complete)
+        return sessions_pb2.CommitReply(committed=self.complete, missing=() if self.complete else [1])
 
     def Close(self, request: sessions_pb2.CloseRequest, context: grpc.ServicerContext) -> sessions_pb2.CloseReply:  # noqa: N802
         return sessions_pb2.CloseReply()
