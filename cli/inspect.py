@@ -290,7 +290,7 @@ def _print_report(report: dict[str, Any], output: str) -> None:
     console.print(head)
     if report["histograms"]:
         console.print(_histogram_table(report["histograms"]))
-    _print_refused(console, report["refused"])
+    _print_refused(console, report)
 
 
 def _histogram_table(histograms: dict[str, dict[str, float]]) -> Table:
@@ -307,8 +307,11 @@ def _histogram_table(histograms: dict[str, dict[str, float]]) -> Table:
     return table
 
 
-def _print_refused(console: Console, refused: list[dict[str, str]]) -> None:
+def _print_refused(console: Console, report: dict[str, Any]) -> None:
     """The reasons, the most frequent first, with the first few samples of each."""
+    refused = report["refused"]
+    if refused and not report["samples"]:
+        console.print("every sample is refused: a job on this data would fail", style="bold")
     for reason, count in Counter(item["reason"] for item in refused).most_common():
         console.print(f"refused as {reason}: {count:,}", markup=False, highlight=False)
         some = [item for item in refused if item["reason"] == reason][:MAX_REFUSED_ROWS]

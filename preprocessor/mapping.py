@@ -27,15 +27,13 @@ from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.quarantine import BadSampleError, Reason
+from preprocessor import claims
 from preprocessor.record import Record
 
 _LIST_KEYS = ("texts", "conversations", "messages")
 _TEXT_KEYS = (*_LIST_KEYS, "caption", "text", "txt")
 _IMAGE_KEYS = ("images", "image")
 _AUDIO_KEYS = ("audios", "audio")
-# Kinds that no decoder takes are listed too: such a sample is then refused by name instead of losing a medium silently.
-_IMAGE_EXTENSIONS = frozenset(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "heic", "avif", "jp2", "svg"))
-_AUDIO_EXTENSIONS = frozenset(("flac", "wav", "mp3", "ogg", "opus", "aiff", "m4a", "aac", "wma"))
 
 
 class Role(StrEnum):
@@ -112,11 +110,16 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
     """The sample in a record; loads its media.
 
     Raises BadSampleError with schema_error (the field and what was expected), placeholder_mismatch, missing_media,
-    empty_sample (no text and no media, or a conversation without an answer), and whatever `record.load` raises.
+    unused_media, empty_sample (no text and no media, or a conversation without an answer), and whatever `record.load` raises.
     """
-    images = _references(record, spec.images, _IMAGE_KEYS, _IMAGE_EXTENSIONS)
-    audios = _references(record, spec.audios, _AUDIO_KEYS, _AUDIO_EXTENSIONS)
+    image_field, images = _references(record, spec.images, _IMAGE_KEYS, claims.IMAGE_EXTENSIONS, spec)
+    audio_field, audios = _references(record, spec.audios, _AUDIO_KEYS, claims.AUDIO_EXTENSIONS, spec)
     key, value = _text(record, spec)
+    settled = [kind for kind, named in (("image", spec.images), ("audio", spec.audios)) if named is not None]
+    taken = [kind for kind, media in (("image", images), ("audio", audios)) if media]
+    members = {reference.lower() for reference in (*(images or ()), *(audios or ())) if isinstance(reference, str)}
+    claims.check_members(record, members, settled, spec)
+    claims.check_fields(record, (key, image_field, audio_field), {*settled, *taken}, spec)
     drafts = _drafts(key, value, spec)
     if isinstance(value, str) and not any(isinstance(piece, _Slot) for _, pieces in drafts for piece in pieces):
         drafts[0][1][:0] = [*[_Slot.IMAGE] * len(images or ()), *[_Slot.AUDIO] * len(audios or ())]
@@ -137,20 +140,20 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
 
 
 def _references(
-    record: Record, key: str | None, keys: Sequence[str], extensions: frozenset[str]
-) -> tuple[_Reference, ...] | None:
-    """Names or bytes of the media of one kind; None where their cell is null."""
+    record: Record, key: str | None, keys: Sequence[str], extensions: frozenset[str], spec: MappingSpec
+) -> tuple[str, tuple[_Reference, ...] | None]:
+    """The field of the media of one kind, "" where members are, and their names or bytes; None where their cell is null."""
     found = key if key is not None else next((name for name in keys if name in record.fields), None)
     if found is None:
-        return tuple(member for member in record.members if member.rsplit(".", 1)[-1] in extensions)
+        return "", claims.of_kind(record, extensions, spec)
     if found not in record.fields:
         if found in record.members:
-            return (found,)
+            return "", (found,)
         raise _schema_error(found, "an image or a recording", "nothing of that name")
     value = record.fields[found]
     if value is None:
-        return None
-    return tuple(_reference(found, item) for item in (value if isinstance(value, list) else [value]))
+        return found, None
+    return found, tuple(_reference(found, item) for item in (value if isinstance(value, list) else [value]))
 
 
 def _reference(field: str, value: Any) -> _Reference:
@@ -249,7 +252,8 @@ def _role(field: str, value: Any, spec: MappingSpec) -> Role:
 
 
 def _split(text: str, spec: MappingSpec) -> list[_Piece]:
-    """The text cut at its placeholders, empty pieces left out."""
+    """The text cut at its placeholders, empty pieces left out. Raises BadSampleError for those of other trainers."""
+    claims.check_text(text, spec)
     slots = {spec.image_placeholder: _Slot.IMAGE, spec.audio_placeholder: _Slot.AUDIO}
     parts = re.split("(" + "|".join(map(re.escape, slots)) + ")", text)
     return [slots.get(part, part) for part in parts if part]

@@ -1,9 +1,15 @@
-"""Which files of a source are shards, and what they are called."""
+"""Which files of a source are shards, and what they are called.
+
+A folder is a data set only where all its shards are of one: files of several formats side by side (annotations beside the
+archives that hold the media, as img2dataset writes them), or evaluation splits beside those to train on, are refused until one
+is named.
+"""
 
 from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, cast
@@ -20,6 +26,8 @@ from preprocessor.sources.download import Retry
 from preprocessor.sources.metadataset import is_metadataset
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".jsonl", *mds.SUFFIXES)
+_FORMATS = {".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "Parquet", ".jsonl": "JSONL"}
+_SPLITS = re.compile(r"(?:^|[-_./])(?:(train|training)|(validation|valid|val|dev|eval|test|testing))(?=[-_./0-9])", re.IGNORECASE)
 _MAGIC = frozenset("*?[")
 _WEB = ("http://", "https://")
 
@@ -76,9 +84,48 @@ def _names(fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selectio
             raise DatasetError(f"{selection.root} has no {missing[0]}, which its split {selection.split!r} lists; complete it")
         return wanted, root
     shards = [name for name, file in zip(names, files, strict=True) if is_shard(file) and not _is_hidden(name)]
+    _check_one_format(shards, _url(fs, root))
+    _check_one_split(shards, _url(fs, root))
     of_mds = [name for name in shards if name.endswith(mds.SUFFIXES)]
     others = [name for name in shards if not name.endswith(mds.SUFFIXES)]
     return others + _indexed(fs, root, of_mds, whole=root == path), root
+
+
+def _check_one_format(names: list[str], root: str) -> None:
+    """Raises DatasetError where the shards are of several formats."""
+    examples = {_format(name): name for name in sorted(names, reverse=True)}
+    if len(examples) > 1:
+        kinds = " and ".join(f"{kind} ({name})" for kind, name in sorted(examples.items()))
+        one = max(examples)  # archives hold media, which what stands beside them often only describes
+        suffix = next(suffix for suffix in SUFFIXES if examples[one].endswith(suffix))
+        anywhere = "**/*" if any("/" in name for name in names) else "*"
+        raise DatasetError(
+            f"{root} holds {kinds}, and a source is of one format: name those to train on, for example "
+            f"{posixpath.join(root, anywhere + suffix)}, or make each a source"
+        )
+
+
+def _format(name: str) -> str:
+    return next((kind for suffix, kind in _FORMATS.items() if name.endswith(suffix)), "MDS")
+
+
+def _check_one_split(names: list[str], root: str) -> None:
+    """Raises DatasetError where some shards are of an evaluation split, by their names, and others are not."""
+    examples: dict[str, str] = {}
+    to_train_on: list[str] = []
+    evaluates = False
+    for name in sorted(names, reverse=True):
+        found = _SPLITS.search(name)
+        examples[(found[1] or found[2]).lower() if found else "no split"] = name
+        if found and found[1]:
+            to_train_on.append(name[: found.end()] + ("" if name[found.end()] == "/" else "*"))
+        evaluates = evaluates or bool(found and found[2])
+    if evaluates and len(examples) > 1:
+        kinds = ", ".join(f"{split} ({name})" for split, name in sorted(examples.items()))
+        example = f", for example {posixpath.join(root, to_train_on[-1])}" if to_train_on else ""
+        raise DatasetError(
+            f"{root} holds shards of several splits, {kinds}: name the one to train on{example}, or make each a source"
+        )
 
 
 def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: bool) -> list[str]:

@@ -24,6 +24,9 @@ class MappingSpec(BaseModel):
     audios: str | None = None
     """Key of the recording or recordings. None: the first of `audios`, `audio` that is there, else the tar members with
     the extension of a recording, in natural order."""
+    ignore: tuple[str, ...] = ()
+    """What to train without, and a sample is refused for otherwise: media by their key or by the extension of their tar member
+    (`mp4`, or `seg.png` for just those), and other trainers' placeholders that are text here (`<video>`)."""
     user_roles: Roles = ("user", "human")
     assistant_roles: Roles = ("assistant", "gpt", "model")
     system_roles: tuple[str, ...] = ("system",)

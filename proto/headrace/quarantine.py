@@ -22,6 +22,7 @@ class Reason(StrEnum):
     EMPTY_SAMPLE = "empty_sample"  # nothing to train on
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"  # placeholders and media differ in number
     MISSING_MEDIA = "missing_media"  # a named medium is not there
+    UNUSED_MEDIA = "unused_media"  # a medium that the mapping neither takes nor leaves out by name
     ARCHIVE_TRUNCATED = "archive_truncated"  # the container ends early
     ARCHIVE_CORRUPT = "archive_corrupt"  # the container is damaged
     EMPTY_ARCHIVE = "empty_archive"  # no member

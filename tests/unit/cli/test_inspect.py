@@ -189,6 +189,17 @@ def test_the_table_says_the_same(data: Path, tmp_path: Path, capsys: pytest.Capt
     assert "and 2 more" in out
 
 
+def test_a_data_set_whose_videos_nothing_uses_says_that_it_is_refused_as_a_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "video.tar"
+    write_tar(data, {f"{n}.{kind}": content for n in range(3) for kind, content in (("mp4", b"film"), ("txt", b"A film."))})
+    assert main(["inspect", str(data), "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "every sample is refused: a job on this data would fail\nrefused as unused_media: 3\n" in out
+    assert "video.tar/0: nothing uses the member mp4: list 'mp4' under the mapping's ignore to train without it\n" in out
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -96,9 +96,7 @@ def test_placeholders_are_taken_literally() -> None:
 
 
 def test_members_stand_in_for_missing_lists() -> None:
-    assert simple({"texts": ["<image><image>"]}, ("jpg", "1.png", "cls", "npy")) == [
-        ("document", ["<image jpg>", "<image 1.png>"])
-    ]
+    assert simple({"texts": ["<image><image>"]}, ("0.jpg", "1.png", "cls")) == [("document", ["<image 0.jpg>", "<image 1.png>"])]
     spec = MappingSpec(images="seg.png")
     assert simple({"texts": ["<image>"]}, ("jpg", "seg.png"), spec) == [("document", ["<image seg.png>"])]
 
