@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from headrace.sample import LABEL_IGNORED
 
@@ -34,14 +35,46 @@ def token_loss(hidden: Tensor, labels: Tensor, output_weight: Tensor, *, max_log
     targets = labels[rows]
     chunk = max(1, max_logits // output_weight.shape[0])
     if len(rows) <= chunk:
-        return _chunk_loss(hidden[rows], targets, output_weight)
-    total = torch.zeros((), device=hidden.device)
-    for hidden_part, targets_part in zip(torch.split(hidden[rows], chunk), torch.split(targets, chunk), strict=True):
-        part = checkpoint(_chunk_loss, hidden_part, targets_part, output_weight, use_reentrant=False)
-        total = total + part
-    return total
+        logits = functional.linear(hidden[rows], output_weight)
+        return functional.cross_entropy(logits.float(), targets, reduction="sum")
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+    loss: Tensor = _InPieces.apply(hidden[rows], targets, output_weight, chunk, dtype)  # type: ignore[no-untyped-call]
+    return loss
 
 
-def _chunk_loss(hidden: Tensor, targets: Tensor, output_weight: Tensor) -> Tensor:
-    logits = functional.linear(hidden, output_weight)
-    return functional.cross_entropy(logits.float(), targets, reduction="sum")
+class _InPieces(torch.autograd.Function):
+    """The same for so many tokens at a time, by products in a dtype.
+
+    The gradient of the weight is the sum of those of all pieces. Autograd adds them up in the dtype of the products: in bfloat16
+    the more pieces there are, the more of it is lost. Here they are added up in the dtype of the weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, targets: Tensor, weight: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(hidden, targets, weight)
+        ctx.chunk, ctx.dtype = chunk, dtype
+        total = torch.zeros((), device=hidden.device)
+        with torch.autocast(hidden.device.type, enabled=False):  # it would keep the weight's cast for others, without a gradient
+            cast = weight.to(dtype)
+            for x, y in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
+                logits = functional.linear(x.to(dtype), cast)
+                total += functional.cross_entropy(logits.float(), y, reduction="sum")
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, targets, weight = ctx.saved_tensors
+        cast = weight.to(ctx.dtype)
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
+        for x, y, of_x in zip(*(torch.split(rows, ctx.chunk) for rows in (hidden, targets, of_hidden)), strict=True):
+            x = x.to(ctx.dtype)
+            of_logits = functional.linear(x, cast).float().softmax(dim=1)
+            of_logits[torch.arange(len(y), device=y.device), y] -= 1
+            of_logits = of_logits.mul_(gradient).to(ctx.dtype)
+            of_x.copy_(of_logits @ cast)
+            if of_weight is not None:
+                of_weight += of_logits.T @ x
+        return of_hidden, None, of_weight, None, None

@@ -119,6 +119,36 @@ def test_chunks_of_logits_change_neither_loss_nor_gradient(max_logits):
         torch.testing.assert_close(gradient, want, **CLOSE)
 
 
+@pytest.mark.parametrize("pieces", [1, 16, 128])
+def test_in_half_precision_the_gradient_of_the_head_does_not_depend_on_the_number_of_pieces(pieces):
+    """Its rounding is that of one product; summed up in bfloat16 over 128 pieces it would be five times as large."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, width, vocab = 512, 64, 128
+    hidden, table = torch.randn(tokens, width, generator=generator), 0.05 * torch.randn(vocab, width, generator=generator)
+    labels = torch.randint(0, vocab, (tokens,), generator=generator)
+
+    def gradients(max_logits, dtype):
+        x, weight = hidden.clone().requires_grad_(), table.clone().requires_grad_()
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            loss = token_loss(x, labels, weight, max_logits=max_logits)
+        return torch.autograd.grad(loss, (x, weight))
+
+    rounded = gradients(vocab * tokens // pieces, torch.bfloat16)
+    for gradient, exact in zip(rounded, gradients(vocab * tokens, torch.float32), strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact).norm() / exact.norm() < 3.5e-3
+
+
+def test_a_loss_in_pieces_does_not_take_the_weight_from_a_later_one():
+    """Autocast keeps casts for all that is in it; one that was made without a graph would have no gradient to give."""
+    hidden, weight = torch.randn(8, 4), torch.randn(16, 4, requires_grad=True)
+    labels = torch.zeros(8, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16):
+        token_loss(hidden, labels, weight, max_logits=16)
+        whole = token_loss(hidden, labels, weight)
+    assert torch.autograd.grad(whole, weight)[0].norm() > 0
+
+
 def bytes_kept_for_backward(num_tokens, vocab, max_logits):
     hidden, weight = torch.randn(num_tokens, 4, requires_grad=True), torch.randn(vocab, 4, requires_grad=True)
     kept = []
