@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UserError
 from reorder_service.step import Part, Step
+
+OPENING_S = 5.0  # until a session that was opened hears of plans: longer than a call may be tried again
+VACANT_S = 7.0  # for a process that is gone to be noticed: longer than keepalive takes (headrace.rpc)
+VACANT_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,8 @@ class Session:
     together: bool = False
     """Whether it is of nodes that commit together, of which any number come and go."""
     streaming: bool = False
+    opened_s: float = field(default_factory=time.monotonic)
+    has_streamed: bool = False
     over: HeadraceError | None = None
     """What the rank is told of any further call: the session has ended."""
     next_step: int = 0
@@ -44,6 +51,14 @@ class Session:
     _places: dict[str, Part] = field(default_factory=dict)  # a part that moves twice is told once
     _ended: Ended | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin_streaming(self) -> None:
+        """Somebody hears of plans from now on."""
+        self.streaming = self.has_streamed = True
+
+    def is_live(self) -> bool:
+        """Whether a process is connected, or about to be."""
+        return self.streaming or not (self.has_streamed or time.monotonic() > self.opened_s + OPENING_S)
 
     def serves(self, replica: int) -> bool:
         """Whether a replica's parts go to this rank."""
@@ -126,7 +141,8 @@ class Sessions:
             )
         if not named and num_ranks > replicas:
             raise UserError(
-                f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas}, "
+                f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas} (of tensor- or "
+                "context-parallel ranks one connects, with rank= and num_ranks= of the data-parallel group), "
                 f"or `headrace job topology {self._job} --replicas {num_ranks}`"
             )
         kind = (num_ranks, bool(named), together)
@@ -153,6 +169,21 @@ class Sessions:
         self._named = bool(named)
         self.num_ranks = num_ranks
         return session
+
+    async def vacant(self, rank: int, continues: str) -> None:
+        """Wait until no other process is connected as `rank`. `continues`: id of the caller's own former session, if any.
+
+        Raises ConflictError where one stays connected. One that was lost without a word is taken for alive for some seconds.
+        """
+        deadline_s = time.monotonic() + VACANT_S
+        while (session := self.by_rank.get(rank)) is not None and session.id != continues and session.is_live():
+            if time.monotonic() > deadline_s:
+                raise ConflictError(
+                    f"another process is connected as rank {rank} of {session.num_ranks} of job {self._job!r}: stop it, or "
+                    "give each data-parallel rank its own rank= and num_ranks= (of tensor- or context-parallel ranks connect "
+                    "one, and broadcast its microbatches)"
+                )
+            await asyncio.sleep(VACANT_POLL_S)
 
     def leave(self, session: Session) -> None:
         """A rank hears no more. Nodes that commit together come and go: one that went is told no steps for ever."""

@@ -41,6 +41,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 await run.wait_ready()
         except TimeoutError:
             return sessions_pb2.OpenReply(waiting=_awaited(run, self._post.service.fleet))
+        if not request.together:
+            await run.sessions.vacant(request.rank, request.continues)
         generation = request.generation if request.HasField("generation") else None
         if request.HasField("resume_step"):
             await asyncio.shield(run.rewind(request.resume_step))
@@ -61,7 +63,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.PlansRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[sessions_pb2.PlanEvents]:
         run, session = self._post.service.find_session(request.session)
-        session.streaming = True
+        session.begin_streaming()
         try:
             async for events in session.events():
                 yield sessions_pb2.PlanEvents(events=[_plan_event(event, session) for event in events])

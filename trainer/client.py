@@ -136,6 +136,7 @@ class SessionClient:
             replicas=self._replicas,
             together=self._together,
             patient=True,
+            continues=self._session,
         )
         deadline = time.monotonic() + timeout_s
         waits = Repeated(REMIND_S)

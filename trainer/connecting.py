@@ -33,7 +33,10 @@ def connect(
 ) -> StepLoader:
     """A loader of the steps of `job` for one rank.
 
-    Rank r of n gets the microbatches of replicas r, r + n, r + 2n, ... Use it from any training loop:
+    Rank r of n gets the microbatches of replicas r, r + n, r + 2n, ...: `rank` and `num_ranks` are those of the data-parallel
+    group. Ranks that train on the same samples (tensor-, context- or pipeline-parallel ones) connect once: one of them takes the
+    microbatches and broadcasts them. While a process is connected as a rank, another one is refused. Use it from any training
+    loop:
 
         with trainer.connect("127.0.0.1:7070", job="demo") as loader:
             for step in loader:

@@ -26,6 +26,7 @@ from trainer.client import AWAY_TIMEOUT_S, SessionClient
 from trainer.collate import PackedMicrobatch, collate
 from trainer.columns import is_view
 from trainer.consumers import Consumers
+from trainer.data_parallel import check_ranks
 from trainer.fetch import PartFetcher
 from trainer.packing import PackAhead
 from trainer.statistics import LoaderStatistics
@@ -60,7 +61,8 @@ class StepLoader:
         token: str | None = None,
     ) -> None:
         """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`, `token`: as of SessionClient."""
-        self._rank = rank
+        self._rank, self._num_ranks = rank, num_ranks
+        self._counts_ranks = not replicas and not together  # those of a pipeline name what they take
         self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together, token=token)
         self._parts = PartFetcher(
             self._client.report_lost,
@@ -95,6 +97,8 @@ class StepLoader:
     def open(self) -> StepLoader:
         """Open the session, unless that is done. `spec` and `vocabulary` are known from then on."""
         if self._thread is None:
+            if self._counts_ranks:
+                check_ranks(self._num_ranks)
             self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(self._resume_step)
             self._committed = self._queued_step = self._next_step
             _CONSUMERS.take(self, self._client.job)

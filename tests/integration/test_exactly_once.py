@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 import trainer
-from headrace.errors import ConflictError, SupersededError, UserError
+from headrace.errors import ConflictError
 from headrace.ledger import ledger_sha256
 from headrace.spec import STRATEGIES
 from headrace.transport.base import TRANSPORTS
@@ -152,19 +152,6 @@ def test_two_ranks_share_the_replicas_and_commit_together(calm, spec) -> None:
         thread.join(60.0)
     assert sorted(seen[0] + seen[1]) == list(range(5 * 16))
     assert len(calm.ledger(job)) == 5
-
-
-def test_a_second_process_for_a_rank_takes_over(calm, spec) -> None:
-    job = calm.submit(spec("twice", steps=2))
-    with trainer.connect(calm.endpoint, job=job) as former:
-        first = next(iter(former))
-        list(first)
-        with trainer.connect(calm.endpoint, job=job) as latter:
-            assert next(iter(latter)).index == first.index
-            with pytest.raises(SupersededError):
-                former.commit(first)
-    with pytest.raises(UserError, match="at most 2"):
-        trainer.connect(calm.endpoint, job=job, rank=2, num_ranks=3).open()
 
 
 def test_a_store_smaller_than_a_step_slows_down_but_never_stands_still(cluster, spec) -> None:

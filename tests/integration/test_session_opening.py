@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from typing import Any
 
 import pytest
+
+import trainer
+from cli.processes import Process
+from headrace.errors import ConflictError, UserError
 
 pytestmark = pytest.mark.integration
 
@@ -34,3 +40,44 @@ def test_a_trainer_that_waits_for_a_preprocessor_says_so_and_goes_on_when_one_co
     assert done == [0]
     assert "does not answer" not in caplog.text
     assert caplog.text.count("no preprocessor is connected") == 1, "it is said again after a while only"
+
+
+def test_a_second_process_for_a_rank_is_refused_while_the_first_is_connected(calm: Any, spec: Any) -> None:
+    """Ranks that all say they are rank 0, say, or those of a tensor-parallel group."""
+    job = calm.submit(spec("twice", steps=2))
+    with trainer.connect(calm.endpoint, job=job) as former:
+        steps = iter(former)
+        first = next(steps)
+        list(first)
+        with pytest.raises(ConflictError, match=r"another process is connected as rank 0 of 1.* tensor- or context-parallel"):
+            trainer.connect(calm.endpoint, job=job).open()
+        former.commit(first)
+        assert next(steps).index == 1
+    with trainer.connect(calm.endpoint, job=job) as latter:
+        assert next(iter(latter)).index == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_gone_or_hangs_leaves_its_place_to_another(cluster: Any, spec: Any, sent: signal.Signals) -> None:
+    cluster.start_reorder()
+    cluster.add_preprocessors(1)
+    job = cluster.submit(spec("replaced", steps=40))
+    arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1"]
+    training = cluster.group.add(Process("trainer", arguments, cluster.folder / "trainer.log"))
+    deadline = time.monotonic() + 100
+    while not cluster.ledger(job):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # polls a real service
+    os.kill(training.pid, sent)
+    with trainer.connect(cluster.endpoint, job=job) as loader:
+        assert next(iter(loader)).index == len(cluster.ledger(job))
+    os.kill(training.pid, signal.SIGKILL)
+
+
+def test_more_ranks_than_replicas_are_refused_with_the_remedy(calm: Any, spec: Any) -> None:
+    """As where tensor-parallel ranks are counted."""
+    job = calm.submit(spec("too-many", steps=2))
+    with pytest.raises(
+        UserError, match=r"2 replica\(s\) for 3 ranks: use at most 2 \(of tensor- or context-parallel ranks one connects"
+    ):
+        trainer.connect(calm.endpoint, job=job, rank=2, num_ranks=3).open()

@@ -65,7 +65,8 @@ class SessionsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Open(self, request, context):
-        """Opening a rank's session again takes the place of its former one, which is then refused with ABORTED.
+        """Opening a rank's session again takes the place of its former one, which is then refused with ABORTED. While another process is
+        connected as the rank, it is refused itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,31 @@
+"""Which ranks a loader may count: tensor-, context- and pipeline-parallel ranks train on the same samples."""
+
+from __future__ import annotations
+
+import re
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from headrace.errors import UserError
+
+_SAME_SAMPLES = re.compile(r"(?<![a-z])(tp|cp|sp|pp|tensor|context|sequence|ulysses|pipeline)(?![a-z])", re.IGNORECASE)
+_OTHERS = re.compile(r"(?<![a-z])(dp|ddp|fsdp|hsdp|ep|data|expert|embedding|embd)(?![a-z])", re.IGNORECASE)
+"""Words in the descriptions of process groups: a device mesh makes `mesh_tp`, Megatron TENSOR_MODEL_PARALLEL_GROUP."""
+
+
+def check_ranks(num_ranks: int) -> None:
+    """Raise UserError where `num_ranks` counts every process, and some of them are to train on the same samples.
+
+    Seen in the process groups that there are. Without torch.distributed nothing is checked.
+    """
+    if not dist.is_available() or not dist.is_initialized() or not 1 < num_ranks == dist.get_world_size():
+        return
+    for group in distributed_c10d._world.pg_map:
+        name = group.group_desc.replace("_", " ")
+        if group.size() > 1 and _SAME_SAMPLES.search(name) and not _OTHERS.search(name):
+            raise UserError(
+                f"num_ranks={num_ranks} counts every process, but the {group.size()} of group {group.group_desc!r} train on the "
+                "same samples: connect on one of them, with rank= and num_ranks= of the data-parallel group, and broadcast "
+                "its microbatches"
+            )
