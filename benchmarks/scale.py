@@ -22,7 +22,17 @@ from typing import Any
 
 from benchmarks.preprocess_meter import tree_cpu_s
 from benchmarks.report import Report, Row, Section, at_most
-from benchmarks.scale_workload import MICROBATCHES, PREPROCESSORS, RANK_SAMPLES, RANKS, ROWS, SHARDS, STEP_S
+from benchmarks.scale_workload import (
+    MICROBATCHES,
+    PREPROCESSORS,
+    RANK_SAMPLES,
+    RANKS,
+    ROWS,
+    SHARDS,
+    STEP_S,
+    TOLD_LANES,
+    TOLD_MODES,
+)
 from benchmarks.timing import progress
 from cli.client import JobsClient
 from cli.processes import Process, ProcessGroup
@@ -34,6 +44,7 @@ RESULTS = Path(__file__).parent / "results"
 STEPS = 30
 RANK_PROCESSES = 2
 GOAL_S = 0.1
+TOLD_GOAL_S = 0.5  # a lease is 1.5 s, and everything else of a step is the event loop's too
 WINDOW = 4
 PLANNED_TIMEOUT_S = 60.0
 BEGIN_S = 2.0  # from a window of planned steps to the first commit
@@ -72,14 +83,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the clients, and ten steps")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where scale.json goes")
+    parser.add_argument("--told-only", action="store_true", help="only what whole plans take of the event loop; writes no file")
     options = parser.parse_args()
     part, steps = (16, 10) if options.quick else (1, STEPS)
-    section = _measure(RANKS // part, PREPROCESSORS // part, steps)
+    sections = [] if options.told_only else [_measure(RANKS // part, PREPROCESSORS // part, steps)]
     report = Report(
-        benchmark="scale", date=datetime.now(UTC).isoformat(timespec="seconds"), quick=options.quick, sections=[section]
+        benchmark="scale",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        quick=options.quick,
+        sections=[*sections, _measure_telling(TOLD_LANES // part)],
     )
-    report.write(options.results / "scale.json")
+    if not options.told_only:
+        report.write(options.results / "scale.json")
     report.show()
+
+
+def _measure_telling(lanes: int) -> Section:
+    rows = []
+    for mode, meaning in TOLD_MODES.items():
+        progress(f"told: {mode}")
+        command = [sys.executable, "-m", "benchmarks.scale_telling", mode, str(lanes)]
+        told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+        sizes = f"{told['rank_bytes'] / 1e3:,.0f} kB to a rank at most, {told['all_bytes'] / 1e6:,.0f} MB to all"
+        rows.append(
+            Row(
+                name=f"{mode}, event loop's time for a step's plans and places",
+                value=told["loop_s"],
+                unit="s",
+                goal=at_most(TOLD_GOAL_S),
+                detail=f"{sizes}; {told['turn_s']:.3f} s at a time at most; {meaning}",
+            )
+        )
+    title = f"{told['ranks']:,} ranks that are told whole plans of {told['samples']:,} samples, which nobody trains"
+    return Section(title=title, rows=rows)
 
 
 def _measure(num_ranks: int, num_preprocessors: int, steps: int) -> Section:

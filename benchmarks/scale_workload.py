@@ -16,6 +16,13 @@ RANK_SAMPLES = 8
 SHARDS, ROWS = 10_000, 10_000
 """The data set: 100 million samples."""
 SLOTS = 8
+TOLD_LANES = 64
+"""Of a job whose ranks are told whole plans: replicas of an LLM in 16 stages."""
+TOLD_MODES = {
+    "equal lanes": "a pipeline whose units have equal numbers of replicas",
+    "one lane": "a pipeline of which one unit has a replica less, so that samples of every replica meet there",
+    "nodes": "nodes that commit together (--nodes): all of them hear everything",
+}
 
 
 def own_channel(endpoint: str) -> grpc.aio.Channel:

@@ -288,8 +288,7 @@ class JobRun:
         step = self.steps[index] = self._planner.step(index, refs, self.generation)
         await self._planner.plan(step, self.topology, self.generation)
         self._changed.set()  # its size is known
-        for session in self.sessions.by_rank.values():
-            session.tell_step(step)
+        self.sessions.tell_step(step)
 
         def urgent() -> bool:
             return step.index == self.committed
@@ -329,13 +328,7 @@ class JobRun:
         if self.sessions.num_ranks != former:  # what a rank has committed meant other samples then
             for step in self.steps.values():
                 step.commits.clear()
-        for index in sorted(self.steps):
-            step = self.steps[index]
-            if step.plan is not None:
-                session.tell_step(step)
-                for part in step.parts.values():
-                    if part.lease:
-                        session.tell_place(part)
+        session.catch_up([step for _, step in sorted(self.steps.items()) if step.plan is not None])
         if self.state in FINAL:
             session.tell_end(self.message)
         return session

@@ -10,7 +10,7 @@ import uuid
 from headrace import metrics
 from headrace.errors import UnavailableError
 from headrace.rpc import Server
-from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc, sessions_pb2_grpc
+from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
 from reorder_service import planning, snapshots
 from reorder_service.fleet_servicer import FleetServicer
 from reorder_service.job import FINAL, JobRun
@@ -19,7 +19,7 @@ from reorder_service.leadership import Post, elected, keep_leading
 from reorder_service.member import Member
 from reorder_service.membership_servicer import MembershipServicer
 from reorder_service.service import ReorderService
-from reorder_service.sessions_servicer import SessionsServicer
+from reorder_service.sessions_servicer import SessionsServicer, add_to_server
 from reorder_service.state import StateStore
 from reorder_service.step import Step
 from reorder_service.stopping import stop_task
@@ -71,7 +71,7 @@ async def _serve(listen: str, store: StateStore, token: str) -> None:
         listen,
         {
             "headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(post), s),
-            "headrace.v1.Sessions": lambda s: sessions_pb2_grpc.add_SessionsServicer_to_server(SessionsServicer(post), s),
+            "headrace.v1.Sessions": lambda s: add_to_server(SessionsServicer(post), s),
             "headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(post), s),
             "headrace.v1.Membership": lambda s: membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(post), s),
         },

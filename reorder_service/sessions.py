@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UserError
@@ -21,6 +21,59 @@ class Ended:
     """No step follows. `message` is empty where all are committed, else says why."""
 
     message: str
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """Steps, then places of parts, or the end: what sessions of one lane are told at a time."""
+
+    events: Sequence[Step | Part | Ended]
+    message: bytes = b""
+    """As it goes over the wire, once somebody has written it."""
+
+
+class Lane:
+    """Sessions that serve the same replicas are told the same, and it is written once for all of them."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[Session, None] = {}
+        self._steps: list[Step] = []
+        self._places: dict[str, Part] = {}  # a part that moves twice is told once
+
+    def join(self, session: Session) -> None:
+        """From now on the session is told what the lane is."""
+        self.spread()
+        self._sessions[session] = None
+
+    def leave(self, session: Session) -> None:
+        """The session is told no more."""
+        self._sessions.pop(session, None)
+
+    def tell_step(self, step: Step) -> None:
+        """A step is planned. Its parts' places follow by `tell_place`."""
+        if self._stirs():
+            self._steps.append(step)
+
+    def tell_place(self, part: Part) -> None:
+        """A preprocessor has taken a part (again)."""
+        if self._stirs():
+            self._places[part.ticket] = part
+
+    def _stirs(self) -> bool:
+        """Whether anybody is to be told. The first thing wakes all of them, who then `spread` it."""
+        if not self._steps and not self._places:
+            for session in self._sessions:
+                session.wake()
+        return bool(self._sessions)
+
+    def spread(self) -> None:
+        """Hand to every session what was told since it was done before."""
+        if self._steps or self._places:
+            told = Told([*self._steps, *self._places.values()])
+            self._steps.clear()
+            self._places.clear()
+            for session in self._sessions:
+                session.hear(told)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,8 +100,8 @@ class Session:
     data_wait_s: float = 0.0
     step_s: float = 0.0
     """What the rank said of the step before `next_step`."""
-    _steps: list[Step] = field(default_factory=list)
-    _places: dict[str, Part] = field(default_factory=dict)  # a part that moves twice is told once
+    lane: Lane = field(default_factory=Lane)
+    _told: list[Told] = field(default_factory=list)
     _ended: Ended | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,16 +117,20 @@ class Session:
         """Whether a replica's parts go to this rank."""
         return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
 
-    def tell_step(self, step: Step) -> None:
-        """A step is planned. Its parts' places follow by `tell_place`."""
-        self._steps.append(step)
-        self._wake.set()
+    def catch_up(self, steps: Sequence[Step]) -> None:
+        """Steps were planned, and some of their parts taken, before the session was opened."""
+        parts = [part for step in steps for part in step.parts.values() if part.lease and self.serves(part.replica)]
+        if steps:
+            self.hear(Told([*steps, *parts]))
+            self.wake()
 
-    def tell_place(self, part: Part) -> None:
-        """A preprocessor has taken the part (again)."""
-        if self.serves(part.replica):
-            self._places[part.ticket] = part
-            self._wake.set()
+    def hear(self, told: Told) -> None:
+        """What is told next, once the session wakes."""
+        self._told.append(told)
+
+    def wake(self) -> None:
+        """There is something to tell."""
+        self._wake.set()
 
     def tell_end(self, message: str) -> None:
         """No step follows."""
@@ -88,19 +145,20 @@ class Session:
     def end(self, error: HeadraceError) -> None:
         """The rank is told no more, but that."""
         self.over = error
+        self.lane.leave(self)
         self._wake.set()
 
-    async def events(self) -> AsyncIterator[list[Step | Part | Ended]]:
-        """Planned steps, then places of their parts: all there is at a time, until Ended. Raises `over` where it ends before."""
+    async def told(self) -> AsyncIterator[list[Told]]:
+        """All there is to tell at a time, until it is the end. Raises `over` where the session ends before."""
         while self.over is None:
             self._wake.clear()
-            ended = self._ended
-            events: list[Step | Part | Ended] = [*self._steps, *self._places.values(), *([ended] if ended else [])]
-            if events:
-                self._steps.clear()
-                self._places.clear()
-                yield events
-            if ended:
+            self.lane.spread()
+            told, self._told, ended = self._told, [], self._ended
+            if ended is not None:
+                told.append(Told([ended]))
+            if told:
+                yield told
+            if ended is not None:
                 return
             await self._wake.wait()
         raise self.over
@@ -114,13 +172,18 @@ class Sessions:
         self.by_rank: dict[int, Session] = {}
         self.num_ranks = 1
         """Ranks whose commits make a step: what the latest session said."""
-        self._named = False  # whether ranks have named their replicas
+        self._lanes: dict[Hashable, Lane] = {}
+        self._serving: dict[int, list[Lane]] = {}  # by replica
+
+    def tell_step(self, step: Step) -> None:
+        """A step is planned. Its parts' places follow by `tell_place`."""
+        for lane in self._lanes.values():
+            lane.tell_step(step)
 
     def tell_place(self, part: Part) -> None:
         """A preprocessor has taken the part (again)."""
-        one = None if self._named else self.by_rank.get(part.replica % self.num_ranks)
-        for session in self.by_rank.values() if self._named else filter(None, [one]):
-            session.tell_place(part)
+        for lane in self._serving.get(part.replica, ()):
+            lane.tell_place(part)
 
     def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = (), *, together: bool = False) -> Session:
         """A new session for `rank`. Raises UserError or ConflictError where it does not fit.
@@ -157,6 +220,8 @@ class Sessions:
         for session in [*others, *filter(None, [self.by_rank.get(rank)])]:
             session.end(SupersededError(f"rank {session.rank} of job {self._job!r} was opened again"))
             self.by_rank.pop(session.rank, None)
+        if others:
+            self._forget_lanes()
         session = Session(
             id=f"{self._job}/{rank}/{uuid.uuid4().hex[:12]}",
             job=self._job,
@@ -166,8 +231,8 @@ class Sessions:
             together=together,
         )
         self.by_rank[rank] = session
-        self._named = bool(named)
         self.num_ranks = num_ranks
+        self._join_lane(session, replicas)
         return session
 
     async def vacant(self, rank: int, continues: str) -> None:
@@ -185,6 +250,19 @@ class Sessions:
                 )
             await asyncio.sleep(VACANT_POLL_S)
 
+    def _join_lane(self, session: Session, replicas: int) -> None:
+        key = session.replicas or session.rank
+        if key not in self._lanes:
+            self._lanes[key] = session.lane
+            for replica in session.replicas or range(session.rank, replicas, session.num_ranks):
+                self._serving.setdefault(replica, []).append(session.lane)
+        session.lane = self._lanes[key]
+        session.lane.join(session)
+
+    def _forget_lanes(self) -> None:
+        self._lanes.clear()
+        self._serving.clear()
+
     def leave(self, session: Session) -> None:
         """A rank hears no more. Nodes that commit together come and go: one that went is told no steps for ever."""
         session.streaming = False
@@ -197,6 +275,7 @@ class Sessions:
         for session in self.by_rank.values():
             session.end(error)
         self.by_rank.clear()
+        self._forget_lanes()
 
 
 def _company(num_ranks: int, *, together: bool) -> str:

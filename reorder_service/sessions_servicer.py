@@ -17,7 +17,7 @@ from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 from reorder_service.fleet import Fleet
 from reorder_service.job import JobRun
 from reorder_service.leadership import Post
-from reorder_service.sessions import Ended, Session
+from reorder_service.sessions import Ended, Session, Told
 from reorder_service.step import Part, RankCommit, Step
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,17 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 2.0  # for a job to be ready, until a rank that asks again is told what it waits for
 COMMIT_PATIENCE_S = 4.0  # for the other ranks of a step, likewise
 MISSING_RANKS = 8  # of a step, that are named
+
+
+def add_to_server(servicer: SessionsServicer, server: grpc.aio.Server) -> None:
+    """Plans go out as the bytes that they are: a message that a thousand ranks hear is not written a thousand times."""
+    plans = grpc.unary_stream_rpc_method_handler(
+        servicer.Plans, request_deserializer=sessions_pb2.PlansRequest.FromString, response_serializer=bytes
+    )
+    service, handlers = "headrace.v1.Sessions", {"Plans": plans}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))  # of these the first is asked
+    sessions_pb2_grpc.add_SessionsServicer_to_server(servicer, server)
+    server.add_registered_method_handlers(service, handlers)  # and of these the last
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
@@ -59,14 +70,12 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         )
 
     @answers_stream
-    async def Plans(
-        self, request: sessions_pb2.PlansRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[sessions_pb2.PlanEvents]:
+    async def Plans(self, request: sessions_pb2.PlansRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         run, session = self._post.service.find_session(request.session)
         session.begin_streaming()
         try:
-            async for events in session.events():
-                yield sessions_pb2.PlanEvents(events=[_plan_event(event, session) for event in events])
+            async for told in session.told():
+                yield b"".join(plan_events(one, session) for one in told)
         finally:
             run.sessions.leave(session)
         log.debug("plans ended job=%s rank=%d", run.name, session.rank)
@@ -121,16 +130,43 @@ def _missing(run: JobRun, step: int) -> list[int]:
     return list(itertools.islice((rank for rank in range(run.sessions.num_ranks) if rank not in commits), MISSING_RANKS))
 
 
-def _plan_event(event: Step | Part | Ended, session: Session) -> sessions_pb2.PlanEvent:
+def plan_events(told: Told, session: Session) -> bytes:
+    """Some PlanEvents, written when the first session of the lane is told."""
+    if not told.message:
+        told.message = b"".join(_event_message(event, session) for event in told.events)
+    return told.message
+
+
+def _event_message(event: Step | Part | Ended, session: Session) -> bytes:
+    """PlanEvents with one event."""
     if isinstance(event, Step):
-        return sessions_pb2.PlanEvent(plan=_rank_plan(event, session))
+        return _plan_message(event, session)
     if isinstance(event, Part):
-        location = sessions_pb2.PartLocation(ticket=event.ticket, lease=event.lease, endpoint=event.endpoint)
-        return sessions_pb2.PlanEvent(location=location)
-    return sessions_pb2.PlanEvent(ended=sessions_pb2.JobEnded(message=event.message))
+        if event.message[0] != event.lease:
+            location = sessions_pb2.PartLocation(ticket=event.ticket, lease=event.lease, endpoint=event.endpoint)
+            event.message = event.lease, _written(sessions_pb2.PlanEvent(location=location))
+        return event.message[1]
+    return _written(sessions_pb2.PlanEvent(ended=sessions_pb2.JobEnded(message=event.message)))
+
+
+def _written(event: sessions_pb2.PlanEvent) -> bytes:
+    written: bytes = sessions_pb2.PlanEvents(events=[event]).SerializeToString()
+    return written
+
+
+def _plan_message(step: Step, session: Session) -> bytes:
+    """What is of all ranks, and what is of the session's lane, is written once each."""
+    if session.lane not in step.messages:
+        step.messages[session.lane] = _rank_plan(step, session).SerializeToString()
+    plan = step.messages[session.lane]
+    if session.replicas:
+        plan += codec.field_bytes(sessions_pb2.RankPlan.WHOLE_FIELD_NUMBER, step.whole)
+    event = codec.field_bytes(sessions_pb2.PlanEvent.PLAN_FIELD_NUMBER, plan)
+    return codec.field_bytes(sessions_pb2.PlanEvents.EVENTS_FIELD_NUMBER, event)
 
 
 def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
+    """Without the whole plan."""
     replicas = [replica for replica in range(len(step.sizes)) if session.serves(replica)]
     microbatches = [
         sessions_pb2.RankMicrobatch(
@@ -145,8 +181,7 @@ def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
         for r in replicas
         if k < len(step.sizes[r])
     ]
-    plan_json = step.plan_json if session.replicas else ""
-    return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes), plan_json=plan_json)
+    return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes))
 
 
 def _part_samples(step: Step, replica: int, microbatch: int) -> list[sessions_pb2.PartSamples]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace import codec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
@@ -40,6 +40,8 @@ class Part:
     work: Work | None = None
     lease: str = ""
     endpoint: str = ""
+    message: tuple[str, bytes] = ("", b"")
+    """A lease, and what ranks are told of it: written once for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Step:
     num_bytes: int | None = None
     """Of all parts once they are decoded, about; None until the samples are probed."""
     plan: StepPlan | None = None
-    _plan_json: str = ""
+    _whole: bytes = b""
     sizes: list[tuple[int, ...]] = field(default_factory=list)
     """Of each replica, how many samples each of its microbatches has."""
     seconds: list[tuple[float, ...]] = field(default_factory=list)
@@ -82,6 +84,8 @@ class Step:
     tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     """(replica, microbatch) -> of its parts, in order; none for one without samples."""
     commits: dict[int, RankCommit] = field(default_factory=dict)
+    messages: dict[Hashable, bytes] = field(default_factory=dict)
+    """What ranks are told of it, by the lane that they are of: written once for each."""
 
     def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:
         """Take the plan and cut its microbatches into parts of at most `part_samples` samples, which lie in few shards each.
@@ -114,11 +118,11 @@ class Step:
         self.plan = plan
 
     @property
-    def plan_json(self) -> str:
-        """The plan, for ranks that need all of it; written once for all of them."""
-        if self.plan is not None and not self._plan_json:
-            self._plan_json = json.dumps(self.plan.to_json())
-        return self._plan_json
+    def whole(self) -> bytes:
+        """The plan as a message, for ranks that need all of it; written once for all of them."""
+        if self.plan is not None and not self._whole:
+            self._whole = codec.plan_message(self.plan).SerializeToString()
+        return self._whole
 
     def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:
         """The plan of the step's good samples, after filling `costs` and `num_bytes`. Pure otherwise: runs in a worker thread.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
 
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
+from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
-from headrace.v1 import common_pb2
+from headrace.v1 import common_pb2, sessions_pb2
 
 
 def ref_message(ref: SampleRef) -> common_pb2.SampleRef:
@@ -69,3 +71,69 @@ def vocabulary_message(vocabulary: Vocabulary) -> common_pb2.Vocabulary:
 
 def vocabulary_value(message: common_pb2.Vocabulary) -> Vocabulary:
     return Vocabulary(size=message.size, image_token=message.image_token, audio_token=message.audio_token)
+
+
+def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
+    """Without its prediction. Sample ids take two bytes each in all but the largest global batches."""
+    topology = plan.topology
+    microbatches = list(chain.from_iterable(plan.replicas))
+    first_sample = min(plan.sample_ids(), default=0)
+    samples = {unit: [microbatch.units.get(unit, ()) for microbatch in microbatches] for unit in topology.stages}
+    return sessions_pb2.WholePlan(
+        strategy=plan.strategy,
+        seed=plan.seed,
+        generation=plan.generation,
+        chosen=plan.chosen,
+        replicas=topology.replicas,
+        microbatches=topology.microbatches,
+        first_sample=first_sample,
+        units=[
+            sessions_pb2.PlannedUnit(
+                unit=unit,
+                stages=topology.stages[unit],
+                counts=map(len, of_unit),
+                samples=[sample - first_sample for sample in chain.from_iterable(of_unit)],
+            )
+            for unit, of_unit in samples.items()
+        ],
+    )
+
+
+def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
+    """The plan behind `plan_message`."""
+    topology = Topology(
+        replicas=message.replicas,
+        microbatches=message.microbatches,
+        stages={unit.unit: unit.stages for unit in message.units},
+    )
+    samples = {unit.unit: _cut(unit, message.first_sample) for unit in message.units}
+    microbatches = [
+        Microbatch(units={unit: of_unit[slot] for unit, of_unit in samples.items()})
+        for slot in range(topology.replicas * topology.microbatches)
+    ]
+    return StepPlan(
+        strategy=message.strategy,
+        seed=message.seed,
+        generation=message.generation,
+        chosen=message.chosen,
+        topology=topology,
+        replicas=tuple(
+            tuple(microbatches[r * topology.microbatches : (r + 1) * topology.microbatches]) for r in range(topology.replicas)
+        ),
+    )
+
+
+def field_bytes(number: int, body: bytes) -> bytes:
+    """A message whose one field holds a message that is written already: so it can be in many without being written again."""
+    return _varint(number << 3 | 2) + _varint(len(body)) + body
+
+
+def _varint(value: int) -> bytes:
+    groups = [value >> shift & 0x7F for shift in range(0, max(1, value.bit_length()), 7)]
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
+
+
+def _cut(unit: sessions_pb2.PlannedUnit, first_sample: int) -> list[tuple[int, ...]]:
+    """The samples of a unit, microbatch by microbatch."""
+    ids = tuple(first_sample + sample for sample in unit.samples)
+    return [ids[start:end] for start, end in pairwise(accumulate(unit.counts, initial=0))]

@@ -218,7 +218,7 @@ def test_nodes_that_commit_together_all_hear_of_a_step_and_one_commits_it(calm, 
         for event in client.events():
             if event.HasField("plan") and event.plan.step == 0:
                 tickets = {ticket for microbatch in event.plan.microbatches for ticket in microbatch.tickets}
-                assert event.plan.plan_json
+                assert event.plan.HasField("whole")
             placed |= {event.location.ticket} - {""}
             if tickets and tickets <= placed:
                 break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import torch
 
+from headrace import codec
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
@@ -170,7 +170,7 @@ class PipelineLoader(PortionLoader):
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
         """Those that this process needs, in the order in which it does."""
         if plan.step not in self._needed:
-            whole = StepPlan.from_json(json.loads(plan.plan_json))
+            whole = codec.plan_value(plan.whole)
             _check_replicas(plan.step, whole, self._topology)
             routes = Routes(whole, self._topology.replicas)
             self._needed[plan.step] = routes, tickets_of(plan, routes, self._place)

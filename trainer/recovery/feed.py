@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import torch
 
+from headrace import codec
 from headrace.errors import JobFailedError
-from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
 from headrace.transport.base import TRANSPORTS
 from headrace.v1 import sessions_pb2
@@ -210,7 +209,7 @@ class NodeLoader(PortionLoader):
         """Those that the node's share needs, in the order in which it does."""
         assert self._layout is not None, "the node has a share"
         if plan.step not in self._needed:
-            whole = StepPlan.from_json(json.loads(plan.plan_json))
+            whole = codec.plan_value(plan.whole)
             seconds = [one.seconds for one in sorted(plan.microbatches, key=lambda one: (one.replica, one.index))]
             numbers, alone = self._layout.assigned(plan.step, whole, seconds)
             routes = Routes(alone, dict.fromkeys(self._layout.topology.units, 1))

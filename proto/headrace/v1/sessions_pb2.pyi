@@ -68,16 +68,48 @@ class PlanEvent(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ..., location: _Optional[_Union[PartLocation, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("step", "microbatches", "num_samples", "plan_json")
+    __slots__ = ("step", "microbatches", "num_samples", "whole")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     step: int
     microbatches: _containers.RepeatedCompositeFieldContainer[RankMicrobatch]
     num_samples: int
-    plan_json: str
-    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., plan_json: _Optional[str] = ...) -> None: ...
+    whole: WholePlan
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ...) -> None: ...
+
+class WholePlan(_message.Message):
+    __slots__ = ("strategy", "seed", "generation", "chosen", "replicas", "microbatches", "first_sample", "units")
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    UNITS_FIELD_NUMBER: _ClassVar[int]
+    strategy: str
+    seed: int
+    generation: int
+    chosen: str
+    replicas: int
+    microbatches: int
+    first_sample: int
+    units: _containers.RepeatedCompositeFieldContainer[PlannedUnit]
+    def __init__(self, strategy: _Optional[str] = ..., seed: _Optional[int] = ..., generation: _Optional[int] = ..., chosen: _Optional[str] = ..., replicas: _Optional[int] = ..., microbatches: _Optional[int] = ..., first_sample: _Optional[int] = ..., units: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ...) -> None: ...
+
+class PlannedUnit(_message.Message):
+    __slots__ = ("unit", "stages", "counts", "samples")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    stages: int
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, unit: _Optional[str] = ..., stages: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankMicrobatch(_message.Message):
     __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "seconds")

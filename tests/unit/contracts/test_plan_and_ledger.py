@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from headrace.ledger import LedgerEntry, ledger_sha256
 from headrace.plan import GENERATOR, LLM, Microbatch, Predicted, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
-from headrace.v1 import common_pb2
+from headrace.v1 import common_pb2, sessions_pb2
 
 DOCUMENT: dict[str, Any] = {
     "strategy": "entrain",
@@ -46,6 +47,17 @@ def test_the_public_form_is_stable() -> None:
     assert plan.sample_ids() == [1, 5, 7, 9]
     without = {key: value for key, value in DOCUMENT.items() if key != "predicted"}
     assert StepPlan.from_json(without).to_json() == without
+
+
+@pytest.mark.parametrize("samples", [0, 3, 200, 20_000])
+def test_a_plan_is_the_same_behind_the_wire_but_for_its_prediction(samples: int) -> None:
+    ids = [list(range(2**40 + number, 2**40 + samples, 4)) for number in range(4)]
+    plan = make_plan([{"encoder": ids[0], LLM: ids[1]}, {"encoder": ids[1], LLM: ids[0]}], [{LLM: ids[2]}, {LLM: ids[3]}])
+    plan = replace(plan, replicas=plan.replicas[:1] * 2, seed=2**63 + 5, generation=7, chosen="joint")
+    written = codec.plan_message(plan).SerializeToString()
+    assert codec.plan_value(sessions_pb2.WholePlan.FromString(written)) == plan
+    event = codec.field_bytes(sessions_pb2.RankPlan.WHOLE_FIELD_NUMBER, written)
+    assert codec.plan_value(sessions_pb2.RankPlan.FromString(event).whole) == plan
 
 
 def test_deferral_is_sound() -> None:

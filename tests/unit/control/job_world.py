@@ -129,8 +129,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def told_by(session: Session) -> AsyncIterator[Step | Part | Ended]:
     """One by one."""
-    async for events in session.events():
-        for event in events:
+    async for told in session.told():
+        for event in (event for one in told for event in one.events):
             yield event
 
 

@@ -13,6 +13,7 @@ from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from reorder_service.sessions import Ended, Session, Sessions
 from reorder_service.step import Part, RankCommit, Step
+from tests.unit.control.job_world import told_by
 
 SHAPE = {"encoder": 1, "llm": 1}
 
@@ -38,6 +39,11 @@ def part(ticket: str, replica: int = 0) -> Part:
     return Part(ticket=ticket, replica=replica, microbatch=0, samples=(), shards={})
 
 
+async def tickets_told(session: Session) -> list[str]:
+    """Of all parts whose places are told at once."""
+    return [event.ticket for told in await anext(session.told()) for event in told.events if isinstance(event, Part)]
+
+
 @pytest.mark.parametrize("part_samples", [1, 2, 3, 16])
 def test_parts_cover_the_plan_and_are_no_larger_than_asked(part_samples: int) -> None:
     step = make_step(num_samples=11, part_samples=part_samples)
@@ -61,12 +67,12 @@ def test_ranks_share_the_replicas() -> None:
     assert served == [[0, 3], [1, 4], [2]]
 
 
-def test_a_process_of_a_pipeline_gets_the_parts_of_the_replicas_that_it_names() -> None:
+async def test_a_process_of_a_pipeline_gets_the_parts_of_the_replicas_that_it_names() -> None:
     sessions = Sessions("job")
     encoder, first, second = (sessions.open(rank, 3, 2, named) for rank, named in enumerate([(0, 1), (0,), (1,)]))
     for replica in range(2):
         sessions.tell_place(part(f"t{replica}", replica))
-    told = [list(session._places) for session in (encoder, first, second)]
+    told = [await tickets_told(session) for session in (encoder, first, second)]
     assert told == [["t0", "t1"], ["t0"], ["t1"]]
 
 
@@ -78,12 +84,12 @@ def test_ranks_that_name_their_replicas_take_the_place_of_those_that_do_not() ->
     assert list(sessions.by_rank.values()) == [latter]
 
 
-def test_nodes_that_commit_together_each_hear_of_all_parts_and_come_and_go() -> None:
+async def test_nodes_that_commit_together_each_hear_of_all_parts_and_come_and_go() -> None:
     sessions = Sessions("job")
     nodes = [sessions.open(rank, 0, 2, together=True) for rank in (0, 9, 4)]
     for replica in range(2):
         sessions.tell_place(part(f"t{replica}", replica))
-    assert [list(session._places) for session in nodes] == [["t0", "t1"]] * 3
+    assert [await tickets_told(session) for session in nodes] == [["t0", "t1"]] * 3
     assert sessions.num_ranks == 1
     sessions.leave(nodes[1])
     assert list(sessions.by_rank.values()) == [nodes[0], nodes[2]]
@@ -143,48 +149,86 @@ def test_another_number_of_ranks_is_refused_while_one_is_connected() -> None:
 
 
 async def test_all_there_is_comes_at_a_time_and_steps_before_the_places_of_their_parts() -> None:
-    session = Sessions("job").open(0, 1, 1)
+    sessions = Sessions("job")
+    session = sessions.open(0, 1, 1)
     first, second = make_step(0), make_step(1)
-    events = session.events()
-    session.tell_step(first)
-    session.tell_place(part("a"))
-    session.tell_place(part("b"))
-    session.tell_step(second)
-    told = await anext(events)
-    assert told[:2] == [first, second]
-    assert [getattr(event, "ticket", None) for event in told[2:]] == ["a", "b"]
-    session.tell_place(part("c"))
-    assert [getattr(event, "ticket", None) for event in await anext(events)] == ["c"]
+    listening = session.told()
+    sessions.tell_step(first)
+    sessions.tell_place(part("a"))
+    sessions.tell_place(part("b"))
+    sessions.tell_step(second)
+    (told,) = await anext(listening)
+    assert list(told.events[:2]) == [first, second]
+    assert [getattr(event, "ticket", None) for event in told.events[2:]] == ["a", "b"]
+    sessions.tell_place(part("c"))
+    (told,) = await anext(listening)
+    assert [getattr(event, "ticket", None) for event in told.events] == ["c"]
+
+
+async def test_what_is_told_to_one_lane_is_one_and_the_same() -> None:
+    sessions = Sessions("job")
+    encoder, first, second = (sessions.open(rank, 3, 2, named) for rank, named in enumerate([(0, 1), (1,), (1,)]))
+    sessions.tell_step(make_step())
+    told = {session: (await anext(session.told()))[0] for session in (encoder, first, second)}
+    assert told[first] is told[second]
+    assert told[first] is not told[encoder]
+
+
+async def test_a_session_that_opens_late_hears_once_of_what_was_told_before() -> None:
+    sessions = Sessions("job")
+    early = sessions.open(0, 0, 2, together=True)
+    step = make_step()
+    sessions.tell_step(step)
+    late = sessions.open(1, 0, 2, together=True)
+    next(iter(step.parts.values())).lease = "taken"
+    late.catch_up([step])
+    sessions.tell_place(next(iter(step.parts.values())))
+    early.tell_end("")
+    late.tell_end("")
+    assert [type(event) for event in [event async for event in told_by(early)]] == [Step, Part, Ended]
+    assert [type(event) for event in [event async for event in told_by(late)]] == [Step, Part, Part, Ended]
+
+
+async def test_a_lane_that_nobody_is_left_in_keeps_nothing() -> None:
+    sessions = Sessions("job")
+    node = sessions.open(0, 0, 1, together=True)
+    sessions.leave(node)
+    sessions.tell_step(make_step())
+    again = sessions.open(0, 0, 1, together=True)
+    again.tell_end("")
+    assert [type(event) for event in [event async for event in told_by(again)]] == [Ended]
 
 
 async def test_a_part_that_moves_twice_is_told_once_where_it_is_now() -> None:
-    session = Sessions("job").open(0, 1, 1)
+    sessions = Sessions("job")
+    session = sessions.open(0, 1, 1)
     moving = part("a")
     for lease in ("l1", "l2"):
         moving.lease = lease
-        session.tell_place(moving)
+        sessions.tell_place(moving)
     session.tell_end("")
-    events = [event async for events in session.events() for event in events]
-    assert events == [moving, Ended(message="")]
+    assert [event async for event in told_by(session)] == [moving, Ended(message="")]
 
 
 async def test_places_of_other_ranks_are_not_told() -> None:
-    session = Sessions("job").open(1, 2, 2)
-    session.tell_place(part("theirs", 0))
-    session.tell_place(part("ours", 1))
+    sessions = Sessions("job")
+    session = sessions.open(1, 2, 2)
+    sessions.tell_place(part("theirs", 0))
+    sessions.tell_place(part("ours", 1))
     session.tell_end("why")
-    events = [event async for events in session.events() for event in events]
+    events = [event async for event in told_by(session)]
     assert [type(event) for event in events] == [Part, Ended]
     assert isinstance(events[0], Part)
     assert events[0].ticket == "ours"
 
 
 async def test_a_superseded_session_hears_nothing_more() -> None:
-    session: Session = Sessions("job").open(0, 1, 1)
-    session.tell_step(make_step())
+    sessions = Sessions("job")
+    session = sessions.open(0, 1, 1)
+    sessions.tell_step(make_step())
     session.end(SupersededError("opened again"))
     with pytest.raises(SupersededError, match="opened again"):
-        await anext(session.events())
+        await anext(session.told())
 
 
 def commit(loss: float = math.nan, rejected: tuple[Rejected, ...] = (), step_s: float = 1.0, wait_s: float = 0.0) -> RankCommit:
