@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from headrace import limits
 from headrace.errors import SpecError
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
@@ -30,13 +32,20 @@ Document = TypeVar("Document", bound=BaseModel)
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise ValueError(f"must be a number or a text, got {str(value).lower()}")
+        return value
+
 
 class SourceSpec(_Part):
     """One data set of the mixture."""
 
-    path: str
+    path: Annotated[str, Field(max_length=limits.MAX_PATH)]
     """Folder, file, glob or fsspec URL of WebDataset tar shards, Parquet files or JSONL files."""
-    name: str = ""
+    name: Annotated[str, Field(max_length=limits.MAX_SOURCE_NAME)] = ""
     """First part of its samples' names; by default the last part of `path`."""
     weight: Annotated[float, Field(gt=0)] | None = None
     """Share of the mixture. None for all sources: shares follow the sizes, so that an epoch has every sample once. To know them,
@@ -65,6 +74,8 @@ class SourceSpec(_Part):
     def _default_name(self) -> Self:
         if not self.name:
             object.__setattr__(self, "name", self.path.rstrip("/").rsplit("/", 1)[-1] or "data")
+        if len(self.name) > limits.MAX_SOURCE_NAME:
+            raise ValueError(f"the last part of its path makes a name of {len(self.name)} characters: give it one of at most 255")
         if "/" in self.name:
             raise ValueError(f"name {self.name!r} holds a '/', which separates the parts of a sample's name")
         return self
@@ -73,11 +84,11 @@ class SourceSpec(_Part):
 class ImageSpec(_Part):
     """The patch grid (Qwen2-VL's rule: sides are multiples of patch * merge, the aspect ratio is kept)."""
 
-    patch: Annotated[int, Field(ge=1)] = 14
-    merge: Annotated[int, Field(ge=1)] = 2
+    patch: Annotated[int, Field(ge=1, le=limits.MAX_PATCH)] = 14
+    merge: Annotated[int, Field(ge=1, le=limits.MAX_MERGE)] = 2
     min_pixels: Annotated[int, Field(ge=1)] = 56 * 56
-    max_pixels: Annotated[int, Field(ge=1)] = 28 * 28 * 1280
-    max_source_pixels: Annotated[int, Field(ge=1)] = 100_000_000
+    max_pixels: Annotated[int, Field(ge=1, le=limits.MAX_PIXELS)] = 28 * 28 * 1280
+    max_source_pixels: Annotated[int, Field(ge=1, le=limits.MAX_SOURCE_PIXELS)] = 100_000_000
     """Images with more pixels are refused from their header (too_large); 100 megapixels decode to 300 MB."""
     max_aspect_ratio: Annotated[float, Field(ge=1)] = 200.0
     background: tuple[int, int, int] = (255, 255, 255)
@@ -97,13 +108,13 @@ class ImageSpec(_Part):
 class AudioSpec(_Part):
     """Log-mel features, as Whisper-like encoders take them."""
 
-    sample_rate: Annotated[int, Field(ge=1000)] = 16_000
-    mel_bins: Annotated[int, Field(ge=1)] = 128
-    hop_s: Annotated[float, Field(gt=0)] = 0.01
-    window_s: Annotated[float, Field(gt=0)] = 0.025
+    sample_rate: Annotated[int, Field(ge=1000, le=limits.MAX_SAMPLE_RATE)] = 16_000
+    mel_bins: Annotated[int, Field(ge=1, le=limits.MAX_MEL_BINS)] = 128
+    hop_s: Annotated[float, Field(ge=limits.MIN_HOP_S)] = 0.01
+    window_s: Annotated[float, Field(gt=0, le=limits.MAX_WINDOW_S)] = 0.025
     frames_per_token: Annotated[int, Field(ge=1)] = 8
     """Mel frames that become one LLM token (a convolution of stride 2 and a projector that joins 4)."""
-    max_seconds: Annotated[float, Field(gt=0)] = 600.0
+    max_seconds: Annotated[float, Field(gt=0, le=limits.MAX_SECONDS)] = 600.0
     """Longer recordings are quarantined as too_long. For an encoder with a table of positions as many as that has: 30 for
     Whisper's, whose trainer refuses a job that allows more."""
 
@@ -117,11 +128,21 @@ class AudioSpec(_Part):
         """Mel frames of the longest recording that is taken."""
         return math.ceil(self.max_seconds * self.sample_rate) // self.hop_samples
 
+    @model_validator(mode="after")
+    def _fits_into_memory(self) -> Self:
+        values = self.max_seconds * max(self.sample_rate, self.mel_bins / self.hop_s)
+        if values > limits.MAX_SOUND_VALUES:
+            raise ValueError(
+                f"max_seconds ({self.max_seconds:g}) of sample_rate {self.sample_rate}, or of mel_bins {self.mel_bins} each "
+                f"hop_s {self.hop_s:g}, are {values:.0f} values, and at most {limits.MAX_SOUND_VALUES} are taken: lower one"
+            )
+        return self
+
 
 class TextSpec(_Part):
     """Tokenizer and prompt template."""
 
-    tokenizer: str = ""
+    tokenizer: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
     """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled one."""
     template: Literal["chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision"] = "chatml"
     """How the turns of a sample become one sequence; all but chatml as the model of that name wants it."""
@@ -129,16 +150,16 @@ class TextSpec(_Part):
     """The control token that stands for an image. Empty: the template's own."""
     audio_token: str = ""
     """Likewise for a recording; gives a place for recordings to a template that has none."""
-    max_tokens: Annotated[int, Field(ge=1)] = 32_768
+    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] = 32_768
     """Longer samples are quarantined as too_long."""
 
 
 class TopologySpec(_Part):
     """Replicas, microbatches per replica, and pipeline stages per unit."""
 
-    replicas: Annotated[int, Field(ge=1)] = 1
-    microbatches: Annotated[int, Field(ge=1)] = 4
-    stages: dict[str, Annotated[int, Field(ge=1)]] = {"encoder": 1, LLM: 3}
+    replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
+    microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 4
+    stages: dict[str, Annotated[int, Field(ge=1, le=limits.MAX_STAGES, strict=True)]] = {"encoder": 1, LLM: 3}
     """Of `encoder` (vision and audio together) or of `vision`, `audio` or both, of `llm`, and of `generator` where the job's
     model has one."""
     speeds: tuple[Annotated[float, Field(gt=0)], ...] | None = None
@@ -159,6 +180,17 @@ class TopologySpec(_Part):
     def _a_speed_each(self) -> Self:
         if self.speeds is not None and len(self.speeds) != self.replicas:
             raise ValueError(f"speeds must be one for each of {self.replicas} replicas, got {len(self.speeds)}")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_planned(self) -> Self:
+        stages = sum(self.stages.values())
+        slots = self.replicas * self.microbatches * stages
+        if slots > limits.MAX_SLOTS:
+            raise ValueError(
+                f"{self.replicas} replicas x {self.microbatches} microbatches x {stages} stages are {slots}, and at most "
+                f"{limits.MAX_SLOTS} are planned: lower one of them"
+            )
         return self
 
     def changed(
@@ -184,30 +216,30 @@ class JobSpec(_Part):
     """A whole job. Two jobs with equal specs and data sets have equal global batches."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
-    sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1)]
-    global_batch: Annotated[int, Field(ge=1)] = 32
-    epochs: Annotated[int, Field(ge=1)] | None = None
+    sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=limits.MAX_SOURCES)]
+    global_batch: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)] = 32
+    epochs: Annotated[int, Field(ge=1, le=limits.MAX_EPOCHS)] | None = None
     """Stop after so many epochs. None: after one, or after `steps`."""
-    steps: Annotated[int, Field(ge=1)] | None = None
+    steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] | None = None
     """Stop after so many steps, in whichever epoch."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    shuffle_shards: Annotated[int, Field(ge=1)] = 16
+    shuffle_shards: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_SHARDS)] = 16
     """Samples of so many shards (themselves in shuffled order) are shuffled together."""
     strategy: str = "auto"
     """Who plans the global batches. `auto`: for each one, of all strategies whose plan of it keeps every sample on one replica,
     the one whose plan takes the least time. Plans of those in `CROSSING` need units that share their replicas."""
     topology: TopologySpec = TopologySpec()
-    pack_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
     """Pack samples of a global batch into sequences of so many tokens, and plan these: samples of a pack stay in one
     microbatch, and each pack is taken to cost the LLM its full length, as where a trainer pads to it. Ours does not pad."""
-    window: Annotated[int, Field(ge=1)] = 4
+    window: Annotated[int, Field(ge=1, le=limits.MAX_WINDOW)] = 4
     """Global batches that are planned ahead of the last committed one, at most."""
     window_bytes: Annotated[int, Field(ge=1)] | None = None
     """And so many bytes of them once they are decoded, as probing foresees it. None: what the preprocessors' stores hold
     together, less some room for what comes and goes. The one that trainers need now and the one behind it are planned however
     large they are. What the stores have no room for is decoded when it is asked for: a number is for jobs that share their
     preprocessors. A trainer that takes a third step before it commits the first counts on the room."""
-    part_samples: Annotated[int, Field(ge=1)] = 16
+    part_samples: Annotated[int, Field(ge=1, le=limits.MAX_PART_SAMPLES)] = 16
     """Most samples of one part, the unit of decoding and fetching."""
     image: ImageSpec = ImageSpec()
     audio: AudioSpec = AudioSpec()
@@ -239,6 +271,16 @@ class JobSpec(_Part):
         weighted = [source.weight is not None for source in self.sources]
         if any(weighted) and not all(weighted):
             raise ValueError("either every source has a weight or none has")
+        return self
+
+    @model_validator(mode="after")
+    def _window_fits_into_memory(self) -> Self:
+        samples = self.window * self.global_batch
+        if samples > limits.MAX_WINDOW_SAMPLES:
+            raise ValueError(
+                f"window ({self.window}) x global_batch ({self.global_batch}) are {samples} samples planned ahead, and at most "
+                f"{limits.MAX_WINDOW_SAMPLES} are: lower one of them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -309,12 +351,29 @@ def load_spec_yaml(path: Path) -> JobSpec:
 def read_yaml(path: Path, what: str) -> Any:
     """The plain data in a YAML file. Raises SpecError, which calls the document `what`."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a safe one
     except (OSError, UnicodeDecodeError) as err:
         raise SpecError(f"cannot read the {what} {path}: {err}") from err
     except yaml.YAMLError as err:
         raise SpecError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from err
 
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what YAML reads as another number than is written: 010 as 8, and 1:30:00 as 5400."""
+
+    yaml_implicit_resolvers = yaml.SafeLoader.yaml_implicit_resolvers.copy()
+
+    def _refuse(self, node: yaml.ScalarNode) -> None:
+        raise yaml.constructor.ConstructorError(
+            problem=f"{node.value} would be read as another number: write a decimal one, or put a text in quotes",
+            problem_mark=node.start_mark,
+        )
+
+
+_MISREAD = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+for _first in "-+0123456789":
+    _Loader.yaml_implicit_resolvers[_first] = [("!misread", _MISREAD), *_Loader.yaml_implicit_resolvers.get(_first, [])]
+_Loader.add_constructor("!misread", _Loader._refuse)
 
 _PHRASES = {
     "extra_forbidden": "there is no such field",

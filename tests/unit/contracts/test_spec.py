@@ -99,6 +99,35 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"audio": {"hop_s": float("inf")}}, "audio.hop_s", "finite"),
     ({"text": {"template": "alpaca"}}, "text.template", "chatml"),
     ({"globalbatch": 4}, "globalbatch", "no such field"),
+    ({"global_batch": 10**10}, "global_batch", "less than or equal to 1048576"),
+    ({"epochs": 10**18}, "epochs", "less than or equal to 1000000"),
+    ({"steps": 10**10}, "steps", "less than or equal to 1000000000"),
+    ({"window": 10**6}, "window", "less than or equal to 1024"),
+    ({"window": 1024, "global_batch": 8192}, "job spec", "8388608 samples planned ahead, and at most 4194304"),
+    ({"part_samples": 10**9}, "part_samples", "less than or equal to 4096"),
+    ({"shuffle_shards": 10**9}, "shuffle_shards", "less than or equal to 65536"),
+    ({"sources": [{"path": f"/{n}"} for n in range(1025)]}, "sources", "at most 1024"),
+    ({"sources": [{"path": "/" * 5000}]}, "sources.0.path", "at most 4096"),
+    ({"sources": [{"path": "/a", "name": "n" * 256}]}, "sources.0.name", "at most 255"),
+    ({"sources": [{"path": "n" * 256}]}, "sources.0", "at most 255"),
+    ({"topology": {"replicas": 10**9}}, "topology.replicas", "less than or equal to 16384"),
+    ({"topology": {"microbatches": 10**9}}, "topology.microbatches", "less than or equal to 4096"),
+    ({"topology": {"stages": {"encoder": 1, "llm": 10**8}}}, "topology.stages.llm", "less than or equal to 256"),
+    ({"topology": {"replicas": 16384, "microbatches": 4096}}, "topology", "x 4 stages are 268435456, and at most 2097152"),
+    ({"image": {"patch": 10**6}}, "image.patch", "less than or equal to 256"),
+    ({"image": {"merge": 10**6}}, "image.merge", "less than or equal to 64"),
+    ({"image": {"max_pixels": 10**12}}, "image.max_pixels", "less than or equal to 67108864"),
+    ({"image": {"max_source_pixels": 10**12}}, "image.max_source_pixels", "less than or equal to 1073741824"),
+    ({"audio": {"sample_rate": 10**9}}, "audio.sample_rate", "less than or equal to 384000"),
+    ({"audio": {"mel_bins": 10**6}}, "audio.mel_bins", "less than or equal to 1024"),
+    ({"audio": {"hop_s": 1e-9}}, "audio.hop_s", "greater than or equal to 0.001"),
+    ({"audio": {"window_s": 100}}, "audio.window_s", "less than or equal to 1"),
+    ({"audio": {"max_seconds": 1e9}}, "audio.max_seconds", "less than or equal to 86400"),
+    ({"audio": {"max_seconds": 20_000, "sample_rate": 48_000}}, "audio", "960000000 values, and at most 268435456"),
+    ({"text": {"max_tokens": 10**9}}, "text.max_tokens", "less than or equal to 16777216"),
+    ({"global_batch": True}, "global_batch", "a number or a text, got true"),
+    ({"sources": [{"path": "/a", "weight": False}]}, "sources.0.weight", "a number or a text, got false"),
+    ({"topology": {"stages": {"encoder": 1, "llm": True}}}, "topology.stages.llm", "valid integer"),
 ]
 
 
@@ -110,6 +139,47 @@ def test_an_error_is_one_sentence_that_names_the_field(change: dict[str, Any], f
     assert message.startswith(f"{field}: ")
     assert words in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"topology": {"replicas": 16_384, "microbatches": 16, "stages": {"encoder": 2, "llm": 6}}, "global_batch": 1 << 20},
+        {"topology": {"replicas": 1, "microbatches": 1_024, "stages": {"vision": 8, "llm": 128}}},
+        {"audio": {"max_seconds": 14_400, "sample_rate": 16_000}},
+        {"audio": {"max_seconds": 3_600, "sample_rate": 48_000, "mel_bins": 128}},
+        {"image": {"max_pixels": 16_384 * 28 * 28, "patch": 16, "reduced_scale": True}},
+        {"window": 1_024, "global_batch": 4_096, "epochs": 1_000, "steps": 10_000_000, "part_samples": 1},
+        {"sources": [{"path": f"s3://b/{n}.jsonl", "weight": n + 1} for n in range(1_000)]},
+    ],
+)
+def test_what_large_runs_ask_for_is_taken(fields: dict[str, Any]) -> None:
+    spec = parse_spec({**MINIMAL, **fields})
+    assert load_spec_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("global_batch: 010", "010 would be read as another number"),
+        ("audio: {max_seconds: 1:30:00}", "1:30:00 would be read as another number"),
+        ("seed: -0_7", "-0_7 would be read"),
+    ],
+)
+def test_a_number_that_yaml_reads_as_another_is_refused(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"name: j\nsources: [{{path: /d}}]\n{line}\n")
+    with pytest.raises(SpecError, match=words) as caught:
+        load_spec_yaml(path)
+    assert "line 3" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_are_what_they_look_like_and_texts_in_quotes_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("name: '010'\nsources: [{path: 0.5e1/x, name: '1:30:00'}]\nseed: 0\nglobal_batch: 1_000\nshare: 0.5\n")
+    spec = load_spec_yaml(path)
+    assert (spec.name, spec.sources[0].name, spec.seed, spec.global_batch, spec.share) == ("010", "1:30:00", 0, 1000, 0.5)
 
 
 def test_further_errors_are_counted() -> None:
