@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from headrace.errors import ConflictError, HeadraceError, SupersededError, UnavailableError, UserError
+from headrace.limits import MAX_NODE_NAME
 from headrace.telemetry import pairs
 from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 from reorder_service.clock import Clock
@@ -135,8 +136,11 @@ class Nodes:
         membership, is_new = self._membership, not hello.generation
         if is_new and self._is_over:
             raise ConflictError(f"job {job!r} is over ({self._run.state}): it takes no nodes any more")
-        if not name or not hello.address:
-            raise UserError(f"node {name!r} of job {job!r} with address {hello.address!r}: a node needs a name and HOST:PORT")
+        if not (0 < len(name) <= MAX_NODE_NAME and 0 < len(hello.address) <= MAX_NODE_NAME):
+            raise UserError(
+                f"node {name[:MAX_NODE_NAME]!r} of job {job!r} with address {hello.address[:MAX_NODE_NAME]!r}: a node needs a "
+                f"name and HOST:PORT, of at most {MAX_NODE_NAME} characters"
+            )
         if is_new and membership is not None and membership.closing:
             raise UnavailableError(f"job {job!r} takes nodes when those that it had have saved what they have")
         is_in = membership is not None and membership.includes(name)

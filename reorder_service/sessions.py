@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UserError
+from headrace.limits import MAX_RANKS, MAX_REPLICAS
 from reorder_service.step import Part, Step
 
 OPENING_S = 5.0  # until a session that was opened hears of plans: longer than a call may be tried again
@@ -195,6 +196,11 @@ class Sessions:
             raise UserError(f"rank {rank} is not in 0 .. {num_ranks - 1}")
         if together:
             num_ranks, named = 1, range(replicas)
+        if num_ranks > MAX_RANKS or len(named) > MAX_REPLICAS:
+            raise UserError(
+                f"rank {rank} of {num_ranks} takes {len(named)} replicas: at most {MAX_RANKS} ranks are served, and "
+                f"{MAX_REPLICAS} replicas for each: give fewer"
+            )
         if any(replica < 0 for replica in named):
             raise UserError(f"rank {rank} takes replica {min(named)}: they count from 0")
         if named and max(named) >= replicas:

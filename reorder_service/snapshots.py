@@ -12,6 +12,7 @@ from itertools import accumulate, chain
 import numpy as np
 
 from headrace.errors import UnrecoverableError, UserError
+from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_NODES_MICROBATCHES
 from headrace.snapshot import NOBODY
 from headrace.v1 import membership_pb2
 from headrace.v1.membership_pb2 import Snapshot
@@ -53,6 +54,14 @@ class Successor:
 def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
     """All that the nodes may ever need. Raises UserError where the specification is none, or the nodes are too few for it."""
     profile = spec.profile
+    num_layers = sum(unit.num_layers for unit in profile.units)
+    for number, limit, what in (
+        (spec.num_nodes, MAX_NODES, "nodes"),
+        (spec.num_microbatches, MAX_NODES_MICROBATCHES, "microbatches"),
+        (num_layers, MAX_LAYERS, "layers"),
+    ):
+        if number > limit:
+            raise UserError(f"{number} {what} are more than the {limit} that pipelines are planned for: give fewer")
     if spec.on_loss and spec.on_loss not in set(OnLoss):
         raise UserError(f"on_loss {spec.on_loss!r} is none of {', '.join(OnLoss)}")
     if spec.num_nodes < 1 or spec.max_failures < 0 or spec.num_microbatches <= spec.max_failures:

@@ -37,6 +37,8 @@ MAX_PART_SAMPLES = 4_096
 """Samples that are decoded and fetched as one."""
 MAX_TOKENS = 1 << 24
 """Of a sample, or of a packed sequence."""
+MAX_RANKS = 1 << 20
+"""Processes that take a job's replicas: 64 for each of 16,384."""
 
 MAX_PATCH = 256
 """Pixels of a patch's side; encoders have 14, 16 or 32."""
@@ -59,3 +61,12 @@ MAX_SECONDS = 86_400.0
 """Of a recording: a day."""
 MAX_SOUND_VALUES = 1 << 28
 """Of a recording, before its transform and after, 4 bytes each: 1 GiB. 4.6 hours at 16 kHz, or 5.8 of 128 bins each 10 ms."""
+
+MAX_NODES = 4_096
+"""Of a recoverable job: a snapshot of so many is planned in half a minute."""
+MAX_NODES_MICROBATCHES = 1 << 16
+"""Of a global batch of such a job, over all replicas."""
+MAX_LAYERS = 4_096
+"""Of its model."""
+MAX_NODE_NAME = 255
+"""Characters of a node's name, and of its address."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -116,6 +117,12 @@ def test_a_replica_that_the_job_has_not_is_refused_with_the_remedy() -> None:
 def test_a_rank_outside_of_its_number_is_refused(rank: int, num_ranks: int) -> None:
     with pytest.raises(UserError, match="is not in 0"):
         Sessions("job").open(rank, num_ranks, 4)
+
+
+@pytest.mark.parametrize(("num_ranks", "named"), [(2**31 - 1, (0,)), (1, range(15_000_000))])
+def test_more_ranks_or_replicas_than_are_served_are_refused_unseen(num_ranks: int, named: Collection[int]) -> None:
+    with pytest.raises(UserError, match="at most 1048576 ranks are served, and 16384 replicas"):
+        Sessions("job").open(0, num_ranks, 2, named)
 
 
 def test_more_ranks_than_replicas_are_refused_with_the_remedy() -> None:

@@ -299,6 +299,14 @@ def test_a_generation_that_never_was_is_refused(world: World) -> None:
         (make_spec(0), "there must be a node"),
         (make_spec(memory=0), "more memory"),
         (NodesSpec(num_nodes=2, num_microbatches=2), "does not fit together"),
+        (make_spec(num_microbatches=2**31 - 1), "2147483647 microbatches are more than the 65536"),
+        (make_spec(num_nodes=2**31 - 1), "2147483647 nodes are more than the 4096"),
+        (
+            NodesSpec(
+                num_nodes=2, num_microbatches=2, profile=ModelProfile(units=[UnitLayers(unit="llm", num_layers=2**31 - 1)] * 2)
+            ),
+            "4294967294 layers are more than the 4096",
+        ),
     ],
 )
 def test_a_specification_that_is_none_is_refused_in_a_sentence(spec: NodesSpec, words: str) -> None:
