@@ -211,7 +211,7 @@ def _client(url: str) -> redis.Redis:
 
 
 def _client_options() -> dict[str, Any]:
-    """Commands are repeated where their answer is lost: every one of ours may be."""
+    """Commands are repeated where their answer is lost, and copies of them may arrive late: every one of ours may be."""
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.02), _RETRIES)
     return {
         "decode_responses": True,

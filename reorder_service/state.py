@@ -4,7 +4,8 @@ Every change is one transaction of the server's, refused where another process l
 job, all under `headrace:{job}:`:
 
     job          hash    spec, uid, key (hex), state, message, paused, vocabulary (JSON), cursor (next step), generation,
-                         topology (JSON; empty: the spec's), mixture (JSON: [step, weight of each source], from that step on)
+                         topology (JSON; empty: the spec's), mixture (JSON: [step, weight of each source], from that step on),
+                         revision (a random id, another one with every change that must not be repeated)
     shards       list    the manifest: JSON [sources, urls, names] of PAGE_SHARDS shards each; whole once there is a vocabulary
     indexed      string  rows of the shards, 8 hexadecimal digits each; NULs where they are not known
     window       hash    step -> what probing found out of its samples, of steps that are not committed
@@ -41,6 +42,7 @@ from reorder_service.progress import Amounts, Progress, StepRecord
 _PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
 _NAMES_PAGE = 1_000  # of the quarantine, read or written at a time; a script's command has at most some 8,000 words
 _DIGITS = 8  # of the rows of a shard
+_NIL = "false"  # how a script sees that there is nothing
 _MOST_ROWS = 2**31 - 1
 _COUNTS_PAGE = 16_384  # shards
 
@@ -151,10 +153,10 @@ class StateStore:
         return shards, num_rows
 
     async def set_state(self, job: str, state: str, message: str = "") -> None:
-        await self.database.write(_hset(_key(job, "job"), {"state": state, "message": message}))
+        await self._change(job, _hset(_key(job, "job"), {"state": state, "message": message}))
 
     async def set_paused(self, job: str, paused: bool) -> None:
-        await self.database.write(_hset(_key(job, "job"), {"paused": str(int(paused))}))
+        await self._change(job, _hset(_key(job, "job"), {"paused": str(int(paused))}))
 
     async def set_topology(self, job: str, topology_json: str, generation: int) -> bool:
         """Begin `generation`, the one after the present; False where another one is present."""
@@ -164,7 +166,7 @@ class StateStore:
 
     async def save_membership(self, job: str, document: str) -> None:
         """In place of any former one."""
-        await self.database.write(("SET", _key(job, "nodes"), document))
+        await self._change(job, ("SET", _key(job, "nodes"), document))
 
     async def load_membership(self, job: str) -> str | None:
         """What `save_membership` has kept, if anything."""
@@ -172,16 +174,16 @@ class StateStore:
         return document
 
     async def set_mixture(self, job: str, mixture: Sequence[tuple[int, Sequence[float]]]) -> None:
-        await self.database.write(_hset(_key(job, "job"), {"mixture": json.dumps(mixture)}))
+        await self._change(job, _hset(_key(job, "job"), {"mixture": json.dumps(mixture)}))
 
     async def save_manifest(self, job: str, shards: ShardTable, vocabulary: Vocabulary) -> None:
         """In place of any former one. By the page, so that nobody else has to wait; before the last write it is not there."""
         key = _key(job, "shards")
-        await self.database.write(("HDEL", _key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", _key(job, "indexed")))
+        await self._change(job, ("HDEL", _key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", _key(job, "indexed")))
         for page, start in enumerate(range(0, len(shards), PAGE_SHARDS)):
             entry = json.dumps(shards.columns(start, start + PAGE_SHARDS), ensure_ascii=False)
             await self.database.write(("RPUSH", key, entry), when=[(page, "LLEN", key)])  # once, however often it is sent
-        await self.database.write(_hset(_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}))
+        await self._change(job, _hset(_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}))
 
     async def save_index(self, job: str, shard: int, num_rows: int, rejected: Iterable[Rejected]) -> None:
         """The rows of a shard, and before them the damage found while counting them.
@@ -251,7 +253,8 @@ class StateStore:
         """Undo the commits of `step` and of all later steps; the job is RUNNING again, all in one transaction."""
         names = [name async for name, fields in self._quarantined(job) if fields["step"] is not None and fields["step"] >= step]
         ledger = _key(job, "ledger")
-        await self.database.write(
+        await self._change(
+            job,
             ("LTRIM", ledger, 0, step - 1) if step else ("DEL", ledger),
             *(("HDEL", _key(job, "quarantine"), name) for name in names),
             ("DEL", _key(job, "window")),
@@ -311,6 +314,23 @@ class StateStore:
 
     async def num_quarantined(self, job: str) -> int:
         return int(await self._read(self._redis.hlen(_key(job, "quarantine"))))
+
+    async def _change(self, job: str, *commands: Command) -> None:
+        """Carry out commands on a job once, however often they are sent: a copy that the network held back does nothing later.
+
+        Each change gives the record a new revision, and is only carried out on the one that was read before it. Raises
+        NotFoundError where there is no such job.
+        """
+        key, revision = _key(job, "job"), uuid.uuid4().hex
+        while True:
+            former = await self._read(self._redis.hget(key, "revision"))
+            unchanged: list[Command] = [("1", "EXISTS", key), (former or _NIL, "HGET", key, "revision")]
+            if await self.database.write(*commands, ("HSET", key, "revision", revision), when=unchanged):
+                return
+            if (found := await self._read(self._redis.hget(key, "revision"))) == revision:
+                return  # by a copy whose answer was lost
+            if found is None and not await self._read(self._redis.exists(key)):
+                raise NotFoundError(f"the store has no job {job!r}")
 
     @property
     def _redis(self) -> Any:
