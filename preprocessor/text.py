@@ -1,13 +1,16 @@
 """Text to token ids with any `tokenizer.json` of the `tokenizers` library.
 
-Text is text: the name of a control token inside of it is cut into ordinary tokens, whatever the file says of its added
-tokens. Control ids come from the template only. Encoding is thread-safe but does not run in parallel between Python threads.
+Text is text: the name of a control token inside of it is cut into ordinary tokens, and so is that of any token which the file
+says is special. Control ids come from the template only. Added tokens that are not special, as `<think>` and `<tool_call>` of
+Qwen3, belong to what is written: they are kept whole, as in `transformers`. Encoding is thread-safe but does not run in parallel
+between Python threads.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -42,7 +45,7 @@ class TextEncoder:
 
     def __init__(self, definition: str, name: str, control: Sequence[str] = CONTROL_TOKENS) -> None:
         """`definition` is the content of a tokenizer.json, `name` what errors call it. Raises SpecError."""
-        document, self._tokenizer = _load(definition, name)
+        document, self._tokenizer = _load(definition, name, control)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         missing = [token for token in control if token not in vocabulary]
         if missing:
@@ -53,6 +56,8 @@ class TextEncoder:
         """Id of each control token."""
         self._longest = max(map(len, vocabulary))
         self._byte_pairs = byte_pairs.load(document)
+        kept = [re.escape(token["content"]) for token in document["added_tokens"] if not token["special"]]
+        self._kept = re.compile("|".join(kept)) if kept else None  # which the fast codec does not know
         self._inner = _inner(document) or self._tokenizer
         for token in control:
             if vocabulary[token] in self._tokenizer.encode(token, add_special_tokens=False).ids:
@@ -86,9 +91,10 @@ class TextEncoder:
             text.encode()
         except UnicodeEncodeError as err:
             raise BadSampleError(Reason.ENCODING_ERROR, f"{text[err.start]!r} has no UTF-8 form") from err
-        fast = self._byte_pairs and self._byte_pairs.encode_spans(text, spans)
-        if fast:
-            return fast
+        if self._byte_pairs and not (self._kept and self._kept.search(text)):
+            fast = self._byte_pairs.encode_spans(text, spans)
+            if fast:
+                return fast
         encoding = (self._inner if inner else self._tokenizer).encode(text, add_special_tokens=False)
         return encoding.ids, [_tokens_of(encoding, start, stop) for start, stop in spans]
 
@@ -128,15 +134,15 @@ def load_encoder(path: str, control: tuple[str, ...] = CONTROL_TOKENS) -> TextEn
     return encoder
 
 
-def _load(definition: str, name: str) -> tuple[dict[str, Any], Tokenizer]:
-    """The file's content with every added token marked special, which is what `encode_special_tokens` turns into text.
+def _load(definition: str, name: str, control: Sequence[str]) -> tuple[dict[str, Any], Tokenizer]:
+    """The file's content with every control token marked special, which is what `encode_special_tokens` turns into text.
 
     And without what runs after tokenising: it would add tokens, and cut blanks off their spans.
     """
     try:
         document = json.loads(definition)
         for token in document["added_tokens"]:
-            token["special"] = True
+            token["special"] = token["special"] or token["content"] in control
         document["post_processor"] = None
         return document, _tokenizer(document)
     except Exception as err:  # `tokenizers` raises Exception itself
