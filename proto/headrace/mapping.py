@@ -26,7 +26,8 @@ class MappingSpec(BaseModel):
     the extension of a recording, in natural order."""
     ignore: tuple[str, ...] = ()
     """What to train without, and a sample is refused for otherwise: media by their key or by the extension of their tar member
-    (`mp4`, or `seg.png` for just those), and other trainers' placeholders that are text here (`<video>`)."""
+    (`mp4`, or `seg.png` for just those), other trainers' placeholders that are text here (`<video>`), and fields of a
+    conversation that no template has a place for (`tool_calls`)."""
     user_roles: Roles = ("user", "human")
     assistant_roles: Roles = ("assistant", "gpt", "model")
     system_roles: tuple[str, ...] = ("system",)
