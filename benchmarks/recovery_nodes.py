@@ -148,18 +148,18 @@ def _loss_rows(killed: Sequence[Loss], stopped: Sequence[Loss], torchft: Mapping
         name=f"SIGKILL, median of {len(killed)}",
         value=median(seconds),
         unit="s",
-        rival=torchft["tuned"],
+        rival=torchft.get("tuned"),
         detail=_all(seconds),
     )
-    yield _longest("SIGKILL, the longest", killed, torchft["default"], KILL_GOAL_S)
+    yield _longest("SIGKILL, the longest", killed, torchft.get("default"), KILL_GOAL_S)
     left_s = [loss.seconds - loss.left_step_s for loss in killed]
     steps_s = f"of {median(loss.left_step_s for loss in killed):.2f} s; {_all(left_s)}"
     name = f"SIGKILL, the longest, beyond the median step of the {NUM_NODES - 1} that are left"
-    yield Row(name=name, value=max(left_s), unit="s", rival=torchft["default"], detail=steps_s)
-    yield _longest(f"SIGSTOP, the longest of {len(stopped)}", stopped, torchft["stopped"], STOP_GOAL_S)
+    yield Row(name=name, value=max(left_s), unit="s", rival=torchft.get("default"), detail=steps_s)
+    yield _longest(f"SIGSTOP, the longest of {len(stopped)}", stopped, torchft.get("stopped"), STOP_GOAL_S)
 
 
-def _longest(name: str, found: Sequence[Loss], rival: Rival, goal_s: float) -> Row:
+def _longest(name: str, found: Sequence[Loss], rival: Rival | None, goal_s: float) -> Row:
     loss = max(found, key=lambda loss: loss.beyond_s)
     phases = {"told": loss.noticed_s, **loss.phases}
     detail = ", ".join(f"{phase} {seconds * 1e3:.0f}" for phase, seconds in phases.items())

@@ -45,28 +45,29 @@ TUNED = Settings(heartbeat_timeout_ms=400, tick_ms=10, heartbeat_ms=50, timeout_
 def rivals(folder: Path, *, quick: bool) -> Mapping[str, Rival]:
     """Median seconds from a loss to the next commit, beyond a step: 'default' and 'tuned' for SIGKILL, 'stopped' for SIGSTOP.
 
-    After a loss behind which nothing was committed in time, there are no more of that kind: it counts with the time waited for.
+    A kind is left out where nothing was committed in time behind a loss: how long we wait is no time of torchft's.
     """
     kills = [signal.SIGKILL] * (1 if quick else LOSSES)
     try:
         python = python_of(TORCHFT)
+        measured = {
+            "default": ("torchft, its default", _losses(python, folder, DEFAULT, kills)),
+            "tuned": ("torchft, tuned", _losses(python, folder, TUNED, kills)),
+            "stopped": ("torchft, tuned", _losses(python, folder, TUNED, [signal.SIGSTOP])),
+        }
         return {
-            "default": _rival(_losses(python, folder, DEFAULT, kills), "torchft, its default"),
-            "tuned": _rival(_losses(python, folder, TUNED, kills), "torchft, tuned"),
-            "stopped": _rival(_losses(python, folder, TUNED, [signal.SIGSTOP]), "torchft, tuned"),
+            kind: Rival(value=median(seconds), source=who) for kind, (who, seconds) in measured.items() if seconds is not None
         }
     except (NotInstalledError, TimeoutError) as err:
         progress(f"torchft: figures of an earlier run, for {err}")
         return {name: Rival(value=value, source="torchft, measured earlier") for name, value in _EARLIER_S.items()}
 
 
-def _rival(seconds: Sequence[float], who: str) -> Rival:
-    stuck = seconds[-1] == _PATIENCE_S
-    return Rival(value=median(seconds), source=f"{who}; loss {len(seconds)}: no commit in {_PATIENCE_S:g} s" if stuck else who)
+def _losses(python: Path, folder: Path, settings: Settings, signals: Sequence[signal.Signals]) -> list[float] | None:
+    """Seconds from each signal, to another replica each, until the first one commits a step without that, less a step.
 
-
-def _losses(python: Path, folder: Path, settings: Settings, signals: Sequence[signal.Signals]) -> list[float]:
-    """Seconds from each signal, to another replica each, until the first one commits a step without that, less a step."""
+    None where it commits nothing within _PATIENCE_S.
+    """
     command = [str(python), "-m", "benchmarks.peers.torchft_ddp"]
     seconds = []
     with ExitStack() as stack:
@@ -83,14 +84,15 @@ def _losses(python: Path, folder: Path, settings: Settings, signals: Sequence[si
         ]
         for number, how in enumerate(signals):
             progress(f"torchft: {how.name} of a replica, round {number + 1} of {len(signals)}")
-            seconds.append(_loss(logs[0], replicas[-1 - number], how, NUM_REPLICAS - number))
-            if seconds[-1] == _PATIENCE_S:
-                break
+            loss_s = _loss(logs[0], replicas[-1 - number], how, NUM_REPLICAS - number)
+            if loss_s is None:
+                return None
+            seconds.append(loss_s)
     return seconds
 
 
-def _loss(log: Path, victim: subprocess.Popen[bytes], how: signal.Signals, num_replicas: int) -> float:
-    """log: of a replica that is left. _PATIENCE_S where it commits nothing in that time."""
+def _loss(log: Path, victim: subprocess.Popen[bytes], how: signal.Signals, num_replicas: int) -> float | None:
+    """log: of a replica that is left. None where it commits nothing within _PATIENCE_S."""
     _wait(f"{num_replicas} replicas", lambda: [n for _, n in _commits(log)][-_STEPS - 1 :] == [num_replicas] * (_STEPS + 1))
     times = [time_s for time_s, _ in _commits(log)][-_STEPS - 1 :]
     lost_s = time.time()
@@ -103,7 +105,7 @@ def _loss(log: Path, victim: subprocess.Popen[bytes], how: signal.Signals, num_r
         _wait("a commit", since)
     except TimeoutError as err:
         progress(f"torchft: {err}")
-        return _PATIENCE_S
+        return None
     return since()[0] - lost_s - median(end - begin for begin, end in pairwise(times))
 
 

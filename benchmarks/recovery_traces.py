@@ -8,6 +8,7 @@ EC2 warns two minutes before, GCP half a minute.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -54,6 +55,7 @@ def _section(job: Job, cloud: str, mtbf_s: float, notice_s: float, *, hours: int
     bound, assumed = failure_free(job, trace), Assumptions()
     kept = {name: 100 * replay(rival(job, assumed), trace, notice_s=notice_s).share_of(bound) for name, rival in RIVALS.items()}
     ours = replay(Headrace(job, assumed), trace, notice_s=notice_s)
+    by_links = replay(Headrace(job, replace(assumed, copy_bytes_per_s=assumed.link_bytes_per_s)), trace, notice_s=notice_s)
     best = max(kept, key=lambda name: kept[name])
     warned = f"warned {notice_s:.0f} s before" if notice_s else "without a warning"
     row = Row(
@@ -64,9 +66,10 @@ def _section(job: Job, cloud: str, mtbf_s: float, notice_s: float, *, hours: int
         goal=at_least(KEPT_GOAL) if notice_s else None,
         detail=f"{ours.recoveries} recoveries, {ours.lost_s / 60:.0f} min lost" + (f"; {ours.stopped}" if ours.stopped else ""),
     )
+    links = Row(name="headrace, if it copied as fast as a link", value=100 * by_links.share_of(bound), unit="%")
     rivals = [Row(name=name, value=value, unit="%") for name, value in kept.items()]
     title = (
         f"SIMULATED, like {cloud}: {trace.num_losses} losses in {hours} hours, {warned}, {MODEL} on {NUM_NODES} nodes; samples, "
         "of what the nodes there could do without failures"
     )
-    return Section(title=title, rows=[row, *rivals])
+    return Section(title=title, rows=[row, links, *rivals])

@@ -50,10 +50,11 @@ DEFAULTS = {"model": "3b", "gpus_per_node": 1, "gpu_memory": 60, "tokens": 4096,
 # Field of Assumptions -> flag, what its unit is in the field's, help
 _ASSUMED: dict[str, tuple[str, float, str]] = {
     "rebuild_s": ("--rebuild", 1.0, "s for new process groups; with gloo 0.04 s were measured (default: 0.5)"),
-    "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s of a node's link, as in Oobleck's cluster (default: 25)"),
+    "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s at which a node of headrace copies, measured (default: 0.36)"),
     "horizon_s": ("--horizon", 1.0, "s in which faster pipelines must pay for what headrace copies more (default: 300)"),
     "detect_s": ("--detect", 1.0, "s until a loss is known: our lease; a killed process is known in 0.02 s (default: 1)"),
     "restart_s": ("--restart", 1.0, "s to start all processes again; torchrun's on one machine was measured (default: 2.53)"),
+    "link_bytes_per_s": ("--link-rate", 1e9, "GB/s of a node's link, by which others copy; Oobleck's cluster (default: 25)"),
     "storage_bytes_per_s": ("--storage-rate", 1e9, "GB/s of checkpoints in all, as in Oobleck's cluster (default: 25)"),
     "save_every": ("--save-every", 1.0, "steps between checkpoints, as in Oobleck's evaluation (default: 10)"),
     "torchft_s": ("--torchft", 1.0, "s from a kill to torchft's next commit, measured (default: 5.07; tuned: 0.49)"),
@@ -277,7 +278,7 @@ def _draw(args: argparse.Namespace, trace: Trace, job: Job, bound: Run, runs: Se
     what = args.profile.stem if args.profile else args.model
     smallest = job.templates.specification.smallest
     losses = f"{count(trace.num_losses, 'failure')} in {trace.end_s / 3600:.3g} hours"
-    title = f"{what} on {len(trace.nodes)} nodes, of which {smallest} hold it; {losses}"
+    title = f"{what} on {len(trace.nodes)} nodes, in pipelines of {smallest} or more; {losses}"
     try:
         return str(draw_failures(args.out, runs, bound, trace, title=title))
     except OSError as err:

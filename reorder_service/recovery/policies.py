@@ -27,6 +27,8 @@ class Assumptions(Circumstances):
     A killed one is known in 0.02 s, by the end of its stream."""
     restart_s: float = 2.53
     """Of all processes, until they load a checkpoint. Measured: torchrun on one machine."""
+    link_bytes_per_s: float = 25e9
+    """Of a node's link, each way, which is all that the rivals' copies wait for: 200 Gbit/s, as in Oobleck's evaluation."""
     storage_bytes_per_s: float = 25e9
     """Of the checkpoint storage, for all nodes together: six NVMe drives, as in Oobleck's evaluation."""
     save_every: int = 10

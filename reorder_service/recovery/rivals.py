@@ -144,7 +144,7 @@ class Bamboo:
         num_bytes = self._fill(self._template)
         if not hit and not num_bytes:
             return None
-        copy_s = num_bytes / assumed.copy_bytes_per_s
+        copy_s = num_bytes / assumed.link_bytes_per_s
         return Recovery(pace=self._pace(self._template), pause_s=detect_s + assumed.rebuild_s + copy_s)
 
     def _restart(self, nodes: list[str]) -> Pace | None:

@@ -175,20 +175,22 @@ def move(
                 work = mesh.everybody.recv([buffer], transfer.source, number[transfer.name])
                 arriving[transfer] = (work, buffer)
             elif transfer.source == mesh.rank:
-                sealed = _sealed(state(transfer.name))
+                sealed = sealed_state(state(transfer.name))
                 under_way.append((mesh.everybody.send([sealed], transfer.target, number[transfer.name]), sealed))
         for work, _ in [*arriving.values(), *under_way]:
             mesh.wait_for_message(work)
-    return {transfer.name: _opened(buffer, transfer) for transfer, (_, buffer) in arriving.items()}
+    return {transfer.name: opened_state(buffer, transfer) for transfer, (_, buffer) in arriving.items()}
 
 
-def _sealed(state: Tensor) -> Tensor:
+def sealed_state(state: Tensor) -> Tensor:
+    """What is sent of a parameter: its bytes, and behind them their digest."""
     content = state.cpu().view(torch.uint8)
     digest = torch.frombuffer(bytearray(_digest(content)), dtype=torch.uint8)
     return torch.cat([content, digest])
 
 
-def _opened(buffer: Tensor, transfer: Transfer) -> Tensor:
+def opened_state(buffer: Tensor, transfer: Transfer) -> Tensor:
+    """What came, float32. Raises HeadraceError where it is not what its digest says."""
     content, digest = buffer[:-_DIGEST_BYTES], buffer[-_DIGEST_BYTES:]
     if _digest(content) != bytes(digest.numpy()):
         raise HeadraceError(f"{transfer.name} came damaged from node {transfer.source}: it has another digest")

@@ -173,5 +173,5 @@ def test_help_gives_the_defaults_of_what_is_assumed(capsys: pytest.CaptureFixtur
         main(["simulate-failures", "--help"])
     words = " ".join(capsys.readouterr().out.partition("what is assumed of times:")[2].split())
     given = [float(value) for value in re.findall(r"\(default: ([\d.]+)[);]", words)][: len(fields(Assumptions))]
-    scales = {"copy_bytes_per_s": 1e9, "storage_bytes_per_s": 1e9}
+    scales = {"copy_bytes_per_s": 1e9, "link_bytes_per_s": 1e9, "storage_bytes_per_s": 1e9}
     assert given == [getattr(Assumptions(), field.name) / scales.get(field.name, 1) for field in fields(Assumptions)]

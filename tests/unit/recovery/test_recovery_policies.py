@@ -17,7 +17,14 @@ from tests.unit.recovery.recovery_world import profile_of, templates_of
 
 POLICIES = {"headrace": Headrace, **RIVALS}
 ASSUMED = Assumptions(
-    detect_s=1.0, rebuild_s=0.5, copy_bytes_per_s=1.0, restart_s=3.0, storage_bytes_per_s=2.0, save_every=2, torchft_s=5.0
+    detect_s=1.0,
+    rebuild_s=0.5,
+    copy_bytes_per_s=1.0,
+    link_bytes_per_s=1.0,
+    restart_s=3.0,
+    storage_bytes_per_s=2.0,
+    save_every=2,
+    torchft_s=5.0,
 )
 
 
