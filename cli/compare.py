@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.dataset_costs import MODEL_OPTIONS, Estimator, add_model_arguments, refuse_options
+from cli.dataset_costs import DEFAULT_MODEL, MODEL_OPTIONS, Estimator, add_model_arguments, refuse_options
 from cli.inspect import add_reading_arguments, look, reading_spec, spread
+from cli.output import attempted, make_folder
 from cli.plan import print_whole, say_none_fits
 from cli.planning_options import (
     DEFAULT_MICROBATCHES,
@@ -91,10 +92,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} must be at least 1, got {number}")
     check_numbers(args)
     problems, num_samples = _problems(args)
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
+    make_folder(args.out)
     warm_up()
     gains = [measure(BASELINE, problems)]
     for strategy in check_strategies(["all"]):
@@ -104,22 +102,25 @@ def run(args: argparse.Namespace) -> int:
             except UserError as err:
                 print(f"{strategy} is left out: {err}", file=sys.stderr)
     seconds = problems[0].time_unit == SECONDS
-    picture = str(draw_gains(args.out / "compare.png", gains, title=_title(args, problems), seconds=seconds))
+    title = _title(args, problems)
+    picture, failure = attempted(args.out, lambda: draw_gains(args.out / "compare.png", gains, title=title, seconds=seconds))
     if not any(gain.fits for gain in gains):
         print(say_none_fits(problems[0], [(gain.strategy, gain.peak_memory) for gain in gains]), file=sys.stderr)
-    report = _report(args, problems, gains, num_samples) | {"picture": picture}
+    report = _report(args, problems, gains, num_samples) | {"picture": str(picture) if picture else None}
     if args.format == "json":
         print(json.dumps(report))
     else:
         _print(args, problems, gains, report)
+    if failure is not None:
+        raise failure
     return 0
 
 
 def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
     """The global batches on their pipelines, and how many samples there are to choose from. Raises UserError."""
-    from cli.cost_table import STDIN, is_cost_table, read_cost_table
+    from cli.cost_table import read_cost_table
 
-    if args.path == STDIN or is_cost_table(args.path):
+    if _is_table(args):
         refuse_options(args, (*MODEL_OPTIONS, "tokenizer", "max_pixels"), "is for data sets; a cost table has its costs already")
         table = read_cost_table(args.path)
         num_samples = len(table.sample_ids)
@@ -190,6 +191,21 @@ def _title(args: argparse.Namespace, problems: Sequence[Problem]) -> str:
     return f"{_source(args).rstrip('/').rsplit('/', 1)[-1][:60]}: {replicas} of {stages}, {problems[0].size} a step"
 
 
+def _is_table(args: argparse.Namespace) -> bool:
+    from cli.cost_table import STDIN, is_cost_table
+
+    return args.path == STDIN or is_cost_table(args.path)
+
+
+def _assumed(args: argparse.Namespace) -> str:
+    """Where the costs come from, in words."""
+    if _is_table(args):
+        return "the costs of the table"
+    if args.coefficients is not None:
+        return f"the times of {args.coefficients}"
+    return f"the operations of model {args.model or DEFAULT_MODEL}"
+
+
 def _source(args: argparse.Namespace) -> str:
     return "standard input" if args.path == "-" else str(args.path)
 
@@ -202,6 +218,7 @@ def _report(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequen
     limit = batch.execution.memory_limit
     return {
         "dataset": args.path,
+        "simulated_with": _assumed(args),
         "samples": num_samples,
         "used": sum(len(problem.samples.sample_ids) for problem in problems),
         "batches": len(problems),
@@ -240,8 +257,10 @@ def _print(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequenc
     print_whole(_table(title, problems[0], report))
     if report["used"] < report["samples"]:
         print(f"{report['used']:,} of {count(report['samples'], 'sample')} used")
-    print("\n".join(textwrap.wrap(_in_words(problems[0].batch, gains), shutil.get_terminal_size().columns)))
-    print(f"picture: {report['picture']}")
+    words = f"Simulated, not measured, with {_assumed(args)}. {_in_words(problems[0].batch, gains)}"
+    print("\n".join(textwrap.wrap(words, shutil.get_terminal_size().columns)))
+    if report["picture"]:
+        print(f"picture: {report['picture']}")
 
 
 def _table(title: str, problem: Problem, report: dict[str, Any]) -> Table:

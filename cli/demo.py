@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
+import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from cli.output import make_folder, writing
 from cli.processors import usable_processors
 from cli.train import TRANSPORTS
+from headrace.errors import UserError
 
 if TYPE_CHECKING:
     from cli.client import JobsClient
@@ -55,18 +60,15 @@ def run(args: argparse.Namespace) -> int:
     """Run the job to its end."""
     from cli.display import Display
     from cli.summary import print_summary
-    from headrace.errors import UserError
 
     if args.preprocessors < 1:
         raise UserError(f"--preprocessors must be at least 1, got {args.preprocessors}")
     spec = _spec(args)
     _check_data(spec)
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "job.yaml").write_text(yaml.safe_dump(json.loads(spec.to_json()), sort_keys=False))
-    except OSError as err:
-        raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
-    with Display() as display:
+    make_folder(args.out)
+    with _alone(args.out), Display() as display:
+        with writing(args.out):
+            (args.out / "job.yaml").write_text(yaml.safe_dump(json.loads(spec.to_json()), sort_keys=False))
         if args.kill:
             from cli.demo_kill import run_with_a_loss
 
@@ -75,6 +77,20 @@ def run(args: argparse.Namespace) -> int:
             summary = _run_processes(spec, args.preprocessors, args.transport, args.out, display)
     print_summary(summary, args.format)
     return 0
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """One demo at a time writes its logs, job and picture there. Raises UserError where another one does."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another demo is running in {out}: wait for its end, or name another folder with --out") from None
+        yield
+    finally:
+        os.close(folder)
 
 
 def _spec(args: argparse.Namespace) -> JobSpec:
@@ -96,7 +112,7 @@ def _spec(args: argparse.Namespace) -> JobSpec:
                 "steps": args.steps,
                 "seed": args.seed,
                 "strategy": args.strategy,
-                "topology": {"replicas": args.replicas, "microbatches": args.microbatches},
+                "topology": {"replicas": args.replicas, "microbatches": args.microbatches, "stages": {"encoder": 1, "llm": 1}},
                 "image": {"max_pixels": MAX_PIXELS},
             }
         )

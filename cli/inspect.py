@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cli.dataset_costs import add_model_arguments, check_inspected
+from cli.output import attempted, make_folder
 from headrace.errors import DatasetError, UserError
 from headrace.sample import SampleRef
 
@@ -93,10 +94,7 @@ def run(args: argparse.Namespace) -> int:
     spec = reading_spec(args)
     job = MeasuringJob(spec)
     job.shards = tuple(list_shards(spec))
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
+    make_folder(args.out)
     tally = Tally(spec)
     try:
         with contextlib.ExitStack() as stack:
@@ -113,10 +111,12 @@ def run(args: argparse.Namespace) -> int:
     if not tally.samples and not refused:
         raise DatasetError(f"{args.path} holds no sample in {_count(len(job.shards), 'shard')}")
     report = _report(args.path, len(job.shards), tally, refused, _left_out(rows, args.limit))
-    report["picture"] = _draw(report, tally, args.out)
+    report["picture"], failure = attempted(args.out, lambda: _draw(report, tally, args.out))
     report["preview"] = _preview(args, job, rows)
     report["costs"] = str(args.costs) if args.costs and tally.samples else None
     _print_report(report, args.format)
+    if failure is not None:
+        raise failure
     return 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cli.output import attempted, make_folder
 from cli.plan import COST_TABLE_HELP, print_whole, say_none_fits
 from cli.planning_options import (
     STRATEGY_NAMES,
@@ -70,10 +71,7 @@ def run(args: argparse.Namespace) -> int:
     names = check_strategies(name.strip() for name in args.strategies.split(","))
     problem = problem_of(args, read_cost_table(args.costs))
     if not args.no_pictures:
-        try:
-            args.out.mkdir(parents=True, exist_ok=True)
-        except OSError as err:
-            raise UserError(f"cannot write to {args.out}: {err.strerror}; name another folder with --out") from err
+        make_folder(args.out)
     warm_up()
     outcomes: list[Outcome] = []
     planning_s: list[float] = []
@@ -88,16 +86,20 @@ def run(args: argparse.Namespace) -> int:
         outcomes.append(Outcome.of(plan, problem.batch))
         planning_s.append(seconds)
     rows = [_row(outcome, outcomes[0], seconds) for outcome, seconds in zip(outcomes, planning_s, strict=True)]
+    failure = None
     if not args.no_pictures:
-        _draw_all(rows, outcomes, Path(args.costs).stem if args.costs != "-" else "standard input", problem, args.out)
+        source = Path(args.costs).stem if args.costs != "-" else "standard input"
+        _, failure = attempted(args.out, lambda: _draw_all(rows, outcomes, source, problem, args.out))
     if not any(row["fits"] for row in rows):
         print(say_none_fits(problem, [(row["strategy"], row["peak_memory"]) for row in rows]), file=sys.stderr)
     if args.format == "json":
         print(json.dumps(_settings(problem) | {"strategies": rows}))
     else:
         print_whole(_table(problem, rows))
-        if not args.no_pictures:
+        if not args.no_pictures and failure is None:
             print(f"pictures and traces (for ui.perfetto.dev) in {args.out}/")
+    if failure is not None:
+        raise failure
     return 0
 
 
@@ -173,7 +175,7 @@ def _table(problem: Problem, rows: Sequence[dict[str, Any]]) -> Table:
     from rich.table import Table
 
     stages = problem.batch.topology.stages
-    title = f"{problem.size}; stages: {', '.join(f'{unit} {number}' for unit, number in stages.items())}"
+    title = f"SIMULATED: {problem.size}; stages: {', '.join(f'{unit} {number}' for unit, number in stages.items())}"
     spread = f"spread in %\n{' / '.join(stages)}"
     filled = f"filled\nof {problem.batch.num_slots:,}"
     head = ("strategy", "step", "x", "over\nbound", "idle", spread, "memory", filled, "deferred", "moved", "planned\nin ms")

@@ -24,7 +24,7 @@ _SAVED = "#dff3e4"
 _READING = (
     "Each row is one pipeline stage over time, the numbers are microbatches; the step ends when the slowest replica is done."
 )
-_ESTIMATED = "Times are estimated from FLOPs, not measured."
+_ESTIMATED = "Simulated, from FLOPs, not measured."
 _AXIS, _UNKNOWN = "time since the start of the step", "unit of the costs"
 
 
@@ -36,7 +36,7 @@ def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: 
     """
     panel = Panel.of(outcome)
     height = panel.height_in + _TOP_IN + legend_in(panel)
-    figure = empty_figure(height, title, _READING)
+    figure = empty_figure(height, title, f"{_READING} Simulated, not measured.")
     axes = _panel_axes(figure, height, _TOP_IN, panel)
     draw_panel(axes, panel, 1.0, end or 1.0)
     write_headline(axes, panel, _name(outcome), _figures(outcome.predicted, 1.0, unit))

@@ -95,6 +95,7 @@ def test_the_table_ends_in_plain_words(tmp_path: Path, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     words = " ".join(out.split())
     assert "100 GPU hours become" in words
+    assert "Simulated, not measured, with the operations of model 7b. With " in words
     assert "what takes 100 GPU hours in shuffled order takes" in words
     assert err.startswith("read 64 samples, ")
 
