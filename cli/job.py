@@ -160,7 +160,21 @@ def _print(rows: list[dict[str, Any]], output: str) -> None:
     if not rows:
         print("no jobs")
         return
-    table = Table(*rows[0])
+    table = Table("job", "state", box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for name in ("steps", "samples", "quarantined", "shards")[: 4 * ("committed_steps" in rows[0])]:
+        table.add_column(name, justify="right")
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(row["job"], row["state"], *_progress(row))
     Console().print(table)
+    for row in rows:
+        if row.get("message"):
+            print(f"{row['job']}: {row['message']}")
+
+
+def _progress(row: dict[str, Any]) -> list[str]:
+    """Of a row with the figures of a job: what is done, of what there is where that is known."""
+    if "committed_steps" not in row:
+        return []
+    steps, shards = (row["committed_steps"], row["num_steps"]), (row["indexed_shards"], row["num_shards"])
+    of = [f"{done:,} of {total:,}" if total else f"{done:,}" for done, total in (steps, shards)]
+    return [of[0], f"{row['samples']:,}", f"{row['quarantined']:,}", of[1]]

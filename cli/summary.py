@@ -12,7 +12,9 @@ from rich.table import Table
 from cli.bottleneck import bottleneck, is_over
 from cli.client import JobsClient, state_name
 from cli.rates import Look
+from cli.top_picture import span
 from headrace.ledger import ledger_sha256
+from headrace.v1.jobs_pb2 import JobStatus
 
 MAX_QUARANTINE_ROWS = 12
 
@@ -20,14 +22,20 @@ MAX_QUARANTINE_ROWS = 12
 def summarise(client: JobsClient, job: str) -> dict[str, Any]:
     """The public JSON form, less `picture`. Losses are null where no step reported one, `bottleneck` where the job is over."""
     status = client.show(job)
+    spec = json.loads(status.spec_json)
     samples = status.committed_samples
     return {
         "job": job,
         "state": state_name(status),
         "message": status.message,
-        "strategy": json.loads(status.spec_json)["strategy"],
+        "sources": [source["name"] or source["path"] for source in spec["sources"]],
+        "topology": json.loads(status.topology_json) if status.topology_json else spec["topology"],
+        "preprocessors": len(status.preprocessors),
+        "ranks": len(status.ranks),
+        "strategy": spec["strategy"],
         "steps": status.committed_steps,
         "num_steps": status.num_steps,
+        "left_s": _left_s(status),
         "samples": samples,
         "samples_per_s": samples / status.step_s if status.step_s else 0.0,
         "first_loss": _number(status.first_loss),
@@ -50,15 +58,24 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
     table = Table(title=f"job {summary['job']}: {summary['state']}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    table.add_row("steps", f"{summary['steps']} of {summary['num_steps']}" if summary["num_steps"] else str(summary["steps"]))
-    table.add_row("samples", f"{summary['samples']}, {summary['samples_per_s']:.1f} per second")
+    steps = f"{summary['steps']} of {summary['num_steps']}" if summary["num_steps"] else str(summary["steps"])
+    table.add_row("steps", steps if summary["left_s"] is None else f"{steps}, {span(summary['left_s'])} left at this rate")
+    table.add_row("sources", ", ".join(summary["sources"]))
+    topology = summary["topology"]
+    stages = ", ".join(f"{unit} {number}" for unit, number in topology["stages"].items())
+    table.add_row("planned for", f"{topology['replicas']} x {topology['microbatches']} microbatches, stages: {stages}")
     table.add_row("strategy", summary["strategy"])
-    table.add_row("loss", f"{_text(summary['first_loss'])} at first, {_text(summary['last_loss'])} at last")
-    table.add_row("data wait", f"{summary['data_wait_fraction']:.1%} of the trainer's time")
+    if summary["bottleneck"]:
+        table.add_row("connected", f"{summary['preprocessors']} preprocessor(s), {summary['ranks']} rank(s)")
+    if summary["steps"]:
+        table.add_row("samples", f"{summary['samples']}, {summary['samples_per_s']:.1f} per second")
+        table.add_row("data wait", f"{summary['data_wait_fraction']:.1%} of the trainer's time")
+    if summary["last_loss"] is not None:
+        table.add_row("loss", f"{_text(summary['first_loss'])} at first, {summary['last_loss']:.3f} at last")
     if summary["bottleneck"]:
         table.add_row("bottleneck", summary["bottleneck"])
     table.add_row("quarantined", str(len(summary["quarantined"])))
-    table.add_row("ledger", summary["ledger_sha256"])
+    table.add_row("ledger", summary["ledger_sha256"] if summary["steps"] else "no step is committed yet")
     if summary.get("picture"):
         table.add_row("picture", summary["picture"])
     console.print(table)
@@ -67,6 +84,13 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
     more = len(summary["quarantined"]) - MAX_QUARANTINE_ROWS
     if more > 0:
         console.print(f"  and {more} more")
+
+
+def _left_s(status: JobStatus) -> float | None:
+    """Seconds until the last step at the mean pace of those so far; None where it is over, or nothing is known."""
+    if is_over(status) or not (status.num_steps and status.committed_steps and status.step_s):
+        return None
+    return float((status.num_steps - status.committed_steps) * status.step_s / status.committed_steps)
 
 
 def _number(value: float) -> float | None:

@@ -54,9 +54,7 @@ def _service(figures: dict[str, Any]) -> Text:
     if service is None:
         return Text("connected")
     members = f"{count} preprocessor{'' if count == 1 else 's'}"
-    return Text.assemble(
-        (service["leader"], "bold"), f" leads in term {service['term']}, for {_span(service['up_s'])}; {members}"
-    )
+    return Text.assemble((service["leader"], "bold"), f" leads in term {service['term']}, for {span(service['up_s'])}; {members}")
 
 
 def _head(job: dict[str, Any]) -> Table:
@@ -197,7 +195,7 @@ def _seconds(value: float | None) -> str:
     return f"{value:.1f} s" if value >= 1.0 else f"{value * 1e3:.0f} ms"
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
     """The two largest of days, hours, minutes and seconds."""
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
     if days:

@@ -195,6 +195,20 @@ def test_a_trainer_of_a_job_that_was_done_before_says_so(calm, spec) -> None:
     assert "job 'done-before' was done before: nothing is left to train" in result.stderr
 
 
+def test_jobs_fit_into_a_narrow_terminal_and_nothing_unknown_is_shown_as_a_figure(cluster, spec, tmp_path: Path) -> None:
+    cluster.start_reorder()
+    cluster.submit(spec("mine"))
+    listed = headrace("job", "list", "--endpoint", cluster.endpoint)
+    lines = listed.stdout.splitlines()
+    assert lines[0].split() == ["job", "state", "steps", "samples", "quarantined", "shards"], listed.stderr
+    assert lines[1].split()[:3] == ["mine", "indexing", "0"]
+    shown = headrace("job", "show", "mine", "--endpoint", cluster.endpoint).stdout
+    assert "no step is committed yet" in shown
+    assert "2 x 2 microbatches" in shown
+    assert "unknown" not in shown
+    headrace("job", "pause", "mine", "--endpoint", cluster.endpoint)
+
+
 def test_jobs_are_submitted_listed_shown_and_cancelled(cluster, spec, tmp_path: Path) -> None:
     cluster.start_reorder()
     endpoint = ["--endpoint", cluster.endpoint, "--format", "json"]
