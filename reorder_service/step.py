@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +72,8 @@ class Step:
     """By place: what stands in for a refused sample."""
     sample_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    packs: dict[int, int] = field(default_factory=dict)
+    """Sample -> pack that it is in, where the job packs; else empty."""
     num_bytes: int | None = None
     """Of all parts once they are decoded, about; None until the samples are probed."""
     plan: StepPlan | None = None
@@ -89,6 +92,7 @@ class Step:
 
     def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:
         """Take the plan and cut its microbatches into parts of at most `part_samples` samples, which lie in few shards each.
+        Samples of a pack stay together: they stand one behind the other in the parts of their microbatch.
 
         `ticket`: of the part with that name, which is unique in the job.
 
@@ -102,7 +106,7 @@ class Step:
             self.sizes.append(tuple(len(microbatch.sample_ids) for microbatch in replica))
             self.seconds.append(tuple(sum(costs.get(i, 0.0) for i in microbatch.sample_ids) for microbatch in replica))
             for k, microbatch in enumerate(replica):
-                samples = sorted((refs[i] for i in microbatch.sample_ids), key=lambda ref: (ref.shard, ref.row))
+                samples = sorted((refs[i] for i in microbatch.sample_ids), key=self._place_in_microbatch)
                 for n, start in enumerate(range(0, len(samples), part_samples)):
                     of_part = samples[start : start + part_samples]
                     part = Part(
@@ -117,6 +121,15 @@ class Step:
                     self.tickets.setdefault((r, k), []).append(part.ticket)
         self.plan = plan
 
+    def _place_in_microbatch(self, ref: SampleRef) -> tuple[int, int, int]:
+        return self.packs.get(ref.sample_id, 0), ref.shard, ref.row
+
+    def packs_in(self, replica: int, microbatch: int) -> list[list[int]]:
+        """The samples of a microbatch, pack by pack, as its parts have them; none where the job does not pack."""
+        parts = (self.parts[ticket] for ticket in self.tickets.get((replica, microbatch), ()))
+        samples = [ref.sample_id for part in parts for ref in part.samples] if self.packs else []
+        return [list(of_pack) for _, of_pack in groupby(samples, self.packs.__getitem__)]
+
     @property
     def whole(self) -> bytes:
         """The plan as a message, for ranks that need all of it; written once for all of them."""
@@ -125,7 +138,8 @@ class Step:
         return self._whole
 
     def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:
-        """The plan of the step's good samples, after filling `costs` and `num_bytes`. Pure otherwise: runs in a worker thread.
+        """The plan of the step's good samples, after filling `costs`, `packs` and `num_bytes`. Pure otherwise: runs in a worker
+        thread.
 
         vocab: size of the job's vocabulary, 0 if it is not known.
         """
@@ -146,6 +160,7 @@ class Step:
             return plan_of(spec.strategy, batch, generation, speeds)
         tokens = np.array([probe.num_tokens for probe in probes], np.int64)
         of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
+        self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
         return plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
 
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:

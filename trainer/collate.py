@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -41,6 +41,9 @@ class PackedMicrobatch:
     """(T,) int64, 0 at the first token of every sample."""
     cu_seqlens: Tensor
     """(n + 1,) int32: sample i has the tokens cu_seqlens[i]:cu_seqlens[i + 1]."""
+    pack_offsets: Tensor
+    """(p + 1,) int32: pack j has the samples pack_offsets[j]:pack_offsets[j + 1], and so the tokens between these two of
+    `cu_seqlens`. Each sample is a pack of its own where the job has no `pack_tokens`, and in Headrace's own pipeline."""
     patches: Tensor
     """(P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous; (0, 0) without images."""
     image_grids: Tensor
@@ -117,6 +120,7 @@ def collate(
         labels=_tensor(labels, np.int64),
         position_ids=_tensor(np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths), np.int64),
         cu_seqlens=_tensor(cu_seqlens, np.int32),
+        pack_offsets=torch.arange(columns.num_rows + 1, dtype=torch.int32),
         patches=_rows(media["patches"], num_patches, patch_values, "patches"),
         image_grids=_tensor(grids, np.int32),
         image_cu_seqlens=_tensor(image_cu_seqlens, np.int32),
@@ -127,6 +131,14 @@ def collate(
         recordings_per_sample=_tensor(_entries(columns, "mel_frames"), np.int32),
         num_targets=int(np.count_nonzero(labels != LABEL_IGNORED)),
     )
+
+
+def in_packs(microbatch: PackedMicrobatch, packs: Sequence[Collection[int]]) -> PackedMicrobatch:
+    """The microbatch with its `pack_offsets`. packs: sample ids of each, in the order of its rows. Samples that did not arrive
+    are missing in their packs, and packs of which none did are not there."""
+    arrived = set(microbatch.sample_ids.tolist())
+    sizes = [len(arrived.intersection(samples)) for samples in packs]
+    return replace(microbatch, pack_offsets=cumulative(torch.tensor([size for size in sizes if size], dtype=torch.int32)))
 
 
 def cumulative(lengths: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from headrace.quarantine import Rejected
 from headrace.v1 import sessions_pb2
 from trainer.buffers import BufferPool
 from trainer.client import AWAY_TIMEOUT_S, SessionClient
-from trainer.collate import PackedMicrobatch, collate
+from trainer.collate import PackedMicrobatch, collate, in_packs
 from trainer.columns import is_view
 from trainer.consumers import Consumers
 from trainer.data_parallel import check_ranks
@@ -242,6 +242,8 @@ class StepLoader:
             self._waited(step, began_s)
             step.consumed = number == len(plan.microbatches)
             self._announce(plan, number)
+            if message.packs:
+                data = in_packs(data, [pack.sample_ids for pack in message.packs])
             yield Microbatch(replica=message.replica, index=message.index, data=data)
 
     def _part_came(self) -> None:

@@ -231,7 +231,8 @@ class JobSpec(_Part):
     topology: TopologySpec = TopologySpec()
     pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
     """Pack samples of a global batch into sequences of so many tokens, and plan these: samples of a pack stay in one
-    microbatch, and each pack is taken to cost the LLM its full length, as where a trainer pads to it. Ours does not pad."""
+    microbatch, one behind the other (`PackedMicrobatch.pack_offsets` of the trainer), and each pack is taken to cost the LLM its
+    full length, as where a trainer pads to it. Ours does not pad."""
     window: Annotated[int, Field(ge=1, le=limits.MAX_WINDOW)] = 4
     """Global batches that are planned ahead of the last committed one, at most."""
     window_bytes: Annotated[int, Field(ge=1)] | None = None

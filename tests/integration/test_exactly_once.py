@@ -51,7 +51,14 @@ def test_no_strategy_changes_a_global_batch(calm, spec, undisturbed, strategy) -
 def test_neither_packing_nor_stages_change_a_global_batch(calm, spec, undisturbed) -> None:
     apart = {"replicas": 2, "microbatches": 3, "stages": {"vision": 1, "audio": 1, "llm": 2}}
     job = calm.submit(spec("packed", topology=apart, text={"max_tokens": 4096}, pack_tokens=4096, steps=8))
-    calm.consume(job)
+    num_packs = num_samples = 0
+    with trainer.connect(calm.endpoint, job=job) as loader:
+        for step in loader:
+            for data in (microbatch.data for microbatch in step):
+                assert all(data.cu_seqlens[data.pack_offsets].diff() <= 4096)
+                num_packs, num_samples = num_packs + len(data.pack_offsets) - 1, num_samples + len(data.sample_ids)
+            loader.commit(step)
+    assert num_packs < num_samples
     assert ledger_sha256(calm.ledger(job)) == undisturbed(8)
 
 

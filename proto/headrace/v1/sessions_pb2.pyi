@@ -112,20 +112,28 @@ class PlannedUnit(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., stages: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankMicrobatch(_message.Message):
-    __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "seconds")
+    __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "seconds", "packs")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PACKS_FIELD_NUMBER: _ClassVar[int]
     replica: int
     index: int
     tickets: _containers.RepeatedScalarFieldContainer[str]
     num_samples: int
     parts: _containers.RepeatedCompositeFieldContainer[PartSamples]
     seconds: float
-    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    packs: _containers.RepeatedCompositeFieldContainer[Pack]
+    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ..., seconds: _Optional[float] = ..., packs: _Optional[_Iterable[_Union[Pack, _Mapping]]] = ...) -> None: ...
+
+class Pack(_message.Message):
+    __slots__ = ("sample_ids",)
+    SAMPLE_IDS_FIELD_NUMBER: _ClassVar[int]
+    sample_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PartSamples(_message.Message):
     __slots__ = ("sample_ids",)

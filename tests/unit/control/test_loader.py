@@ -18,6 +18,7 @@ import torch
 import trainer
 from headrace.errors import ConflictError, JobFailedError, SupersededError, UserError
 from headrace.sample import UNIT_COLUMNS
+from headrace.v1 import sessions_pb2
 from trainer import Step, StepLoader
 from trainer.train import train
 
@@ -92,6 +93,21 @@ def test_a_microbatch_of_which_one_part_has_samples_is_shown_where_that_lies(sha
         (microbatch,) = next(iter(loader))
         assert microbatch.data.sample_ids.tolist() == [1]
         assert loader.statistics().held_bytes > 0
+
+
+def test_a_microbatch_says_which_of_its_samples_share_a_pack(world: Any) -> None:
+    """Of one pack a sample was damaged, of another one all."""
+    event = world.plan(0, ["0/1", "0/4", "0/2", "0/7"], ["0/3"])
+    packs = [sessions_pb2.Pack(sample_ids=samples) for samples in ([1, 8, 4], [9], [2, 7])]
+    event.plan.microbatches[0].packs.extend(packs)
+    tickets = ["0/1", "0/4", "0/2", "0/7", "0/3"]
+    world.hold(*tickets)
+    world.tell(event, *map(world.place, tickets))
+    with connect(world) as loader:
+        packed, alone = (microbatch.data for microbatch in next(iter(loader)))
+    assert packed.sample_ids.tolist() == [1, 4, 2, 7]
+    assert packed.pack_offsets.tolist() == [0, 2, 4]
+    assert alone.pack_offsets.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("bound", [1, 3])

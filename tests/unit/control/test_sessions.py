@@ -12,6 +12,7 @@ from headrace.errors import ConflictError, SupersededError, UserError
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
+from headrace.spec import parse_spec
 from reorder_service.sessions import Ended, Session, Sessions
 from reorder_service.step import Part, RankCommit, Step
 from tests.unit.control.job_world import told_by
@@ -54,6 +55,31 @@ def test_parts_cover_the_plan_and_are_no_larger_than_asked(part_samples: int) ->
         for k, microbatch in enumerate(replica):
             ids = [s.sample_id for p in step.parts.values() if (p.replica, p.microbatch) == (r, k) for s in p.samples]
             assert sorted(ids) == sorted(microbatch.sample_ids)
+
+
+@pytest.mark.parametrize("part_samples", [1, 3, 16])
+def test_samples_of_a_pack_stand_one_behind_the_other(part_samples: int) -> None:
+    rng = np.random.default_rng(part_samples)
+    document = {"name": "job", "sources": [{"path": "/d"}], "pack_tokens": 64, "text": {"max_tokens": 64}}
+    spec = parse_spec(document | {"topology": {"replicas": 2, "microbatches": 3}})
+    tokens = {i: int(length) for i, length in enumerate(rng.integers(1, 65, 40))}
+    step = Step(index=0, refs=[SampleRef(sample_id=i, shard=int(rng.integers(3)), row=i) for i in tokens])
+    step.probes = {i: Probe(name=f"n{i}", num_tokens=length, num_targets=1) for i, length in tokens.items()}
+    step.sample_ids = np.arange(40)
+    plan = step.make_plan(spec, spec.topology, vocab=9, generation=1)
+    step.cut(plan, part_samples=part_samples, ticket=str)
+    packs = {(r, k): step.packs_in(r, k) for r in range(2) for k in range(3)}
+    for place, of_microbatch in packs.items():
+        rows = [ref.sample_id for ticket in step.tickets.get(place, ()) for ref in step.parts[ticket].samples]
+        assert [sample for pack in of_microbatch for sample in pack] == rows
+        assert sorted(rows) == sorted(plan.replicas[place[0]][place[1]].sample_ids)
+    whole = [pack for of_microbatch in packs.values() for pack in of_microbatch]
+    assert all(sum(tokens[sample] for sample in pack) <= 64 for pack in whole)
+    assert len(whole) == len(set(step.packs.values())) < 40, "no pack is torn apart"
+
+
+def test_without_packing_there_are_no_packs() -> None:
+    assert make_step().packs_in(0, 0) == []
 
 
 def test_tickets_are_the_same_whenever_a_step_is_planned_again() -> None:
