@@ -62,8 +62,11 @@ def fill_free_bound_s(table: CostTable, topology: Topology) -> float:
     return (1 + BACKWARD_FACTOR) * per_stage / topology.replicas
 
 
-def relative_spread(loads: NDArray[np.float64], occupied: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(U,) standard deviation over mean of the microbatches that hold a sample; loads: (D, K, U), occupied: (D, K)."""
-    filled = loads[occupied]
-    spread: NDArray[np.float64] = filled.std(axis=0) / filled.mean(axis=0)
+def spread_of(loads: NDArray[np.float64], occupied: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(U,) standard deviation of the microbatches that hold a sample, in the unit of the loads; loads: (D, K, U).
+
+    occupied: (D, K). Not over their mean: a strategy that fills fewer microbatches has heavier ones, for whose differences
+    stages wait in seconds.
+    """
+    spread: NDArray[np.float64] = loads[occupied].std(axis=0)
     return spread

@@ -11,6 +11,9 @@ costliest sample first, and gives the heaviest batch of an index to the replica 
 have their share of the unit's work get no more. So do those whose LLM has no sample in that microbatch: then no unit has an
 empty microbatch in front of one that is not. That costs balance only with few samples, or one that outweighs a replica.
 
+Strategy `orchmllm` of a job is `balance` with its defaults: the other three forms and the permutation over nodes are there for
+callers of this module only, as is `compose`.
+
 `compose` gives the all-to-all of what encoders computed (section 6). Raw inputs need none: ranks fetch what they encode.
 """
 
