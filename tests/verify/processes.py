@@ -145,8 +145,9 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     groups = _groups(topology, made)
     if rank >= topology.world_size:
         return None
-    stages = stages_of(topology, rank, groups)
-    step = PipelineStep(topology, stages, groups, settings=OptimizerSpec(max_grad_norm=1e9), dtype=getattr(torch, order.dtype))
+    dtype = getattr(torch, order.dtype)
+    stages = stages_of(topology, rank, groups, dtype)
+    step = PipelineStep(topology, stages, groups, settings=OptimizerSpec(max_grad_norm=1e9), dtype=dtype)
     first_step = 0
     if order.load_from:
         checkpoint = Checkpoint.newest(Path(order.load_from))
@@ -173,16 +174,17 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         for name, p in parameters.items()
         if step.optimizer.state(p)
     }
-    weights = {name: p.detach().numpy().copy() for name, p in parameters.items()}
+    weights = {name: p.detach().float().numpy().copy() for name, p in parameters.items()}
     return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, moments)
 
 
-def stages_of(topology: PipelineTopology, rank: int, groups: ProcessGroups) -> list[Stage]:
+def stages_of(topology: PipelineTopology, rank: int, groups: ProcessGroups, dtype: torch.dtype = torch.float32) -> list[Stage]:
     """The stages of one process."""
     place = topology.place(rank)
     shape = GENERATING if GENERATOR in topology.units else SHAPE
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
     make_model = partial(whole_model, shape)
-    stages = build_stages(make_model, topology, place, cuts, seed=SEED, device=torch.device("cpu"), slices=groups.slices)
+    cpu = torch.device("cpu")
+    stages = build_stages(make_model, topology, place, cuts, seed=SEED, device=cpu, slices=groups.slices, dtype=dtype)
     enlarge(torch.nn.ModuleList(stages))
     return stages

@@ -111,6 +111,19 @@ class Stage(nn.Module, ABC):
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(not (projector if name.split(".")[0] in PROJECTORS.values() else trunk))
 
+    def hold_frozen(self, dtype: torch.dtype) -> None:
+        """Keep frozen matrices in the dtype of the products. Autocast casts a weight that learns once for all microbatches, but a
+        frozen one for each of them anew, whose graph then keeps the cast until its backward.
+
+        What enters a unit has no graph, so its matrices stay as they are; norms and biases are small.
+        """
+        for name, module in self.model.named_modules():
+            inside = ".layers." in name or name.endswith(".head") or name.split(".")[0] in PROJECTORS.values()
+            if (inside and isinstance(module, nn.Linear)) or name == f"{TRUNKS[LLM]}.embed":
+                weight = module.get_parameter("weight")
+                if not weight.requires_grad:
+                    weight.data = weight.data.to(dtype)
+
 
 def prune(module: nn.Module, kept: Collection[str], prefix: str = "") -> None:
     """Take out every module that is neither kept nor around one that is; indices of lists stay."""

@@ -127,7 +127,7 @@ class LlmStage(Stage):
         return len(data.input_ids)
 
     def _enter(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
-        x: Tensor = self.model.decoder.embed(data.input_ids)
+        x: Tensor = self.model.decoder.embed(data.input_ids).float()
         if ENCODER in arrived:
             counts = torch.stack([self.tokens_of(unit, data) for unit in ENCODERS], dim=1).flatten()
             kind = torch.repeat_interleave(torch.arange(len(ENCODERS)).repeat(len(data.sample_ids)), counts).to(x.device)
@@ -213,13 +213,14 @@ def build_stages(
     device: torch.device,
     slices: dist.ProcessGroup | None,
     initialise: Callable[[MultimodalModel, int], None] = initialise,
+    dtype: torch.dtype = torch.float32,
 ) -> list[Stage]:
     """The stages of one process, chunk after chunk, with weights; what is frozen does not learn.
 
     make_model: the whole model on the meta device, anew for every stage, which takes it apart. bounds: of the unit's parts, as
     `trainer.pipeline.partition.bounds` has them. slices: the processes that share every layer, as
     `trainer.pipeline.groups.ProcessGroups` has them; None where tp is 1. initialise: gives what a stage has of the model its
-    weights for the seed.
+    weights for the seed. dtype: of products, which frozen matrices are held in.
     """
     unit = topology.units[place.unit]
     stages = []
@@ -235,6 +236,7 @@ def build_stages(
         stages[-1].model.decoder.embed = stages[0].model.decoder.embed
     for stage in stages:
         stage.freeze(trunk=unit.frozen, projector=unit.frozen_projector)
+        stage.hold_frozen(dtype)
         if topology.schedule == ZERO_BUBBLE:
             stage.put_off_weights()
     return stages

@@ -78,8 +78,9 @@ def train_pipeline(
         settings = topology.optimizer.settled(name, model.pretrained)
         with process_group(device):
             groups = ProcessGroups.make(topology)
-            stages = _stages(loader, topology, model, device, groups)
-            step = PipelineStep(topology, stages, groups, dtype=PRECISIONS[precision], settings=settings)
+            dtype = PRECISIONS[precision]
+            stages = _stages(loader, topology, model, device, groups, dtype)
+            step = PipelineStep(topology, stages, groups, dtype=dtype, settings=settings)
             if begin is not None:
                 load(begin, step)
                 del begin  # it is mapped into memory, and its files may soon be removed
@@ -165,7 +166,12 @@ def _model(loader: PipelineLoader, name: str, units: HuggingFaceUnits) -> _Model
 
 
 def _stages(
-    loader: PipelineLoader, topology: PipelineTopology, model: _Model, device: torch.device, groups: ProcessGroups
+    loader: PipelineLoader,
+    topology: PipelineTopology,
+    model: _Model,
+    device: torch.device,
+    groups: ProcessGroups,
+    dtype: torch.dtype,
 ) -> list[Stage]:
     """Of this process."""
     spec, vocabulary = loader.spec, loader.vocabulary
@@ -180,4 +186,5 @@ def _stages(
         device=device,
         slices=groups.slices,
         initialise=model.initialise,
+        dtype=dtype,
     )

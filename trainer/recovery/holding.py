@@ -70,7 +70,7 @@ class Holding:
     def state(self, name: str) -> Tensor:
         """Of a parameter, flat and float32: the weight, and of what learns both moments and the number of updates."""
         parameter = self.parameters[name]
-        weight = parameter.detach().flatten()
+        weight = parameter.detach().float().flatten()
         if name not in self.learning:
             return weight
         state = self._adamw.state.get(parameter)

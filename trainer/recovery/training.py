@@ -144,6 +144,7 @@ class Training:
             self._continue(target, mesh, agreement)
         mesh.barrier()
         self._held = [target]  # everybody has what it needs
+        target.stage.hold_frozen(self._dtype)  # drawn and taken over in float32, as all others have it
         ended("state")
         self._layout, self._mesh, self._holders = layout, mesh, agreement.holders
         self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, self._skips, dtype=self._dtype)
