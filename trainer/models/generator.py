@@ -6,6 +6,7 @@ noise - image. A row is a merged token: the merge * merge patches that are one p
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +40,10 @@ class Flow:
 class Generator(nn.Module):
     """Noisy tokens and a condition for each, (L, width), -> the loss of their velocities; a token sees its own image only."""
 
-    def __init__(self, shape: TransformerShape, image: ImageSpec) -> None:
+    def __init__(self, shape: TransformerShape, image: ImageSpec, *, seed: int = 0) -> None:
+        """`seed`: of the job, for times and noise."""
         super().__init__()
+        self.seed = seed
         self.group = image.merge**2
         self.merge = image.merge
         self.width = shape.width
@@ -70,13 +73,16 @@ class Generator(nn.Module):
         return int(image_cu_seqlens[-1]) // self.group
 
     def flow(self, microbatch: PackedMicrobatch) -> Flow:
-        """Time and noise follow from a sample's id: whichever process draws them, in whichever microbatch, however often."""
+        """Time and noise follow from the job's seed and a sample's id: whichever process draws them, in whichever microbatch,
+        however often.
+        """
         lengths = self.tokens(microbatch.image_cu_seqlens.diff())
         times, noises = [], []
         for sample, images in zip(
             microbatch.sample_ids.tolist(), torch.split(lengths, microbatch.images_per_sample.tolist()), strict=True
         ):
-            dice = torch.Generator().manual_seed(sample)
+            digest = hashlib.blake2b(f"{self.seed}/{sample}".encode(), digest_size=8).digest()
+            dice = torch.Generator().manual_seed(int.from_bytes(digest))
             times.append(torch.rand(len(images), generator=dice))
             noises.append(torch.randn(int(images.sum()), self.values, generator=dice))
         image = centred(microbatch.patches, torch.float32).view(-1, self.values)

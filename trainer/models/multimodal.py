@@ -31,9 +31,20 @@ class MultimodalModel(nn.Module):
     """Modules that know nothing of each other, and the order in which they are called."""
 
     def __init__(
-        self, shape: ModelShape, *, vocab_size: int, image: ImageSpec, audio: AudioSpec, image_token_id: int, audio_token_id: int
+        self,
+        shape: ModelShape,
+        *,
+        vocab_size: int,
+        image: ImageSpec,
+        audio: AudioSpec,
+        image_token_id: int,
+        audio_token_id: int,
+        seed: int = 0,
     ) -> None:
-        """Raises UserError where a placeholder lies outside of the vocabulary or `audio.frames_per_token` is odd."""
+        """`seed`: of the job, for what a generator draws; weights come later.
+
+        Raises UserError where a placeholder lies outside of the vocabulary or `audio.frames_per_token` is odd.
+        """
         super().__init__()
         if not (0 <= image_token_id < vocab_size and -1 <= audio_token_id < vocab_size):
             raise UserError(
@@ -53,7 +64,7 @@ class MultimodalModel(nn.Module):
         self.generator_projector: Projector | None = None
         if shape.generator is not None:
             self.generator_projector = Projector(width_in=width, group=1, width_out=shape.generator.width)
-            self.generator = Generator(shape.generator, image)
+            self.generator = Generator(shape.generator, image, seed=seed)
 
     def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
         """The summed loss of a microbatch that is on the model's device. With a generator every image token is a target too.
@@ -138,6 +149,7 @@ def build_model(
             audio=spec.audio,
             image_token_id=image_token_id,
             audio_token_id=audio_token_id,
+            seed=seed,
         )
     if torch.device(device).type != "meta":
         model.to_empty(device=device)

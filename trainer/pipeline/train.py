@@ -156,6 +156,7 @@ def _model(loader: PipelineLoader, name: str, units: HuggingFaceUnits) -> _Model
         audio=spec.audio,
         image_token_id=vocabulary.image_token,
         audio_token_id=vocabulary.audio_token,
+        seed=spec.seed,
     )
     return _Model(
         shape=adapted.adapted_shape(units, MODEL_SHAPES[name]),

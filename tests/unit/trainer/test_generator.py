@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headrace.spec import JobSpec
 from trainer.collate import collate
 from trainer.models.generator import Flow, Generator
-from trainer.models.multimodal import MultimodalModel
+from trainer.models.multimodal import MultimodalModel, build_model
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
@@ -60,6 +61,17 @@ def test_time_and_noise_are_of_the_sample(generator, mixed_rows, make_batch):
     assert len(together.time.unique()) == 5  # images
     assert (together.time >= 0).all()
     assert (together.time < 1).all()
+
+
+def test_jobs_of_another_seed_draw_other_times_and_noise(mixed_rows, make_batch):
+    spec = JobSpec.model_validate({"name": "job", "sources": [{"path": "data"}], "image": {"patch": 2, "min_pixels": 16}})
+    batch = of(mixed_rows, make_batch)
+    models = [build_model("tiny-generator", spec, 64, 1, 2, seed, device="meta") for seed in (0, 1, 1)]
+    first, second, again = (model.generator.flow(batch) for model in models)
+    assert not set(first.time.tolist()) & set(second.time.tolist())
+    assert not torch.equal(first.velocity, second.velocity)
+    assert torch.equal(second.time, again.time)
+    assert torch.equal(second.velocity, again.velocity)
 
 
 def test_the_way_is_straight_and_ends_in_the_image(generator, make_row, make_batch):

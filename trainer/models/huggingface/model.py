@@ -49,6 +49,7 @@ def adapted_model(
     audio: AudioSpec,
     image_token_id: int,
     audio_token_id: int,
+    seed: int = 0,
 ) -> MultimodalModel:
     """On the meta device, for `trainer.pipeline.stages.build_stages` to take stages of, or for `to_empty` and `initialise`.
 
@@ -64,6 +65,7 @@ def adapted_model(
             audio=audio,
             image_token_id=image_token_id,
             audio_token_id=audio_token_id,
+            seed=seed,
         )
     if units.vision is not None:
         _adapt_vision(model, units.vision, image, token_width=shape.llm.width)
