@@ -91,6 +91,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoints.add_argument(
         "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
     )
+    checkpoints.add_argument(
+        "--catch-up",
+        type=int,
+        default=1,
+        metavar="N",
+        help="steps that the checkpoint may be ahead of the job's last commit, as where its store lost some: they are committed "
+        "again, and not trained; with --topology (default: %(default)s)",
+    )
     parser.add_argument(
         "--metrics",
         default="",
@@ -178,6 +186,7 @@ def run(args: argparse.Namespace) -> int:
                     checkpoint=args.checkpoint,
                     checkpoint_every=args.checkpoint_every or DEFAULT_EVERY,
                     resume=args.resume,
+                    catch_up=args.catch_up,
                     **options,
                 )
         if os.environ.get("RANK", "0") == "0" and args.nodes is None:

@@ -17,6 +17,7 @@ from headrace.errors import (
     UnavailableError,
     UserError,
     first_error,
+    lost_commits,
 )
 from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
 from headrace.telemetry import pairs
@@ -30,7 +31,7 @@ from reorder_service.planner import Planner
 from reorder_service.progress import Amounts, beyond_limit
 from reorder_service.sessions import Session, Sessions
 from reorder_service.state import JobRecord, StateStore
-from reorder_service.step import Part, RankCommit, Step
+from reorder_service.step import RankCommit, Step
 from reorder_service.stopping import stop_task
 from reorder_service.window import bytes_ahead, has_room
 
@@ -120,20 +121,18 @@ class JobRun:
                 log.info("resubmitted %s", pairs(job=self.name, step=self.committed))
                 self.start()
 
-    async def rewind(self, step: int) -> None:
+    async def rewind(self, step: int, catch_up: int = 0) -> None:
         """Go back to `step`: later commits are undone. Raises UserError where it is below 0, ConflictError where it is to come.
 
+        `catch_up`: so many steps may be still to come: the rank commits them again.
         Ranks that go back to the same step may all ask for it: the first does it. To be shielded from cancellation.
         """
         if step < 0:
             raise UserError(f"job {self.name!r} cannot go back to step {step}: steps count from 0")
         async with self._committing:
-            if step > self.committed:
-                raise ConflictError(
-                    f"the trainer's state is of step {step}, but job {self.name!r} has committed only {self.committed} steps: "
-                    "it belongs to another job or to a lost store"
-                )
-            if step == self.committed or self.state in ("FAILED", "CANCELLED"):
+            if step > self.committed + catch_up:
+                raise ConflictError(lost_commits(self.name, step, self.committed))
+            if step >= self.committed or self.state in ("FAILED", "CANCELLED"):
                 return
             await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
         await self._notify()
@@ -299,15 +298,12 @@ class JobRun:
             self._orders.decode(
                 step.index,
                 part,
-                on_placed=self._placed,
+                on_placed=self.sessions.tell_place,
                 on_failed=self._order_failed,
                 urgent=urgent,
                 wanted=lambda: self.steps.get(step.index) is step and self.state not in FINAL,
             )
         await self._notify()
-
-    def _placed(self, part: Part) -> None:
-        self.sessions.tell_place(part)
 
     def _order_failed(self, error: str) -> None:
         self._order_error = error
@@ -325,10 +321,12 @@ class JobRun:
         former = self.sessions.num_ranks
         session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas, together=together)
         session.next_step = self.committed
-        if self.sessions.num_ranks != former:  # what a rank has committed meant other samples then
-            for step in self.steps.values():
+        for step in self.steps.values():
+            if self.sessions.num_ranks != former:  # what a rank has committed meant other samples then
                 step.commits.clear()
-        session.catch_up([step for _, step in sorted(self.steps.items()) if step.plan is not None])
+            elif generation is None and not together:  # a new process: its model may lack what the one before had applied
+                step.commits.pop(rank, None)
+        session.tell_planned([step for _, step in sorted(self.steps.items()) if step.plan is not None])
         if self.state in FINAL:
             session.tell_end(self.message)
         return session
@@ -376,7 +374,10 @@ class JobRun:
         """Commit, in order, the steps that every rank has committed. Not to be cut off between store and memory."""
         async with self._committing:
             while (head := self.steps.get(self.committed)) and len(head.commits) >= self.sessions.num_ranks:
-                await self._commit_head(head)
+                try:
+                    await self._commit_head(head)
+                except ConflictError:  # ranks are ahead of the store, and have to know
+                    await self._restarted(asyncio.sleep(0), f"set back from step {self.committed}, as its store lost commits")
                 await self._notify()
 
     async def _commit_head(self, step: Step) -> None:

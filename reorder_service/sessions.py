@@ -97,6 +97,8 @@ class Session:
     has_streamed: bool = False
     over: HeadraceError | None = None
     """What the rank is told of any further call: the session has ended."""
+    brought: int | None = None
+    """The step of the state that the rank went back to, or came with."""
     next_step: int = 0
     data_wait_s: float = 0.0
     step_s: float = 0.0
@@ -118,7 +120,7 @@ class Session:
         """Whether a replica's parts go to this rank."""
         return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
 
-    def catch_up(self, steps: Sequence[Step]) -> None:
+    def tell_planned(self, steps: Sequence[Step]) -> None:
         """Steps were planned, and some of their parts taken, before the session was opened."""
         parts = [part for step in steps for part in step.parts.values() if part.lease and self.serves(part.replica)]
         if steps:
@@ -268,6 +270,19 @@ class Sessions:
     def _forget_lanes(self) -> None:
         self._lanes.clear()
         self._serving.clear()
+
+    def check_brought(self, rank: int, step: int) -> None:
+        """Raise ConflictError where another rank has come with the state of another step, and has not gone on since.
+
+        A rank that comes back alone takes the others, which have gone on, back with it.
+        """
+        for other in self.by_rank.values():
+            has_gone_on = other.brought is None or other.next_step > other.brought
+            if other.rank != rank and other.is_live() and other.brought != step and not has_gone_on:
+                raise ConflictError(
+                    f"the state of rank {rank} is of step {step}, and that of rank {other.rank} of step {other.brought}: "
+                    "load the newest checkpoint that all ranks have"
+                )
 
     def leave(self, session: Session) -> None:
         """A rank hears no more. Nodes that commit together come and go: one that went is told no steps for ever."""

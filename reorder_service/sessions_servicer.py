@@ -56,11 +56,13 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             await run.sessions.vacant(request.rank, request.continues)
         generation = request.generation if request.HasField("generation") else None
         if request.HasField("resume_step"):
-            await asyncio.shield(run.rewind(request.resume_step))
+            run.sessions.check_brought(request.rank, request.resume_step)
+            await asyncio.shield(run.rewind(request.resume_step, request.catch_up))
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
         session = run.open_session(request.rank, request.num_ranks, generation, request.replicas, together=request.together)
+        session.brought = request.resume_step if request.HasField("resume_step") else None
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
@@ -102,9 +104,9 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMMIT_PATIENCE_S):
                     await run.committed_by_all(session, request.step)
-            if session.over is not None:
-                raise session.over
             committed = request.step < run.committed
+        if session.over is not None and not committed:
+            raise session.over
         return sessions_pb2.CommitReply(committed=committed, missing=() if committed else _missing(run, request.step))
 
     @answers

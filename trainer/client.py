@@ -14,12 +14,14 @@ import pyarrow as pa
 from headrace import rpc
 from headrace.codec import rejection_message, rejection_value, vocabulary_value
 from headrace.errors import (
+    ConflictError,
     HeadraceError,
     NotFoundError,
     PermissionDeniedError,
     SupersededError,
     UnavailableError,
     UserError,
+    lost_commits,
 )
 from headrace.manifest import Vocabulary
 from headrace.quarantine import Rejected
@@ -97,13 +99,19 @@ class SessionClient:
         self._generation = 0
         self._stream: Any = None
         self._closed = threading.Event()
+        self._durable = 0  # steps that the store is known to have
+        self._lost: ConflictError | None = None  # it has them no more: no thread is to go on
         self._unsettled: dict[int, sessions_pb2.CommitRequest] = {}  # commits that wait for other ranks, at most a window
 
-    def open(self, resume_step: int | None = None) -> tuple[JobSpec, Vocabulary, int, int]:
-        """(spec, vocabulary, next step, generation). Raises UserError where endpoint, job or rank do not fit."""
+    def open(self, resume_step: int | None = None, catch_up: int = 0) -> tuple[JobSpec, Vocabulary, int, int]:
+        """(spec, vocabulary, next step, generation). Raises UserError where endpoint, job or rank do not fit.
+
+        `resume_step`: to go back to. It may be up to `catch_up` steps ahead of the next step: those are to be committed again.
+        """
         rpc.await_reorder_service(self.endpoint)
         with self._lock:
-            reply = self._open(resume_step, INDEXING_TIMEOUT_S)
+            reply = self._open(resume_step, INDEXING_TIMEOUT_S, catch_up=catch_up)
+            self._durable = reply.next_step
         return load_spec_json(reply.spec_json), vocabulary_value(reply.vocabulary), reply.next_step, reply.generation
 
     @property
@@ -115,23 +123,30 @@ class SessionClient:
         """Open again after the session `lost` was, waiting up to `timeout_s`. Raises UnavailableError after that.
 
         Threads that lost the same session share one new one. Commits that other ranks had not completed are said again: a
-        restarted service has forgotten them.
+        restarted service has forgotten them. Raises ConflictError where its store has lost commits.
         """
         with self._lock:
             if self._session != lost:
                 return
-            self._settle(before=self._open(None, timeout_s, self._generation).next_step)
+            next_step = self._open(None, timeout_s, self._generation).next_step
+            if next_step < self._durable:
+                self._lost = ConflictError(lost_commits(self.job, self._durable, next_step))
+                raise self._lost
+            self._settle(before=next_step)
             unsettled = list(self._unsettled.values())
         for request in unsettled:
             self._send_commit(request, wait=False)
 
-    def _open(self, resume_step: int | None, timeout_s: float, generation: int | None = None) -> sessions_pb2.OpenReply:
+    def _open(
+        self, resume_step: int | None, timeout_s: float, generation: int | None = None, *, catch_up: int = 0
+    ) -> sessions_pb2.OpenReply:
         """`generation`: of the session that the new one continues. Raises SupersededError where it is over."""
         request = sessions_pb2.OpenRequest(
             job=self.job,
             rank=self._rank,
             num_ranks=self._num_ranks,
             resume_step=resume_step,
+            catch_up=catch_up,
             generation=generation,
             replicas=self._replicas,
             together=self._together,
@@ -157,6 +172,8 @@ class SessionClient:
 
     def _call(self, method: Callable[..., _T], request: Any) -> _T:
         """A call in the present session. Raises SupersededError only where another process took over."""
+        if self._lost is not None:
+            raise self._lost
         session = self._session
         message = type(request)(session=session)  # a copy: two threads may say the same request in different sessions
         message.MergeFrom(request)
@@ -206,6 +223,7 @@ class SessionClient:
 
     def _settle(self, before: int) -> None:
         """All ranks have committed the steps before that one. The caller holds the lock."""
+        self._durable = max(self._durable, before)
         self._unsettled = {step: request for step, request in self._unsettled.items() if step >= before}
 
     def _send_commit(self, request: sessions_pb2.CommitRequest, *, wait: bool) -> bool:

@@ -30,6 +30,7 @@ def connect(
     token: str | None = None,
     unit: str | None = None,
     hedge_s: float = HEDGE_S,
+    catch_up: int = 1,
 ) -> StepLoader:
     """A loader of the steps of `job` for one rank.
 
@@ -70,6 +71,9 @@ def connect(
     comes first is taken. Where parts usually take longer than a quarter of that, the deadline is four times as long as they
     take, so that a busy fleet is not given the work twice. `StepLoader.statistics` counts it.
 
+    `catch_up`: by how many steps a state that is loaded may be ahead of the job's last commit, as where its store has lost some:
+    the loader commits those again, without handing them out. All ranks have to bring the same state.
+
     Raises UserError where an option has a value that is none; EndpointError, NotFoundError or ConflictError when it is opened,
     at `with` or at the first step.
     """
@@ -86,6 +90,7 @@ def connect(
         token=token,
         columns=_columns(unit),
         hedge_s=hedge_s,
+        catch_up=catch_up,
     )
 
 

@@ -59,8 +59,11 @@ class StepLoader:
         replicas: Sequence[int] = (),
         together: bool = False,
         token: str | None = None,
+        catch_up: int = 1,
     ) -> None:
-        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`, `token`: as of SessionClient."""
+        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`, `token`: as of SessionClient.
+        `catch_up`: as of `trainer.connect`.
+        """
         self._rank, self._num_ranks = rank, num_ranks
         self._counts_ranks = not replicas and not together  # those of a pipeline name what they take
         self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together, token=token)
@@ -87,6 +90,7 @@ class StepLoader:
         self._thread: threading.Thread | None = None  # listens; None: the session is not open
         self._left = threading.Event()  # whether that thread is to end
         self._resume_step: int | None = None
+        self._max_catch_up = catch_up
         self._handed_out = False  # whether a step was
         self.generation = 0
         self._next_step = 0
@@ -99,7 +103,9 @@ class StepLoader:
         if self._thread is None:
             if self._counts_ranks:
                 check_ranks(self._num_ranks)
-            self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(self._resume_step)
+            self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(
+                self._resume_step, self._max_catch_up
+            )
             self._committed = self._queued_step = self._next_step
             _CONSUMERS.take(self, self._client.job)
             self._left = threading.Event()
@@ -128,18 +134,21 @@ class StepLoader:
     def next_step(self) -> int:
         """Index of the step that comes next."""
         self.open()
-        return self._next_step
+        return max(self._next_step, self._resume_step or 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands for this rank: goes into the trainer's checkpoint beside the model.
 
         Opens no session. Before there is one, "step" is that of the state that was loaded; None: that of the job's last commit.
         """
-        step = self._resume_step if self._thread is None else self._committed
+        step = self._resume_step if self._thread is None else max(self._committed, self._resume_step or 0)
         return {"version": STATE_VERSION, "job": self._client.job, "generation": self.generation, "step": step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to the checkpoint's step: later commits are undone. As long as no step was handed out.
+
+        Where it is ahead of the job's last commit, by `catch_up` steps at most, the steps between them are committed again, and
+        the first one that is handed out is the checkpoint's: it has to be the same in all ranks.
 
         Raises ConflictError where one was, and where the state is another job's or another version's.
         """
@@ -198,6 +207,7 @@ class StepLoader:
 
     def __iter__(self) -> Iterator[Step]:
         self.open()
+        self._catch_up()
         while True:
             started_s = time.perf_counter()
             plan = self._next_plan()
@@ -216,6 +226,19 @@ class StepLoader:
             _CONSUMERS.take(self, self._client.job)
             self._next_step = plan.step + 1  # before the step is handed out: a new loop over the loader goes on behind it
             yield step
+
+    def _catch_up(self) -> None:
+        """Commit the steps again that the loaded state has, and the store has lost. Parts tell which samples are damaged."""
+        while self._next_step < (self._resume_step or 0) and (plan := self._next_plan()) is not None:
+            tickets, rejected = self._tickets_of(plan), list[Rejected]()
+            for ticket in tickets:
+                rejected += self._parts.take(ticket).rejected
+                self._parts.release([ticket])
+            again = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=tickets)
+            again.rejected, again.consumed = rejected, True
+            self.commit(again)
+            self._next_step = plan.step + 1
+            log.warning("committed again, as the store had lost it job=%s step=%d", self._client.job, plan.step)
 
     def _next_plan(self) -> sessions_pb2.RankPlan | None:
         with self._changed:

@@ -104,6 +104,16 @@ ERROR_OF: dict[grpc.StatusCode, type[HeadraceError]] = {
 }
 
 
+def lost_commits(job: str, step: int, committed: int) -> str:
+    """The sentence for a trainer whose state is of `step`, of a job with fewer committed steps."""
+    ahead = step - committed
+    return (
+        f"the trainer's state is of step {step}, but job {job!r} has committed only {committed} steps: load the checkpoint of "
+        f"step {committed} or of an earlier one, or, if its store has lost the last commits, have the steps between committed "
+        f"again with `trainer.connect(..., catch_up={ahead})` or `headrace train --topology ... --catch-up {ahead}`"
+    )
+
+
 def status_of(error: HeadraceError) -> grpc.StatusCode:
     """The gRPC status that tells a client about `error`; INTERNAL where the table has none."""
     for cls in type(error).__mro__:

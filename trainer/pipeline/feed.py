@@ -151,8 +151,9 @@ class PipelineLoader(PortionLoader):
         device: torch.device,
         transports: Sequence[str] = TRANSPORTS,
         tls_ca: Path | None = None,
+        catch_up: int = 1,
     ) -> None:
-        """`device`: where the data go. `transports`, `tls_ca`: as of `trainer.connect`."""
+        """`device`: where the data go. `transports`, `tls_ca`, `catch_up`: as of `trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
         self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step
         super().__init__(
@@ -163,6 +164,7 @@ class PipelineLoader(PortionLoader):
             device=device,
             transports=transports,
             tls_ca=tls_ca,
+            catch_up=catch_up,
             columns=columns_of(topology, self._place),
             replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
         )

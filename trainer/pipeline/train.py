@@ -48,6 +48,7 @@ def train_pipeline(
     checkpoint_every: int = 100,
     resume: Path | None = None,
     device: torch.device | None = None,
+    catch_up: int = 1,
 ) -> None:
     """Train until the job's last step is committed, as one of the processes that torchrun started.
 
@@ -56,7 +57,8 @@ def train_pipeline(
 
     `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`: as of `trainer.train.train`. `checkpoint`: folder,
     seen by all processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with
-    checkpoints of the job, of whatever topology; the job goes back to the newest complete one.
+    checkpoints of the job, of whatever topology; the job goes back to the newest complete one. `catch_up`: as of
+    `trainer.connect`.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -64,7 +66,14 @@ def train_pipeline(
     device = device or local_device()
     check_pipeline(device.type, num_ranks())
     loader = PipelineLoader(
-        endpoint, job=job, topology=topology, rank=rank(), device=device, transports=transports, tls_ca=tls_ca
+        endpoint,
+        job=job,
+        topology=topology,
+        rank=rank(),
+        device=device,
+        transports=transports,
+        tls_ca=tls_ca,
+        catch_up=catch_up,
     )
     begin = None if resume is None else Checkpoint.newest(resume)
     if begin is not None:

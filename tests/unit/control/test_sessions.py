@@ -181,6 +181,18 @@ def test_another_number_of_ranks_is_refused_while_one_is_connected() -> None:
     assert sessions.num_ranks == 2
 
 
+def test_ranks_that_come_with_states_of_different_steps_are_told() -> None:
+    sessions = Sessions("job")
+    first = sessions.open(0, 2, 2)
+    first.brought = first.next_step = 4
+    sessions.check_brought(1, 4)
+    sessions.check_brought(0, 3)  # the same rank, again
+    with pytest.raises(ConflictError, match="rank 1 is of step 3, and that of rank 0 of step 4: load the newest checkpoint"):
+        sessions.check_brought(1, 3)
+    first.next_step = 5  # it has gone on: one that comes back takes it back too
+    sessions.check_brought(1, 3)
+
+
 async def test_all_there_is_comes_at_a_time_and_steps_before_the_places_of_their_parts() -> None:
     sessions = Sessions("job")
     session = sessions.open(0, 1, 1)
@@ -214,7 +226,7 @@ async def test_a_session_that_opens_late_hears_once_of_what_was_told_before() ->
     sessions.tell_step(step)
     late = sessions.open(1, 0, 2, together=True)
     next(iter(step.parts.values())).lease = "taken"
-    late.catch_up([step])
+    late.tell_planned([step])
     sessions.tell_place(next(iter(step.parts.values())))
     early.tell_end("")
     late.tell_end("")

@@ -1,0 +1,112 @@
+"""A store that has lost its last commits: trainers are told, and can go on."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import redis
+
+import trainer
+from headrace.errors import ConflictError, SupersededError
+from headrace.ledger import ledger_sha256
+
+pytestmark = pytest.mark.integration
+
+
+def lose_commits(store: Any, job: str, step: int) -> None:
+    """As a fail-over to a replica that lags, or a machine that loses what was not on its disk."""
+    with redis.Redis(port=store.port) as client:
+        client.ltrim(f"headrace:{{{job}}}:ledger", 0, step - 1)
+        client.hset(f"headrace:{{{job}}}:job", "cursor", step)
+
+
+def consume(loader: trainer.StepLoader) -> list[int]:
+    done = []
+    for step in loader:
+        list(step)
+        loader.commit(step)
+        done.append(step.index)
+    return done
+
+
+def test_trainers_are_told_that_the_store_lost_commits_and_may_commit_them_again(
+    cluster: Any, store: Any, spec: Any, undisturbed: Any
+) -> None:
+    cluster.start_reorder(store=store.url)
+    cluster.add_preprocessors(1)
+    job = cluster.submit(spec("set-back", steps=8))
+    with trainer.connect(cluster.endpoint, job=job) as loader:
+        steps = iter(loader)
+        for _ in range(5):
+            list(step := next(steps))
+            loader.commit(step)
+        state = loader.state_dict()
+        lose_commits(store, job, 2)
+        list(step := next(steps))
+        with pytest.raises(SupersededError, match="set back from step 5, as its store lost commits"):
+            loader.commit(step)
+
+    loader = trainer.connect(cluster.endpoint, job=job)
+    loader.load_state_dict(state)
+    with pytest.raises(ConflictError, match=r"step 5, but job 'set-back' has committed only 2 steps.* catch_up=3\)"):
+        loader.open()
+    loader.close()
+
+    loader = trainer.connect(cluster.endpoint, job=job, catch_up=3)
+    loader.load_state_dict(state)
+    with loader:
+        assert loader.next_step == 5
+        assert loader.state_dict()["step"] == 5
+        assert consume(loader) == [5, 6, 7]
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
+
+
+def test_a_trainer_whose_service_comes_back_with_a_store_that_lost_commits_is_told(cluster: Any, store: Any, spec: Any) -> None:
+    cluster.start_reorder(store=store.url)
+    cluster.add_preprocessors(1)
+    job = cluster.submit(spec("came-back", steps=8))
+    with trainer.connect(cluster.endpoint, job=job) as loader:
+        steps = iter(loader)
+        for _ in range(3):
+            list(step := next(steps))
+            loader.commit(step)
+        cluster.reorder.terminate()
+        cluster.reorder.wait(5.0)
+        lose_commits(store, job, 1)
+        cluster.start_reorder(listen=cluster.endpoint, store=store.url)
+        with pytest.raises(ConflictError, match=r"state is of step 3, but job 'came-back' has committed only 1 .* catch_up=2\)"):
+            consume(loader)
+
+
+def test_a_checkpoint_one_step_ahead_of_the_store_is_good_where_all_ranks_bring_it(
+    calm: Any, spec: Any, undisturbed: Any
+) -> None:
+    job = calm.submit(spec("one-ahead", steps=8))
+    done: dict[int, list[int]] = {}
+
+    def train(rank: int) -> None:
+        loader = trainer.connect(calm.endpoint, job=job, rank=rank, num_ranks=2)
+        loader.load_state_dict(loader.state_dict() | {"step": 1})
+        with loader:
+            done[rank] = consume(loader)
+
+    ranks = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(60)
+    assert done == {0: list(range(1, 8)), 1: list(range(1, 8))}
+    assert ledger_sha256(calm.ledger(job)) == undisturbed(8)
+
+
+def test_ranks_whose_checkpoints_are_of_different_steps_are_told(calm: Any, spec: Any) -> None:
+    job = calm.submit(spec("apart", steps=8))
+    first, second = (trainer.connect(calm.endpoint, job=job, rank=rank, num_ranks=2) for rank in range(2))
+    first.load_state_dict(first.state_dict() | {"step": 1})
+    second.load_state_dict(second.state_dict() | {"step": 0})
+    with first:
+        with pytest.raises(ConflictError, match="state of rank 1 is of step 0, and that of rank 0 of step 1: load the newest"):
+            second.open()
+        second.close()
