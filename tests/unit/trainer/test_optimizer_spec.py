@@ -10,9 +10,11 @@ import pytest
 
 from headrace.errors import SpecError, UserError
 from headrace.spec import parse
+from headrace.v1.membership_pb2 import NodesSpec
+from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB
 from trainer.optimizer_spec import PEAK_LEARNING_RATES, OptimizerSpec, load_optimizer_yaml
 from trainer.pipeline.topology import PipelineTopology, load_topology_yaml
-from trainer.recovery.spec import RecoverySpec
+from trainer.recovery.spec import RecoverySpec, nodes_message
 
 
 def rates(steps: int, **fields: Any) -> list[float]:
@@ -83,3 +85,15 @@ def test_the_section_is_the_same_everywhere(tmp_path: Path) -> None:
     nodes = parse(RecoverySpec, {"nodes": 2, "units": {"llm": {}}, "optimizer": settings.model_dump()}, "nodes")
     assert nodes.optimizer == settings
     assert PipelineTopology.model_validate({"units": {"llm": {}}}).optimizer == OptimizerSpec()
+
+
+def test_nodes_with_another_optimizer_have_another_specification() -> None:
+    """The reorder service compares what this makes of the files of all nodes."""
+
+    def told(precision: str = "fp32", **optimizer: Any) -> NodesSpec:
+        spec = RecoverySpec.model_validate({"nodes": 2, "units": {"llm": {}}, "optimizer": optimizer})
+        return nodes_message(spec, SHAPE, num_microbatches=2, vocab_size=VOCAB, image=IMAGE, audio=AUDIO, precision=precision)
+
+    assert told(learning_rate=1e-4) == told(learning_rate=1e-4)
+    assert told(learning_rate=1e-4) != told(learning_rate=2e-4)
+    assert told() != told("bf16")
