@@ -100,6 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "again, and not trained; with --topology (default: %(default)s)",
     )
     parser.add_argument(
+        "--fresh-weights",
+        action="store_true",
+        help="go on with a job that has committed steps, though without a checkpoint of theirs (default: that is refused)",
+    )
+    parser.add_argument(
         "--metrics",
         default="",
         metavar="HOST:PORT",
@@ -161,6 +166,7 @@ def run(args: argparse.Namespace) -> int:
                 "tls_ca": args.tls_ca,
                 "precision": args.precision,
                 "device": device,
+                "fresh_weights": args.fresh_weights,
             }
             if args.nodes is not None:
                 from trainer.recovery.node import train_recoverable

@@ -136,6 +136,11 @@ class StepLoader:
         self.open()
         return max(self._next_step, self._resume_step or 0)
 
+    def has_next(self) -> bool:
+        """Whether a step is left. Waits until it is planned."""
+        self.open()
+        return self._next_plan() is not None
+
     def state_dict(self) -> dict[str, Any]:
         """Where the job stands for this rank: goes into the trainer's checkpoint beside the model.
 

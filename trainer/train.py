@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UserError
 from headrace.telemetry import pairs
 from headrace.transport.base import TRANSPORTS
 from trainer.connecting import connect
@@ -37,10 +37,11 @@ def train(
     precision: str = "fp32",
     device: torch.device | None = None,
     optimizer: OptimizerSpec = DEFAULTS,
+    fresh_weights: bool = False,
 ) -> None:
     """Train until the job's last step is committed. Under torchrun, one of its ranks.
 
-    The weights start afresh also where the job has committed steps already; the log then warns of it.
+    The weights start afresh. Raises UserError where the job has committed steps already and is not done, unless `fresh_weights`.
 
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
     torch on the CPU; beside busy processes fewer are faster. None: torch's choice. `transports`, `tls_ca`: as of
@@ -66,14 +67,26 @@ def train(
         adamw = make_optimizer(model.parameters(), settings, embeddings=embeddings_of(model))
         train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
-        if loader.next_step:
-            log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=loader.next_step))
+        if loader.has_next():
+            check_fresh(job, loader.next_step, allowed=fresh_weights)
         for step in loader:
             for microbatch in step:
                 train_step.accumulate(microbatch.data)
             result = train_step.finish(settings.rate(step.index))
             loader.commit(step, loss=result.recorded_loss)
             log_step(job, step, result)
+
+
+def check_fresh(job: str, step: int, *, allowed: bool) -> None:
+    """Before the first step that weights without a checkpoint take. Raises UserError where others have come before it."""
+    if not step:
+        return
+    if not allowed:
+        raise UserError(
+            f"job {job!r} has committed {step} step(s), which fresh weights have not seen: go on from a checkpoint (--resume DIR "
+            f"with --topology or --nodes), train it anew after `headrace job reset {job} --step 0`, or take --fresh-weights"
+        )
+    log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=step))
 
 
 def log_step(job: str, step: Step, result: StepResult, not_finite: Sequence[int] = ()) -> None:

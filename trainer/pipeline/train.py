@@ -29,7 +29,7 @@ from trainer.pipeline.stages import build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
 from trainer.step import PRECISIONS
-from trainer.train import log_step, num_ranks, process_group, rank
+from trainer.train import check_fresh, log_step, num_ranks, process_group, rank
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +49,12 @@ def train_pipeline(
     resume: Path | None = None,
     device: torch.device | None = None,
     catch_up: int = 1,
+    fresh_weights: bool = False,
 ) -> None:
     """Train until the job's last step is committed, as one of the processes that torchrun started.
 
-    Without `resume`, the weights start afresh also where the job has committed steps already; the log then warns of it. Raises
-    UserError where topology, model, job, checkpoint, device and number of processes do not fit each other.
+    Without `resume`, the weights start afresh. Raises UserError where the job has committed steps already and is not done, unless
+    `fresh_weights`, and where topology, model, job, checkpoint, device and number of processes do not fit each other.
 
     `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`: as of `trainer.train.train`. `checkpoint`: folder,
     seen by all processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with
@@ -93,8 +94,8 @@ def train_pipeline(
             if begin is not None:
                 load(begin, step)
                 del begin  # it is mapped into memory, and its files may soon be removed
-            elif loader.next_step:
-                log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=loader.next_step))
+            elif loader.has_next():
+                check_fresh(job, loader.next_step, allowed=fresh_weights)
             saving = nullcontext() if checkpoint is None else CheckpointWriter(checkpoint, step, goes_on=resume == checkpoint)
             with saving as writer:
                 _train(job, loader, step, writer, settings, every=checkpoint_every)

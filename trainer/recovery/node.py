@@ -50,11 +50,13 @@ def train_recoverable(
     checkpoint: Path | None = None,
     resume: Path | None = None,
     device: torch.device | None = None,
+    fresh_weights: bool = False,
 ) -> None:
     """Train as one of the job's nodes until its last step is committed, whichever other nodes are lost or join.
 
     `node`: its name; `host`: by which the others reach it. `checkpoint`: folder, seen by all nodes, for what there is at the
-    job's end, or where training cannot go on. `resume`: folder with such a checkpoint, to begin with. The rest as of
+    job's end, or where training cannot go on. `resume`: folder with such a checkpoint, to begin with. `fresh_weights`: without
+    one, also where the job has committed steps already, which is refused otherwise. The rest as of
     `trainer.train.train`.
 
     Raises UserError where job, spec, model and device do not fit each other, UnrecoverableError where too few nodes are left or a
@@ -72,7 +74,16 @@ def train_recoverable(
                 f"{', '.join(sorted(spec.units))}: name the same ones in the job's topology.stages"
             )
         name = model_name or loader.spec.model
-        training = Training(loader, spec, name, device=device, dtype=PRECISIONS[precision], checkpoint=checkpoint, resume=resume)
+        training = Training(
+            loader,
+            spec,
+            name,
+            device=device,
+            dtype=PRECISIONS[precision],
+            checkpoint=checkpoint,
+            resume=resume,
+            fresh_weights=fresh_weights,
+        )
         meeting = Meeting(host)
         hello = membership_pb2.NodeHello(job=job, node=node, address=meeting.address, spec=_nodes(loader, spec, name, precision))
         with Node(Membership(endpoint, hello), training, node, host) as member:

@@ -30,7 +30,7 @@ from trainer.recovery.movement import Agreement, Standing, agree, move, named
 from trainer.recovery.spec import RecoverySpec
 from trainer.recovery.step import RecoverableStep, Share, apply
 from trainer.step import Skips, StepResult, make_optimizer
-from trainer.train import log_step
+from trainer.train import check_fresh, log_step
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +48,9 @@ class Training:
         dtype: torch.dtype,
         checkpoint: Path | None = None,
         resume: Path | None = None,
+        fresh_weights: bool = False,
     ) -> None:
-        """`checkpoint`, `resume`: as of `trainer.recovery.node.train_recoverable`."""
+        """`checkpoint`, `resume`, `fresh_weights`: as of `trainer.recovery.node.train_recoverable`."""
         self.spec, self.job = spec, loader.spec.name
         self._loader, self._device, self._dtype = loader, device, dtype
         self._settings = spec.optimizer.settled(model_name)
@@ -73,7 +74,7 @@ class Training:
         self._loss = math.nan  # of the last step that this node has asked for the vote on
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._committing: Future[None] | None = None
-        self._checkpoint, self._resume = checkpoint, resume
+        self._checkpoint, self._resume, self._fresh_weights = checkpoint, resume, fresh_weights
         self._holders: Mapping[str, Sequence[int]] = {}
         self._layout: Layout
         self._mesh: Mesh
@@ -270,8 +271,7 @@ class Training:
                 )
             target.load(checkpoint)
         else:
-            if next_step:
-                log.warning("weights are fresh, and the job goes on %s", pairs(job=self.job, from_step=next_step))
+            check_fresh(self.job, next_step, allowed=self._fresh_weights)
             initialise(target.stage.model, self._loader.spec.seed)
         self._held = [target]
         self._standing = Standing(applied=next_step, generation=layout.generation)

@@ -296,13 +296,29 @@ def test_a_fault_that_nobody_foresaw_stops_the_loop_too(world: Any) -> None:
         log.removeFilter(full_disk)
 
 
-@pytest.mark.parametrize("next_step", [0, 3])
-def test_training_that_goes_on_with_fresh_weights_says_so(world: Any, next_step: int, caplog: pytest.LogCaptureFixture) -> None:
-    world.next_step = next_step
+@pytest.mark.parametrize("fresh_weights", [False, True])
+def test_training_goes_on_with_fresh_weights_only_where_that_is_asked_for(
+    world: Any, fresh_weights: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.next_step = 3
+    world.tell(world.plan(3, []))
+    world.end()
+    if fresh_weights:
+        train(world.endpoint, job="job", model_name="tiny", fresh_weights=True)
+        assert "weights are fresh, and the job goes on job=job from_step=3" in caplog.text
+    else:
+        with pytest.raises(
+            UserError, match=r"committed 3 step\(s\), which fresh weights have not seen: .*, or take --fresh-weights"
+        ):
+            train(world.endpoint, job="job", model_name="tiny")
+        assert not world.commits
+
+
+def test_a_job_that_is_done_trains_nothing_and_that_is_no_error(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    world.next_step = 3
     world.end()
     train(world.endpoint, job="job", model_name="tiny")
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == (["weights are fresh, and the job goes on job=job from_step=3"] if next_step else [])
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 @pytest.mark.parametrize(
