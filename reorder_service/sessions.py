@@ -274,8 +274,10 @@ class Sessions:
     def check_brought(self, rank: int, step: int) -> None:
         """Raise ConflictError where another rank has come with the state of another step, and has not gone on since.
 
-        A rank that comes back alone takes the others, which have gone on, back with it.
+        A rank that comes back alone takes the others, which have gone on, back with it. Raises UserError for a step that is none.
         """
+        if step < 0:
+            raise UserError(f"the state of rank {rank} is of step {step}: steps of job {self._job!r} count from 0")
         for other in self.by_rank.values():
             has_gone_on = other.brought is None or other.next_step > other.brought
             if other.rank != rank and other.is_live() and other.brought != step and not has_gone_on:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import torch
 
 from headrace import metrics, tracing
-from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError
+from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
 from headrace.quarantine import Rejected
 from headrace.v1 import sessions_pb2
 from trainer.buffers import BufferPool
@@ -64,6 +64,8 @@ class StepLoader:
         """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`, `token`: as of SessionClient.
         `catch_up`: as of `trainer.connect`.
         """
+        if catch_up < 0:
+            raise UserError(f"catch_up is {catch_up}, but must be at least 0: steps that a state may be ahead of the last commit")
         self._rank, self._num_ranks = rank, num_ranks
         self._counts_ranks = not replicas and not together  # those of a pipeline name what they take
         self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together, token=token)

@@ -189,6 +189,8 @@ def test_ranks_that_come_with_states_of_different_steps_are_told() -> None:
     sessions.check_brought(0, 3)  # the same rank, again
     with pytest.raises(ConflictError, match="rank 1 is of step 3, and that of rank 0 of step 4: load the newest checkpoint"):
         sessions.check_brought(1, 3)
+    with pytest.raises(UserError, match="state of rank 1 is of step -1: steps of job 'job' count from 0"):
+        sessions.check_brought(1, -1)
     first.next_step = 5  # it has gone on: one that comes back takes it back too
     sessions.check_brought(1, 3)
 
