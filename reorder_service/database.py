@@ -13,11 +13,12 @@ leaders of that term have different tokens, of which the store has one.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,6 +38,7 @@ _TAKEN_UP = "4"  # an older format that is read as this one: its term is a numbe
 LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
+_AT_A_TIME = 64  # commands; each that waits for its answer has a connection, of which a client opens 100 at most
 _END_S = 1.0  # a server whose connections were reset is about to end
 _LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
 _FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB, sentinel://HOST:PORT,.../NAME/DB nor embedded:FOLDER"
@@ -85,15 +87,17 @@ return 1
 class Database:
     """Reads, and writes that are fenced. All methods raise UnavailableError where the server does not answer or refuses."""
 
-    def __init__(self, client: redis.Redis, embedded: EmbeddedRedis | None = None) -> None:
-        self.client = client
+    def __init__(self, connect: Callable[[], redis.Redis], embedded: EmbeddedRedis | None = None) -> None:
+        self.client = client = connect()
+        self._leading = leading = connect()  # connections of its own: the lease waits for nothing else
+        self._turns = asyncio.Semaphore(_AT_A_TIME)
         self.term = 0
         """Of this process, when it last led."""
         self._token = ""
         self._embedded = embedded
         self._write = client.register_script(_WRITE)
-        self._lead = client.register_script(_LEAD)
-        self._renew = client.register_script(_RENEW)
+        self._lead = leading.register_script(_LEAD)
+        self._renew = leading.register_script(_RENEW)
 
     @classmethod
     async def open(cls, url: str) -> Database:
@@ -103,13 +107,14 @@ class Database:
         if url.startswith("embedded:"):
             embedded = EmbeddedRedis(Path(url.removeprefix("embedded:")))
             embedded.start()
-            client = redis.Redis(unix_socket_path=str(embedded.socket), **_client_options())
+            connect = functools.partial(redis.Redis, unix_socket_path=str(embedded.socket), **_client_options())
         else:
-            try:
-                client = _client(url)
-            except ValueError as err:
-                raise UserError(f"store {without_password(url)!r} is neither {_FORMS}") from err
-        database = cls(client, embedded)
+            connect = functools.partial(_client, url)
+        try:
+            database = cls(connect, embedded)
+        except ValueError as err:
+            raise UserError(f"store {without_password(url)!r} is neither {_FORMS}") from err
+        client = database.client
         try:
             await _until_loaded(client)
             await _check_format(client, url)
@@ -135,13 +140,28 @@ class Database:
 
     async def close(self) -> None:
         await self.client.aclose()
+        await self._leading.aclose()
         if self._embedded is not None:
             self._embedded.stop()
 
     # -- reading and writing ------------------------------------------------------------------------------------------
 
-    async def read(self, command: Awaitable[Any]) -> Any:
-        """The answer to a command of `client`. Raises ConflictError where a key holds another kind of value than we write."""
+    async def read(self, command: Any) -> Any:
+        """The answer to a command of `client`, a coroutine.
+
+        Raises ConflictError where a key holds another kind of value than we write.
+        """
+        try:
+            await self._turns.acquire()
+        except asyncio.CancelledError:
+            command.close()  # it was never begun
+            raise
+        try:
+            return await self._answer(command)
+        finally:
+            self._turns.release()
+
+    async def _answer(self, command: Awaitable[Any]) -> Any:
         try:
             return await command
         except RedisError as err:  # also: full, read-only, loading
@@ -169,7 +189,7 @@ class Database:
         """
         alone = "1" if self._embedded is not None else "0"
         term_id = uuid.uuid4().hex
-        term = await self.read(self._lead(keys=[_TERM, _LEADER], args=[name, _milliseconds(LEASE_S), alone, term_id]))
+        term = await self._answer(self._lead(keys=[_TERM, _LEADER], args=[name, _milliseconds(LEASE_S), alone, term_id]))
         if term:
             self.term, self._token = int(term), f"{term} {term_id}"
         return bool(term)
@@ -177,11 +197,11 @@ class Database:
     async def renew(self, name: str) -> bool:
         """Keep the lease; False where another process leads."""
         args = [self._token, name, _milliseconds(LEASE_S)]
-        return bool(await self.read(self._renew(keys=[_TERM, _LEADER], args=args)))
+        return bool(await self._answer(self._renew(keys=[_TERM, _LEADER], args=args)))
 
     async def resign(self, name: str) -> None:
         """Give the lease up, so that another process need not wait for its end."""
-        await self.read(self._renew(keys=[_TERM, _LEADER], args=[self._token, name, "0"]))
+        await self._answer(self._renew(keys=[_TERM, _LEADER], args=[self._token, name, "0"]))
 
     async def leader(self) -> str:
         """The name of the process that has the lease; empty: nobody has."""
