@@ -10,13 +10,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.add_argument("endpoint", metavar="HOST:PORT", help="a reorder service or a preprocessor")
     parser.add_argument(
+        "--ready",
+        action="store_true",
+        help="exit 1 also where a reorder service stands by: it is well, and another one leads or its store is away",
+    )
+    parser.add_argument(
         "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of a preprocessor that speaks TLS (default: it does not)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if the service reports SERVING. Raises EndpointError where TLS is what keeps it from answering."""
-    from headrace.rpc import is_serving
+    """0 if the process reports SERVING, and with --ready its services too. Raises EndpointError where TLS is what keeps it from
+    answering."""
+    from headrace.rpc import is_serving, stands_by
 
     credentials, ca = None, None
     if args.tls_ca:
@@ -32,5 +38,6 @@ def run(args: argparse.Namespace) -> int:
 
         if reason := mismatch(args.endpoint, ca):
             raise EndpointError(reason)
-    print("serving" if serving else "not serving")
-    return 0 if serving else 1
+    standing_by = serving and stands_by(args.endpoint, credentials)
+    print("standing by" if standing_by else "serving" if serving else "not serving")
+    return 0 if serving and not (standing_by and args.ready) else 1

@@ -34,15 +34,20 @@ class Post:
         self.taken: ReorderService | None = None
         self.lease_ends_s = 0.0
         """By this process's clock, not after the store lets another one lead."""
+        self.trouble = ""
+        """Why the store did not answer, or refused, when it was last asked who leads; empty: it did answer."""
 
     @property
     def service(self) -> ReorderService:
         """Raises UnavailableError while this process stands by, or cannot know that no other leads: it may have hung for long."""
+        if self.taken is None and self.trouble:
+            raise UnavailableError(f"this reorder service waits for its store: {self.trouble}")
         if self.taken is None:
             leader = f"{self.leader.split()[0]} leads" if self.leader else "none leads yet"
             raise UnavailableError(f"this reorder service stands by; {leader}")
         if time.monotonic() > self.lease_ends_s:
-            raise UnavailableError("this reorder service could not renew its lease: another one may lead by now")
+            why = self.trouble or "it was asked too late"
+            raise UnavailableError(f"this reorder service could not renew its lease ({why}): another one may lead by now")
         return self.taken
 
 
@@ -53,15 +58,16 @@ async def elected(database: Database, name: str, post: Post) -> None:
         asked_s = time.monotonic()
         try:
             if await database.lead(name):
-                post.leader, post.lease_ends_s = name, asked_s + LEASE_S
+                post.leader, post.lease_ends_s, post.trouble = name, asked_s + LEASE_S, ""
                 metrics.TERMS.set(database.term)
                 log.info("leading %s", pairs(term=database.term))
                 return
             leader = await database.leader()
             if leader and leader != post.leader:
                 log.info("standing by %s", pairs(leader=leader.split()[0]))
-            post.leader, stands_by = leader, True
+            post.leader, post.trouble, stands_by = leader, "", True
         except UnavailableError as err:
+            post.trouble = str(err)
             log.warning("waiting for the store %s", pairs(error=err))
         database.check()
         await asyncio.sleep(POLL_S if stands_by else RENEW_S)
@@ -76,8 +82,9 @@ async def keep_leading(database: Database, name: str, post: Post, serve: Callabl
             if not await database.renew(name):
                 log.warning("replaced %s", pairs(term=database.term))
                 return
-            post.lease_ends_s = asked_s + LEASE_S
+            post.lease_ends_s, post.trouble = asked_s + LEASE_S, ""
         except UnavailableError as err:
+            post.trouble = str(err)
             log.warning("lease not renewed %s", pairs(term=database.term, error=err))
         database.check()
         if time.monotonic() > post.lease_ends_s + GIVE_UP_S:

@@ -250,8 +250,32 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -
     deadline = time.monotonic() + timeout_s
     while not is_serving(endpoint, "headrace.v1.Jobs"):  # a preprocessor has none
         if time.monotonic() > deadline:
-            raise EndpointError(f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?")
+            raise EndpointError(_absence(endpoint))
         time.sleep(0.1)
+
+
+def stands_by(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -> bool:
+    """Whether a reorder service is at `endpoint` that does not serve, since another one leads or its store is away."""
+    with channel(endpoint, credentials, token="") as ch:
+        request = health_pb2.HealthCheckRequest(service="headrace.v1.Jobs")
+        try:
+            reply = health_pb2_grpc.HealthStub(ch).Check(request, timeout=CONNECT_TIMEOUT_S)
+        except grpc.RpcError:  # of a preprocessor: it has no such service
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+def _absence(endpoint: str) -> str:
+    """What to say where nobody serves at `endpoint`: one that stands by knows why."""
+    from headrace.v1 import jobs_pb2, jobs_pb2_grpc  # a health check needs no messages
+
+    for one in filter(stands_by, endpoint.split(",")):
+        with channel(one) as ch:
+            try:
+                jobs_pb2_grpc.JobsStub(ch).Show(jobs_pb2.ShowRequest(), timeout=CALL_TIMEOUT_S)
+            except grpc.RpcError as err:
+                return f"no reorder service serves at {endpoint}; {one} says: {err.details()}"
+    return f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?"
 
 
 def reachable_address(listen: str, peer: str) -> str:

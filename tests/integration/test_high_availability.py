@@ -15,9 +15,10 @@ import pytest
 import redis
 
 import trainer
+from cli.main import main
 from cli.processes import Process
 from headrace import rpc
-from headrace.errors import ConflictError, SupersededError, UnavailableError, UserError
+from headrace.errors import ConflictError, EndpointError, SupersededError, UnavailableError, UserError
 from headrace.ledger import ledger_sha256
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc, sessions_pb2, sessions_pb2_grpc
 
@@ -75,6 +76,24 @@ def test_who_stands_by_says_who_leads(cluster, store) -> None:
     assert not rpc.is_serving(standby, "headrace.v1.Jobs")
     with grpc.insecure_channel(standby) as channel, pytest.raises(UnavailableError, match=f"{services[0].endpoint()} leads"):
         rpc.call(jobs_pb2_grpc.JobsStub(channel).List, jobs_pb2.ListRequest(), standby)
+    leader = services[0].endpoint()
+    with pytest.raises(EndpointError, match=f"{standby} says: this reorder service stands by; {leader} leads"):
+        rpc.await_reorder_service(standby, timeout_s=0.1)
+
+
+def test_one_that_stands_by_is_well_but_not_ready(cluster, store, capsys) -> None:
+    leader, standby = (service.endpoint() for service in cluster.start_reorders(store.url))
+    assert [main(["health", endpoint]) for endpoint in (leader, standby)] == [0, 0]
+    assert [main(["health", endpoint, "--ready"]) for endpoint in (leader, standby)] == [0, 1]
+    assert capsys.readouterr().out.split("\n") == ["serving", "standing by"] * 2 + [""]
+
+
+def test_one_whose_store_is_away_says_so(cluster, store) -> None:
+    cluster.start_reorders(store.url, count=1)
+    store.kill()
+    wait_until(lambda: rpc.stands_by(cluster.endpoint))
+    with pytest.raises(EndpointError, match="the state store refuses or does not answer"):
+        rpc.await_reorder_service(cluster.endpoint, timeout_s=0.1)
 
 
 def test_of_two_leaders_of_one_term_of_a_store_that_was_put_back_one_serves(cluster, store, tmp_path) -> None:
