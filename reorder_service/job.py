@@ -283,7 +283,7 @@ class JobRun:
         """Probe, plan and hand out one global batch, unless that was done before an error of the store."""
         if (known := self.steps.get(index)) is not None and known.plan is not None:
             return
-        refs = await asyncio.to_thread(self.layout.refs, index)
+        refs = await self._planner.aside(self.layout.refs, index)
         step = self.steps[index] = self._planner.step(index, refs, self.generation)
         await self._planner.plan(step, self.topology, self.generation)
         self._changed.set()  # its size is known

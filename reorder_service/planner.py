@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +22,8 @@ from reorder_service.state import JobRecord, StateStore
 from reorder_service.step import Step
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 MOST_TRIES = 16  # to find a substitute; a shard with so many bad samples in a row is no source of good ones
 
@@ -39,6 +43,11 @@ class Planner:
     def step(self, index: int, refs: list[SampleRef], generation: int) -> Step:
         """One of which nothing else is known yet."""
         return Step(index=index, refs=refs, trace=f"{self._job}/{self._uid}/{generation}/{index}")
+
+    async def aside(self, work: Callable[..., _T], *args: Any) -> _T:
+        """What some work of the job's planning gives, done in a worker thread."""
+        async with self._store.caution.around(self._job):
+            return await asyncio.to_thread(work, *args)
 
     async def plan(self, step: Step, topology: TopologySpec, generation: int) -> None:
         """Fill a step up to its parts. Raises JobFailedError where no preprocessor can probe its samples."""
@@ -62,7 +71,7 @@ class Planner:
             return plan
 
         with tracing.span("plan", step.trace, samples=len(step.probes)):
-            plan = await asyncio.to_thread(plan_and_cut)
+            plan = await self.aside(plan_and_cut)
         log.info(
             "planned %s",
             pairs(

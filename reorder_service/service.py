@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -11,12 +12,14 @@ from typing import TypeVar
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
+from reorder_service.caution import SETTLED_S, STRIKES
 from reorder_service.clock import Clock
 from reorder_service.fleet import LOOK_S, Fleet
 from reorder_service.job import FINAL, JobRun
 from reorder_service.nodes import Nodes
 from reorder_service.sessions import Session
 from reorder_service.state import StateStore
+from reorder_service.stopping import stop_task
 
 STORE_RETRY_S = 0.5  # pause before a store that does not answer is asked again
 LOOK_SHARE = 0.02  # of the time, at most, for looking after the preprocessors
@@ -41,6 +44,7 @@ class ReorderService:
         self.began_s = time.monotonic()
         self._submitting = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Take up what an earlier process left, as soon as the store answers.
@@ -48,6 +52,9 @@ class ReorderService:
         Raises UnavailableError where it is an embedded one whose server has ended.
         """
         self._looking = asyncio.create_task(self._look())
+        if found := await self._patiently(self.store.caution.begin):
+            await self._patiently(lambda: self._fail(found))
+        self._settling = asyncio.create_task(self._settle())
         for name in await self._patiently(self.store.jobs):
             await self._patiently(lambda name=name: self._take_up_or_set_aside(name))  # type: ignore[misc]
         for nodes in self.nodes.values():
@@ -57,11 +64,14 @@ class ReorderService:
         """Stop working; everything goes on from the store, here or elsewhere."""
         if self._looking is not None:
             self._looking.cancel()
+        await stop_task(self._settling)
         for nodes in self.nodes.values():
             await nodes.stop()
         for run in self.jobs.values():
             run.sessions.end_all(UnavailableError("this reorder service has stopped"))
             await run.stop()
+        with contextlib.suppress(UnavailableError):  # or another one leads
+            await self.store.caution.settle()
         self.fleet.dismiss_all()
 
     async def submit(self, spec_json: str) -> JobRun:
@@ -128,6 +138,20 @@ class ReorderService:
                     log.exception("looking after the preprocessors failed %s", pairs(preprocessors=",".join(self.fleet.members)))
                 failure = repr(err)
             took_s = time.perf_counter() - began_s
+
+    async def _settle(self) -> None:
+        await asyncio.sleep(SETTLED_S)
+        await self._patiently(self.store.caution.settle)
+
+    async def _fail(self, job: str) -> None:
+        """Set a job aside whose planning ends the service."""
+        message = (
+            f"planning a step of job {job!r} ended {STRIKES} reorder services in a row, as one does that takes too much memory: "
+            "lower its global_batch, window or topology in a new job, or submit it again to have it tried once more"
+        )
+        log.error("job set aside %s", pairs(job=job, error=message))
+        with contextlib.suppress(NotFoundError):
+            await self.store.set_state(job, "FAILED", message)
 
     async def _patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """What `ask` gives, asked again as long as the store does not answer."""

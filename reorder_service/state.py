@@ -36,6 +36,7 @@ from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.ticket import make_key
 from headrace.v1.fleet_pb2 import StepProbed
+from reorder_service.caution import Caution
 from reorder_service.database import Command, Database
 from reorder_service.progress import Amounts, Progress, StepRecord
 
@@ -76,6 +77,7 @@ class StateStore:
 
     def __init__(self, database: Database) -> None:
         self.database = database
+        self.caution = Caution(database)
 
     @classmethod
     async def open(cls, url: str) -> StateStore:

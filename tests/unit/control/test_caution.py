@@ -1,0 +1,85 @@
+"""A job whose planning ends the service is found and set aside; every other job goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from reorder_service.caution import RECKLESS, STRIKES, Caution
+from reorder_service.state import StateStore
+from tests.unit.control.job_world import Start, submit
+
+SERVICE = """
+import asyncio, os, signal, sys
+from reorder_service.service import ReorderService
+from reorder_service.state import StateStore
+from reorder_service.step import Step
+from tests.unit.control.job_world import Preprocessor, submit
+
+make_plan = Step.make_plan
+
+def explode(step, spec, *args, **options):
+    if spec.name == "poison" and step.index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does where memory ends
+    return make_plan(step, spec, *args, **options)
+
+async def main(url):
+    Step.make_plan = explode
+    service = ReorderService(await StateStore.open(url))
+    await service.start()
+    Preprocessor(service=service).join()
+    names = ("good", "poison", "other")
+    runs = [service.jobs.get(name) or await submit(service, name=name, join=False, strategy="random") for name in names]
+    async with asyncio.timeout(60):
+        while not all(run.steps or run.state == "FAILED" for run in runs) or not any(run.state == "FAILED" for run in runs):
+            await asyncio.sleep(0.01)
+    for run in runs:
+        print(run.name, run.state, run.message)
+    await service.stop()
+    await service.store.close()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_it_is_found_and_the_others_go_on(tmp_path: Path) -> None:
+    ended = 0
+    while True:
+        service = subprocess.run(
+            [sys.executable, "-c", SERVICE, f"embedded:{tmp_path}"], capture_output=True, text=True, check=False
+        )
+        if service.returncode == 0:
+            break
+        assert service.returncode == -9, service.stderr
+        ended += 1
+    assert ended == RECKLESS + STRIKES
+    good, poison, other = service.stdout.splitlines()
+    assert (good.split()[1], other.split()[1]) == ("RUNNING", "RUNNING")
+    assert poison.startswith("poison FAILED planning a step of job 'poison' ended 3 reorder services in a row")
+
+
+async def test_leaders_that_end_in_order_or_live_long_are_not_counted(store: StateStore) -> None:
+    caution = Caution(store.database)
+    for _ in range(RECKLESS + STRIKES + 1):
+        assert await caution.begin() == ""
+        assert caution._turn is None
+        await caution.settle()
+    assert await store.database.client.keys("headrace:*") == ["headrace:format"]
+
+
+async def test_a_leader_that_ends_while_it_plans_nothing_accuses_nobody(store: StateStore) -> None:
+    for _ in range(RECKLESS + STRIKES + 1):
+        caution = Caution(store.database)
+        assert await caution.begin() == ""
+        async with caution.around("job"):
+            pass
+    assert caution._turn is not None
+
+
+async def test_a_service_that_ends_in_order_leaves_nothing(start: Start) -> None:
+    service = await start()
+    await submit(service)
+    again = await start()
+    assert await again.store.database.client.get("headrace:ends") == "1"
+    assert again.running_jobs() == ["job"]
