@@ -40,6 +40,7 @@ from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from headrace.v1.common_pb2 import Occupancy, Shard
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 from preprocessor.jobs import Job
+from preprocessor.open_shards import OpenShards
 from preprocessor.part import Entry, Payload, Stage
 from preprocessor.pipeline import Loaded, LoadedPart
 from preprocessor.probed import Probed
@@ -91,6 +92,7 @@ class Engine:
         self._writer = writer
         self._cache = cache
         self._media = Probed[Loaded](media_bytes)
+        self._open_shards = OpenShards()
         self._num_readers = read_ahead_parts(threads)
         self._readers = ThreadPoolExecutor(self._num_readers, thread_name_prefix="read")
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
@@ -187,7 +189,7 @@ class Engine:
                 if job is None or job.spec.to_json() != order.spec_json or job.ticket_key != order.ticket_key:
                     self._forget(order.job)  # another job of this name: its shards have other numbers
                     spec = load_spec_json(order.spec_json)
-                    self._jobs[order.job] = Job(order.job, spec, self._cache, order.ticket_key, self._media)
+                    self._jobs[order.job] = Job(order.job, spec, self._cache, order.ticket_key, self._media, self._open_shards)
             case "job_closed":
                 self._forget(order.job)
             case "step_committed":

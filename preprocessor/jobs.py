@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -25,6 +24,7 @@ from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from headrace.transport.base import read_batches
+from preprocessor.open_shards import OpenShards
 from preprocessor.part import Payload
 from preprocessor.pipeline import Loaded, LoadedPart, Pipeline, Room, Row, Sized, Sizes, probe_of
 from preprocessor.probed import Probed
@@ -35,7 +35,7 @@ from preprocessor.writer import PayloadWriter
 log = logging.getLogger(__name__)
 
 SIZES_BYTES = 4 << 20  # that probing found and decoding needs: about 500 samples of 1,000 tokens, some global batches
-OPEN_SHARDS = 32  # indexed shards that a job keeps open at least; an index is about 100 bytes a sample
+OPEN_SHARDS = 32  # indexed shards that a job likes to keep open at least; an index of a tar is some hundred bytes a sample
 
 _T = TypeVar("_T")
 
@@ -50,8 +50,12 @@ class Job:
         cache: BlobCache | None = None,
         ticket_key: bytes = b"",
         media: Probed[Loaded] | None = None,
+        open_shards: OpenShards | None = None,
     ) -> None:
-        """`cache`: for remote shards; None: below the system's temporary directory. `media`: where what is probed stays."""
+        """`cache`: for remote shards; None: below the system's temporary directory. `media`: where what is probed stays.
+
+        `open_shards`: of all jobs of the process; None: of this one alone.
+        """
         self.name = name
         self.spec = spec
         self.ticket_key = ticket_key
@@ -60,12 +64,12 @@ class Job:
         self.shards: Shards = self._told
         """By number: those of `keep` and `knowing`; or the whole list, where the owner has set it."""
         # Samples are shuffled over `shuffle_shards` shards of each source, and a window may lie across two such blocks.
-        self._open_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
+        self._wanted_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
         self._lock = threading.Lock()
         self._pipeline: Pipeline | None = None
         self._sizes = Probed[Sizes](SIZES_BYTES)
         self._media = media
-        self._open: OrderedDict[int, _Slot] = OrderedDict()
+        self._open = open_shards or OpenShards()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -191,11 +195,9 @@ class Job:
         """Close the shards, and forget what was probed."""
         if self._media is not None:
             self._media.forget(self.name)
-        with self._lock:
-            for slot in self._open.values():
-                if slot.shard is not None:
-                    slot.shard.close()
-            self._open.clear()
+        for slot in self._open.take(self):
+            if slot.shard is not None:
+                slot.shard.close()
 
     def _attempt(self, ref: SampleRef, work: Callable[[Record, SourceSpec], _T]) -> _T | Rejected:
         """`work` on one record, `_guarded`."""
@@ -220,25 +222,12 @@ class Job:
 
     def _shard(self, index: int) -> Shard:
         """The open shard. Different shards are opened side by side."""
-        with self._lock:
-            slot = self._open.setdefault(index, _Slot())
-            self._open.move_to_end(index)
-            # The oldest is closed with its last reader's reference, not here: another thread may be reading from it.
-            while len(self._open) > self._open_shards:
-                self._open.popitem(last=False)
+        slot = self._open.slot(self, index, self._wanted_shards)
         with slot.lock:
             if slot.shard is None:
                 info = self.shards[index]
                 slot.shard = open_shard(info.url, self.spec.sources[info.source], self._cache)
             return slot.shard
-
-
-class _Slot:
-    """A shard that is open, or being opened by whoever holds the lock."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.shard: Shard | None = None
 
 
 def _cut(

@@ -32,6 +32,7 @@ from preprocessor import occupancy
 from preprocessor.access import NOTHING, Access, granting
 from preprocessor.arena import Arena, open_arena
 from preprocessor.engine import Engine, read_ahead_parts
+from preprocessor.open_shards import raise_file_limit
 from preprocessor.part import Entry, Payload
 from preprocessor.sources.blob import BlobCache
 from preprocessor.staging import ReadAhead
@@ -191,6 +192,7 @@ async def serve(
     """
     if access == NOTHING:
         log.warning("jobs may have nothing opened here: name folders with --data-root, beginnings of URLs with --allow-url")
+    raise_file_limit()
     torch.set_num_threads(1)  # the engine's own threads use the cores
     read_ahead = ReadAhead(max_bytes=int(READ_AHEAD_SHARE * budget_bytes), max_parts=read_ahead_parts(threads))
     media_bytes = int(PROBED_SHARE * budget_bytes)
