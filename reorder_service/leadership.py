@@ -32,6 +32,8 @@ class Post:
         self.leader = ""
         """The name of the process that leads, as far as this one knows."""
         self.taken: ReorderService | None = None
+        self.starting = False
+        """Whether this process cannot lead yet."""
         self.lease_ends_s = 0.0
         """By this process's clock, not after the store lets another one lead."""
         self.trouble = ""
@@ -40,6 +42,8 @@ class Post:
     @property
     def service(self) -> ReorderService:
         """Raises UnavailableError while this process stands by, or cannot know that no other leads: it may have hung for long."""
+        if self.starting:
+            raise UnavailableError("this reorder service is starting: it compiles its planner, once, or loads it")
         if self.taken is None and self.trouble:
             raise UnavailableError(f"this reorder service waits for its store: {self.trouble}")
         if self.taken is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import uuid
 
 from headrace import metrics
@@ -24,7 +25,10 @@ from reorder_service.state import StateStore
 from reorder_service.step import Step
 from reorder_service.stopping import stop_task
 
+log = logging.getLogger(__name__)
+
 GC_THRESHOLDS = (50_000, 20, 50)  # a window of a large job is millions of objects, in few cycles: to walk them all is a pause
+CACHED_S = 5.0  # that a planner which is compiled already takes to load, on a busy machine
 STOP_GRACE_S = 0.2  # for calls that are being answered
 
 
@@ -66,6 +70,7 @@ async def serve(listen: str, store_url: str, metrics_listen: str = "", *, token:
 
 async def _serve(listen: str, store: StateStore, token: str) -> None:
     post = Post()
+    post.starting = True
     _watch(post)
     server = Server(
         listen,
@@ -77,19 +82,34 @@ async def _serve(listen: str, store: StateStore, token: str) -> None:
         },
         token=token,
     )
-    await asyncio.to_thread(planning.warm_up)
-    await asyncio.to_thread(snapshots.warm_up)
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    await server.start(serving=False)
-    print(f"headrace reorder service listening on {server.endpoint}", flush=True)
+    await server.start(serving=False, starting=True)
     name = f"{server.endpoint} {uuid.uuid4().hex[:8]}"
     try:
+        await _warm_up()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        post.starting = False
+        await server.set_starting(False)
+        print(f"headrace reorder service listening on {server.endpoint}", flush=True)
         while True:
             await elected(store.database, name, post)
             await _lead(store, name, post, server)
     finally:
         await server.stop(STOP_GRACE_S)
+
+
+async def _warm_up() -> None:
+    """Load the compiled planner, or compile it. Clients who connect meanwhile are told that this process is starting."""
+
+    def warm_up() -> None:
+        planning.warm_up()
+        snapshots.warm_up()
+
+    warm = asyncio.create_task(asyncio.to_thread(warm_up))
+    ready, _ = await asyncio.wait({warm}, timeout=CACHED_S)
+    if not ready:
+        log.info("compiling the planner: about a minute on a free core, once and after a change")
+    await warm
 
 
 async def _lead(store: StateStore, name: str, post: Post, server: Server) -> None:

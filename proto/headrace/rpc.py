@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,11 +20,18 @@ from headrace.cluster_token import checked, cluster_token
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 from headrace.leader_channel import LeaderChannel, look_up_async
 
+log = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
+START_TIMEOUT_S = 600.0  # how long one may take to be ready that says that it is starting: the first start compiles the planner
+QUIET_S = 3.0  # after which a client says that it waits for one that is starting
 CALL_TIMEOUT_S = 10.0  # deadline of every unary call
 MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload does not come this way
 KEEPALIVE_MS = 2_000  # a cut wire is noticed after this time plus the timeout below
 KEEPALIVE_TIMEOUT_MS = 3_000
+
+STARTING = "headrace.starting"
+"""Of the health service: serving while a server is there whose own services are not ready yet."""
 
 # Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated. Streams
 # are not retried by gRPC: who reads one knows what it has had already, and where else to ask.
@@ -212,11 +220,17 @@ class Server:
             raise EndpointError(f"cannot listen on {listen}: the port is taken or the address is not of this machine") from err
         self.endpoint = f"{host}:{port}"
 
-    async def start(self, *, serving: bool = True) -> None:
-        """Listen, and report that the process is there; `serving`: its services as well."""
-        await self._server.start()
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+    async def start(self, *, serving: bool = True, starting: bool = False) -> None:
+        """Listen, and report that the process is there; `serving`: its services as well; `starting`: as of `set_starting`."""
+        await self.set_starting(starting)
         await self.set_serving(serving)
+        await self._server.start()
+
+    async def set_starting(self, starting: bool) -> None:
+        """Report whether the process is not ready yet: clients wait for that longer than for one that is not there."""
+        status = health_pb2.HealthCheckResponse
+        await self._health.set("", status.NOT_SERVING if starting else status.SERVING)
+        await self._health.set(STARTING, status.SERVING if starting else status.NOT_SERVING)
 
     async def set_serving(self, serving: bool) -> None:
         """Report SERVING or NOT_SERVING for every service: clients with several endpoints go where they are served."""
@@ -246,10 +260,21 @@ def is_serving(
 
 
 def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Wait until the reorder service at `endpoint` is serving. Raises EndpointError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
+    """Wait until the reorder service at `endpoint` is serving.
+
+    Raises EndpointError after `timeout_s`, or where it is there and starting after START_TIMEOUT_S; the log then says what is
+    waited for.
+    """
+    begin = time.monotonic()
+    deadline, told = begin + timeout_s, False
     while not is_serving(endpoint, "headrace.v1.Jobs"):  # a preprocessor has none
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now - begin < START_TIMEOUT_S and any(is_serving(one, STARTING) for one in endpoint.split(",")):
+            deadline = time.monotonic() + timeout_s
+            if not told and now - begin >= QUIET_S:
+                log.warning("waiting for the reorder service at %s, which is starting", endpoint)
+                told = True
+        elif now > deadline:
             raise EndpointError(_absence(endpoint))
         time.sleep(0.1)
 

@@ -178,6 +178,29 @@ async def test_a_server_that_is_no_reorder_service_is_not_taken_for_one() -> Non
     await server.stop(0)
 
 
+async def test_a_service_that_is_starting_is_waited_for_beyond_the_time_for_one_that_is_not_there(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc, "QUIET_S", 0.0)
+    server = rpc.Server("127.0.0.1:0", {"headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(Echo(), s)})
+    await server.start(serving=False, starting=True)
+    assert not await asyncio.to_thread(rpc.is_serving, server.endpoint)
+    nobody = "127.0.0.1:9"
+    waiting = asyncio.create_task(asyncio.to_thread(rpc.await_reorder_service, f"{nobody},{server.endpoint}", 0.0))
+    while not any("which is starting" in message for message in caplog.messages):
+        assert not waiting.done(), "it gave up, as where nobody is there"
+        await asyncio.sleep(0.01)
+    await server.set_serving(True)
+    await server.set_starting(False)
+    await waiting
+    assert len(caplog.messages) == 1
+    assert await asyncio.to_thread(rpc.is_serving, server.endpoint)
+    await server.set_serving(False)  # as one that stands by
+    with pytest.raises(EndpointError, match="no reorder service answers"):
+        await asyncio.to_thread(rpc.await_reorder_service, server.endpoint, 0.0)
+    await server.stop(0)
+
+
 async def test_unavailable_is_tried_again_before_it_is_reported() -> None:
     async with serving() as (endpoint, echo):
         echo.error = UnavailableError("not now")

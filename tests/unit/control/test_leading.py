@@ -238,3 +238,13 @@ async def test_a_leader_that_cannot_renew_for_long_gives_its_work_up(open_anothe
 
 async def _unavailable(*_: object) -> bool:
     raise UnavailableError("no answer")
+
+
+def test_a_process_that_is_starting_says_so() -> None:
+    post = Post()
+    post.starting = True
+    with pytest.raises(UnavailableError, match="this reorder service is starting: it compiles its planner"):
+        _ = post.service
+    post.starting = False
+    with pytest.raises(UnavailableError, match="stands by; none leads yet"):
+        _ = post.service
