@@ -258,7 +258,7 @@ class StateStore:
         await self._change(
             job,
             ("LTRIM", ledger, 0, step - 1) if step else ("DEL", ledger),
-            *(("HDEL", _key(job, "quarantine"), name) for name in names),
+            *(["HDEL", _key(job, "quarantine"), *names[n : n + _NAMES_PAGE]] for n in range(0, len(names), _NAMES_PAGE)),
             ("DEL", _key(job, "window")),
             _hset(_key(job, "job"), {"cursor": str(step), "state": "RUNNING", "message": ""}),
             ("HINCRBY", _key(job, "job"), "generation", 1),
@@ -306,7 +306,7 @@ class StateStore:
         """Each entry once, in no order."""
         cursor, seen = 0, set()
         while True:
-            cursor, page = await self._read(self._redis.hscan(_key(job, "quarantine"), cursor, count=_PAGE))
+            cursor, page = await self._read(self._redis.hscan(_key(job, "quarantine"), cursor, count=_NAMES_PAGE))
             for name, value in page.items():
                 if name not in seen:
                     seen.add(name)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,6 +177,22 @@ async def test_rewinding_undoes_later_commits_and_their_quarantine_and_revives_t
     assert names == [*(f"bad{n}" for n in range(step)), "damaged shard"]
     await store.commit_step("job", step, step_record("again"), [])
     assert (await ledger(store))[-1] == (step, ("again",))
+
+
+@pytest.mark.timeout(60)
+async def test_rewinding_undoes_a_large_quarantine_in_few_commands(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    await make_job(store, num_steps=1)
+    await store.commit_step("job", 1, step_record("s"), (rejected(f"bad{n}") for n in range(9_001)))
+    read, asked = store.database.read, []
+
+    async def count(command: Any) -> Any:
+        asked.append(command)
+        return await read(command)
+
+    monkeypatch.setattr(store.database, "read", count)
+    await store.rewind("job", 1)
+    assert await store.num_quarantined("job") == 0
+    assert len(asked) < 30
 
 
 async def test_a_sample_that_every_epoch_refuses_stays_in_quarantine_when_the_second_epoch_is_undone(store: StateStore) -> None:
