@@ -41,7 +41,6 @@ ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
 WHEELS = ROOT / "docker" / "wheels"
 HOST_S = 1800.0  # of `headrace demo`, which takes under half a minute on two free cores
-HEALTH_S = 120.0
 MAX_RATIO = 3.0  # of the demo in containers over that on the host, from first to last process
 PATIENCE = 10.0  # times as long as on the host, until it is given up
 CONFINED = ("ReadonlyRootfs", "CapDrop", "SecurityOpt", "Memory", "PidsLimit")
@@ -169,7 +168,7 @@ def check_running(protocol: Protocol, compose: Compose, endpoint: str, folder: P
             expect(f"users of {service}", "0" in users, False)
     with protocol.check("--scale preprocessor=4: four become healthy"):
         compose("up", "--detach", "--scale", "preprocessor=4", "redis", "reorder", "preprocessor")
-        wait_until("4 healthy preprocessors", lambda: compose.healthy("preprocessor") == 4, timeout_s=HEALTH_S)
+        wait_until("4 healthy preprocessors", lambda: compose.healthy("preprocessor") == 4, timeout_s=limit_s)
     with protocol.check("a stranger outside the containers is refused"):
         stranger = [str(BIN / "headrace"), "job", "list", "--endpoint", endpoint]
         expect("served without the cluster's token", succeeds(stranger), False)

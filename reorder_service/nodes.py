@@ -308,6 +308,8 @@ class Nodes:
             return
         if not former.pipelines:
             log.info("nodes formed %s", pairs(job=job, nodes=len(snapshot.nodes)))
+        if spare := self._templates.specification.say_spare(len(snapshot.nodes)) if self._templates else "":
+            log.warning("no node to spare %s", pairs(job=job, generation=snapshot.generation, why=spare))
         log.info(
             "pipelines %s",
             pairs(

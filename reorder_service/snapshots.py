@@ -127,6 +127,8 @@ def succeed(
             Pipeline(template=template, nodes=tuple(next(names) for _ in range(template.num_nodes)))
             for template in start.templates
         )
+        spare = templates.specification.say_spare(sum(len(pipeline.nodes) for pipeline in pipelines))
+        snapshot.change = "; ".join(filter(None, [change.text, spare]))
     addresses = {node.name: node.address for node in former.nodes} | dict(change.joined)
     used = set(chain.from_iterable(pipeline.nodes for pipeline in pipelines))
     in_order = [node.name for node in former.nodes if node.name not in change.lost] + list(change.joined)

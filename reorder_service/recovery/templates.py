@@ -112,6 +112,15 @@ class NodeSpecification:
         as nodes in the smallest one (the Frobenius condition)."""
         return min(num_nodes, num_nodes // self.smallest * self.largest)
 
+    def say_spare(self, num_nodes: int) -> str:
+        """Whether so many nodes outlast a loss, in words; empty where they do, or are not to."""
+        if not self.max_failures or num_nodes > self.least_nodes:
+            return ""
+        return (
+            f"none of {num_nodes} nodes may be lost, for {self.max_failures + 1} replicas need {self.smallest} each: training "
+            "ends where one is, unless others have joined by then"
+        )
+
     @property
     def caveat(self) -> str:
         """A sentence on the least number of nodes of which some would be idle; empty where there is none."""

@@ -87,6 +87,7 @@ def train_recoverable(
         meeting = Meeting(host)
         hello = membership_pb2.NodeHello(job=job, node=node, address=meeting.address, spec=_nodes(loader, spec, name, precision))
         with Node(Membership(endpoint, hello), training, node, host) as member:
+            log.info("joined %s", pairs(job=job, node=node, training_begins_with_nodes=spec.nodes))
             member.run()
 
 
@@ -155,6 +156,10 @@ class Node:
 
     def _follow(self, snapshot: membership_pb2.Snapshot) -> bool:
         """Train under a snapshot. Whether nothing is left to do."""
+        log.info(
+            "follows %s",
+            pairs(node=self._name, generation=snapshot.generation, nodes=len(snapshot.nodes), change=snapshot.change),
+        )
         if not snapshot.pipelines:
             return self._end(snapshot)
         layout = Layout.of(snapshot, self._name, self._training.spec)

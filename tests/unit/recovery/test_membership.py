@@ -67,6 +67,20 @@ def check(snapshot: Snapshot) -> None:
         assert layers == [(unit, layer) for unit, count in UNITS.items() for layer in range(count)]
 
 
+def test_nodes_are_told_at_the_start_that_none_is_to_spare() -> None:
+    least = World(make_spec(4))  # two pipelines of two nodes
+    least.join(*"abcd")
+    (snapshot,) = least.settle()
+    assert snapshot.change == (
+        "4 nodes are there; none of 4 nodes may be lost, for 2 replicas need 2 each: training ends where one is, unless others "
+        "have joined by then"
+    )
+    more = World(make_spec(5))
+    more.join(*"abcde")
+    (snapshot,) = more.settle()
+    assert snapshot.change == "5 nodes are there"
+
+
 def test_pipelines_are_made_when_all_nodes_are_there() -> None:
     world = World(make_spec())
     world.join(*"abcd")
