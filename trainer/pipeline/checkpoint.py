@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from headrace.errors import UserError
 from headrace.telemetry import pairs
-from trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey, complete_steps, prune, remove_incomplete, write
+from trainer.pipeline.checkpoint_files import WAY, WEIGHT, Checkpoint, TensorKey, complete_steps, prune, remove_incomplete, write
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.tensor import cut_dimension
 
@@ -31,8 +31,11 @@ class CheckpointWriter:
     learns by its first owner among the replicas, of what is frozen by the first replica.
     """
 
-    def __init__(self, folder: Path, step: PipelineStep, *, goes_on: bool = False) -> None:
-        """`goes_on`: with the run whose checkpoints are in `folder`. Raises UserError where they are another's."""
+    def __init__(self, folder: Path, step: PipelineStep, *, goes_on: bool = False, way: Mapping[str, Any] | None = None) -> None:
+        """`goes_on`: with the run whose checkpoints are in `folder`. `way`: as of `trainer.pipeline.agreement.way_of_training`.
+
+        Raises UserError where there are checkpoints of another run.
+        """
         if complete_steps(folder) and not goes_on:
             raise UserError(f"{folder} has checkpoints already: go on from them with --resume {folder}, or name another folder")
         dist.barrier(group=step.groups.everybody)  # all have looked
@@ -41,6 +44,7 @@ class CheckpointWriter:
         dist.barrier(group=step.groups.everybody)
         self._folder = folder
         self._step = step
+        self._way = {} if way is None else {WAY: dict(way)}
         self._rank, self._num_ranks = dist.get_rank(), step.topology.world_size
         self._buffers: dict[TensorKey, Tensor] = {}
         self._writing: Future[None] | None = None
@@ -59,7 +63,7 @@ class CheckpointWriter:
         copies = {key: self._copy(key, tensor) for key, tensor in _written(self._step)}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self._writing = self._thread.submit(self._write, step, dict(loader), copies)
+        self._writing = self._thread.submit(self._write, step, {**loader, **self._way}, copies)
 
     def close(self) -> None:
         """Once all of it is on the disk."""

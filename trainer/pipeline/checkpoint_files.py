@@ -27,6 +27,8 @@ from headrace.errors import UserError
 
 WEIGHT = "weight"
 """The kind of a `TensorKey` that is no state of the optimizer."""
+WAY = "way"
+"""Of training, beside the loader's state."""
 KEPT = 2
 """Complete checkpoints: one may turn out to be unreadable."""
 _ATTEMPT = "attempt-"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,8 +20,9 @@ from trainer.devices import check_pipeline, local_device
 from trainer.models.adapted_units import HuggingFaceUnits
 from trainer.models.multimodal import MultimodalModel, build_model, initialise
 from trainer.optimizer_spec import OptimizerSpec
+from trainer.pipeline.agreement import check_alike, check_replicas, tell_differences, way_of_training
 from trainer.pipeline.checkpoint import CheckpointWriter, load
-from trainer.pipeline.checkpoint_files import Checkpoint
+from trainer.pipeline.checkpoint_files import WAY, Checkpoint
 from trainer.pipeline.feed import PipelineLoader
 from trainer.pipeline.groups import ProcessGroups
 from trainer.pipeline.partition import bounds
@@ -89,16 +91,28 @@ def train_pipeline(
         with process_group(device):
             groups = ProcessGroups.make(topology)
             dtype = PRECISIONS[precision]
+            document = topology.model_dump(mode="json", exclude={"model"})  # whose folders may lie elsewhere on each host
+            alike = {"--topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
+            check_alike(alike, groups.everybody, device)
+            way = way_of_training(name, dtype, topology.units)
             stages = _stages(loader, topology, model, device, groups, dtype)
             step = PipelineStep(topology, stages, groups, dtype=dtype, settings=settings)
             if begin is not None:
                 load(begin, step)
+                tell_differences(begin.loader.get(WAY, {}), way)
                 del begin  # it is mapped into memory, and its files may soon be removed
             elif loader.has_next():
                 check_fresh(job, loader.next_step, allowed=fresh_weights)
-            saving = nullcontext() if checkpoint is None else CheckpointWriter(checkpoint, step, goes_on=resume == checkpoint)
-            with saving as writer:
+            weights = [weight for stage in stages for weight in stage.parameters()]
+            check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
+            with _saving(checkpoint, step, goes_on=resume == checkpoint, way=way) as writer:
                 _train(job, loader, step, writer, settings, every=checkpoint_every)
+
+
+def _saving(
+    folder: Path | None, step: PipelineStep, *, goes_on: bool, way: Mapping[str, Any]
+) -> AbstractContextManager[CheckpointWriter | None]:
+    return nullcontext() if folder is None else CheckpointWriter(folder, step, goes_on=goes_on, way=way)
 
 
 def _train(

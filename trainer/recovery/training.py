@@ -21,7 +21,8 @@ from headrace.quarantine import Rejected
 from headrace.telemetry import pairs
 from headrace.v1 import sessions_pb2
 from trainer.models.multimodal import MultimodalModel, build_model, initialise
-from trainer.pipeline.checkpoint_files import Checkpoint, TensorKey, attempt_folder, publish, write
+from trainer.pipeline.agreement import tell_differences, way_of_training
+from trainer.pipeline.checkpoint_files import WAY, Checkpoint, TensorKey, attempt_folder, publish, write
 from trainer.recovery.feed import NodeLoader
 from trainer.recovery.holding import Holding, make_holding, state_sizes
 from trainer.recovery.layout import Layout
@@ -55,6 +56,7 @@ class Training:
         self._loader, self._device, self._dtype = loader, device, dtype
         self._settings = spec.optimizer.settled(model_name)
         self._skips = Skips(self._settings)
+        self._way = way_of_training(model_name, dtype, spec.units)
         vocabulary = loader.vocabulary
         self._make_model: Callable[[], MultimodalModel] = lambda: build_model(
             model_name,
@@ -240,7 +242,7 @@ class Training:
                 if self._holders[name][0] == mesh.rank:
                     tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
         applied = self._standing.applied
-        state = self._loader.state_dict() | {"step": applied}
+        state = self._loader.state_dict() | {"step": applied, WAY: self._way}
         try:
             write(attempt_folder(folder, generation), applied, mesh.rank, mesh.num_ranks, state, tensors)
             mesh.barrier()
@@ -270,6 +272,7 @@ class Training:
                     f"`headrace job reset {self.job} --step {checkpoint.step}` first"
                 )
             target.load(checkpoint)
+            tell_differences(checkpoint.loader.get(WAY, {}), self._way)
         else:
             check_fresh(self.job, next_step, allowed=self._fresh_weights)
             initialise(target.stage.model, self._loader.spec.seed)
