@@ -46,10 +46,11 @@ _OTHER_KINDS = {
     "Matroska": (0, (b"\x1a\x45\xdf\xa3",)),
 }
 _MAX_RATE = 384_000  # the highest of common converters; bounds the memory of a recording together with max_seconds
-_BLOCK_FRAMES = 2**18
+_BLOCK_SAMPLES = 2**19  # of all channels, of which a WAV may have a thousand
 # Sample rates without a large common divisor would need a filter for every phase: 44,101 to 16,000 Hz takes 2.8 GB. A
 # ratio with a small denominator is exact for all usual rates and less than 0.1 % off for the others.
 _MAX_DENOMINATOR = 1000
+_RESAMPLING_BYTES = 6  # of a frame: padded, and as the samples that each of the filters looks at
 _PHASES = 16  # of a resampling filter that share a matrix product
 _NOTHING = 1e-8  # a tap so much smaller than the largest: where the window has closed, torchaudio has 1e-17
 
@@ -68,7 +69,7 @@ class Header:
 def probe(data: bytes, spec: AudioSpec) -> int:
     """Mel frames that `decode` will give, from the header alone.
 
-    Raises BadSampleError with empty_media, corrupt_media, unsupported_media or too_long.
+    Raises BadSampleError with empty_media, corrupt_media, unsupported_media, too_long or too_large.
     """
     return _mel_frames(read_header(data, spec), spec)
 
@@ -102,17 +103,21 @@ def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
 
 
 def _read(data: bytes, spec: AudioSpec) -> tuple[Header, Waveform]:
-    """Header and mono, in blocks, so that a header that promises too much costs no memory."""
+    """Header and mono, in blocks, so that channels cost no memory, nor does a header that promises too much."""
     with _open(data) as file:
         header = _checked(file, spec)
+        mono = np.empty(header.frames, np.float32)
+        frames = 0
         try:
-            blocks = [_mono(block) for block in _decoded(file, data, header)]
+            for block in _decoded(file, data, header):
+                if frames + len(block) <= len(mono):
+                    _mono(block, mono[frames : frames + len(block)])
+                frames += len(block)
         except soundfile.SoundFileError as err:
             raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording does not decode: {err}") from err
-    mono: Waveform = np.concatenate(blocks) if len(blocks) > 1 else blocks[0] if blocks else np.empty(0, np.float32)
-    if len(mono) != header.frames:
-        raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {header.frames} frames, there are {len(mono)}")
-    if not np.isfinite(mono).all():
+    if frames != header.frames:
+        raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {header.frames} frames, there are {frames}")
+    if not (np.isfinite(mono.min()) and np.isfinite(mono.max())):
         raise BadSampleError(Reason.CORRUPT_MEDIA, "samples that are no finite numbers")
     return header, mono
 
@@ -128,16 +133,17 @@ def _decoded(file: soundfile.SoundFile, data: bytes, header: Header) -> Iterator
         file.seek(0)
     elif file.subtype == "OPUS":
         file.seek(0)  # else libsndfile gives the codec's delay as sound where others than itself wrote the file, and ends early
-    while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+    while len(block := file.read(max(1, _BLOCK_SAMPLES // header.channels), dtype="float32", always_2d=True)):
         yield block
 
 
-def _mono(block: NDArray[np.float32]) -> Waveform:
-    """The mean over (frames, channels). By the channel: numpy is slow at sums of few neighbours."""
-    total = block[:, 0]
+def _mono(block: NDArray[np.float32], out: Waveform) -> None:
+    """The mean over (frames, channels), into `out`. By the channel: numpy is slow at sums of few neighbours."""
+    out[:] = block[:, 0]
     for channel in range(1, block.shape[1]):
-        total = total + block[:, channel]
-    return np.divide(total, np.float32(block.shape[1]), out=total) if block.shape[1] > 1 else total
+        out += block[:, channel]
+    if block.shape[1] > 1:
+        out /= np.float32(block.shape[1])
 
 
 def _open(data: bytes) -> soundfile.SoundFile:
@@ -173,7 +179,31 @@ def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
         raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
     if _num_samples(header, spec) < max(_window(spec), spec.hop_samples):
         raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
+    _check_cost(header, spec)
     return header
+
+
+def _check_cost(header: Header, spec: AudioSpec) -> None:
+    """Raises BadSampleError (too_large) where decoding would take out of proportion."""
+    taken = -(-decode_bytes(header, spec) // 2**20)
+    if taken > spec.max_decode_mib:
+        what = f"{header.frames / header.sample_rate:.1f} s at {header.sample_rate} Hz"
+        detail = f"decoding {what} takes {taken} MiB, more than audio.max_decode_mib ({spec.max_decode_mib})"
+        raise BadSampleError(Reason.TOO_LARGE, detail)
+
+
+def decode_bytes(header: Header, spec: AudioSpec) -> int:
+    """What decoding holds at its most, beside the file: while it reads, while it resamples, or while it makes spectra.
+
+    The same with or without the fast codec for FLAC, which has all channels in memory twice.
+    """
+    channels = header.frames * header.channels
+    reading = 8 * (channels if channels <= flac.MOST_SAMPLES else _BLOCK_SAMPLES)
+    samples, window = _num_samples(header, spec), _window(spec)
+    resampling = 0 if header.sample_rate == spec.sample_rate else _RESAMPLING_BYTES * header.frames + 4 * samples
+    frames, bins = samples // spec.hop_samples, window // 2 + 1
+    spectra = 12 * samples + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
+    return 4 * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
 
 
 def _window(spec: AudioSpec) -> int:

@@ -5,6 +5,7 @@
     jpeg.py        simplejpeg, ordinary JPEGs: the same pixels sooner
     resample.py    Pillow's bicubic and the patches, compiled
     scratch.py     memory that is kept from one image to the next
+    cost.py        what decoding would take, from the header
     grid.py        to which size an image is brought, and how much smaller a JPEG may be decoded before that
 
 With `ImageSpec.reduced_scale` the frequency domain does a part of the shrinking of large JPEGs; both codecs do it alike, and
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from headrace.spec import ImageSpec
 from headrace.telemetry import pairs
 from preprocessor.image import jpeg, reference, resample
+from preprocessor.image.cost import check_cost
 from preprocessor.image.grid import Grid, grid_of, reduction, smart_resize
 from preprocessor.image.header import Header, parse
 from preprocessor.image.scratch import Scratch
@@ -118,16 +120,22 @@ def _checked(out: NDArray[np.uint8] | None, patches: int, spec: ImageSpec) -> ND
 def _read(data: bytes, header: Header, spec: ImageSpec, scratch: Scratch, scale: int = 1) -> NDArray[np.uint8]:
     """The upright image, `scale` times smaller; the result may lie in `scratch`."""
     height, width = -(-header.height // scale), -(-header.width // scale)
-    if header.plain_jpeg and jpeg.decode(data, pixels := scratch.take("pixels", height, width, 4), scale):
-        return _upright(pixels, header.orientation)
+    if header.plain_jpeg:
+        pixels = scratch.take("pixels", height, width, 4)
+        if jpeg.decode(data, pixels, scale):
+            return _upright(pixels, header.orientation)
+        del pixels  # which may be large, before there are others
     return _upright(reference.decode(data, spec, scale), header.orientation)
 
 
 def _header(data: bytes, spec: ImageSpec) -> Header:
+    """The header, after all limits."""
     header = parse(data)
     if header is None:
-        return reference.read_header(data, spec)
-    reference.check_limits(header.width, header.height, spec)
+        header = reference.read_header(data, spec)
+    else:
+        reference.check_limits(header.width, header.height, spec)
+    check_cost(header, spec)
     return header
 
 

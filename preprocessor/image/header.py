@@ -6,9 +6,16 @@ to the reference codec, so that a header means the same everywhere: `parse` give
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+MOST_SCANS = 101
+"""To which scans are counted, and which are too many: encoders write 10 or fewer, the format allows any number."""
+PIXEL_BYTES = 8
+WEBP_BYTES = 18
+"""`Header.pixel_bytes` of a WebP: Pillow decodes it as an animation, on canvases of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +29,10 @@ class Header:
     """1 to 8 as EXIF defines them."""
     plain_jpeg: bool = False
     """A JPEG of one picture with 8 bits a sample and one or three channels."""
+    scans: int = 1
+    """Passes over all pixels: more than one in a progressive JPEG, or in one that stores its channels apart."""
+    pixel_bytes: int = PIXEL_BYTES
+    """What decoding holds of a pixel at its most: as the codec has it, and as it goes on."""
 
     @property
     def upright(self) -> tuple[int, int]:
@@ -45,6 +56,28 @@ def parse(data: bytes) -> Header | None:
     return header if header and header.width > 0 and header.height > 0 else None
 
 
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # but escaped bytes, restarts and filling
+
+
+def count_scans(data: bytes, position: int = 2) -> int:
+    """The scans of a JPEG from the segment at `position` on, which a decoder goes through one by one; MOST_SCANS where they are
+    more."""
+    scans = 0
+    while scans < MOST_SCANS and (match := _MARKER.search(data, position)):
+        marker, position = data[match.end() - 1], match.end()
+        if marker == _END:
+            break
+        scans += marker == _SCAN
+        if marker != _START:  # the others are followed by their length
+            position += int.from_bytes(data[position : position + 2], "big")
+    return scans
+
+
+def of_scans(header: Header, scans: int, channels: int) -> Header:
+    """The header with its scans. With several the codec keeps all coefficients, of two bytes a channel."""
+    return replace(header, scans=scans, pixel_bytes=header.pixel_bytes + 2 * channels) if scans > 1 else header
+
+
 def orientation(exif: bytes) -> int:
     """The rotation in an EXIF block, 1 where it says none or is not sound."""
     tiff = exif.removeprefix(b"Exif\0\0")
@@ -66,6 +99,8 @@ _SEGMENT = struct.Struct(">BBH").unpack_from  # 0xff, marker, length with its ow
 _FRAME = struct.Struct(">BHHB").unpack_from  # bits, height, width, channels
 _FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended, progressive; all with Huffman coding
 _TABLES = frozenset((0xC4, 0xDD, 0xFE))  # Huffman tables, restart interval, comment
+_PROGRESSIVE = 0xC2
+_START, _END = 0xD8, 0xD9
 _SCAN = 0xDA
 _QUANTIZATION = 0xDB
 _EXIF = 0xE1
@@ -78,7 +113,7 @@ _LEAST_BODY = {0xE0: (b"JFIF", 7), 0xE2: (b"ICC_PROFILE\0", 14), 0xEE: (b"Adobe"
 
 def _jpeg(data: bytes) -> Header | None:
     """Segments up to the first scan (ITU-T T.81, annex B)."""
-    position, frame, exif = 2, None, b""
+    position, frame, kind, exif = 2, None, 0, b""
     while True:
         prefix, marker, length = _SEGMENT(data, position)
         begin, end = position + 4, position + 2 + length
@@ -97,7 +132,7 @@ def _jpeg(data: bytes) -> Header | None:
         elif marker in _FRAMES:
             if frame:
                 return None
-            frame = _FRAME(data, begin)
+            frame, kind = _FRAME(data, begin), marker
             if frame[0] != 8 or frame[3] not in (1, 3) or length != 8 + 3 * frame[3]:
                 return None
         elif marker == _SCAN:
@@ -107,7 +142,10 @@ def _jpeg(data: bytes) -> Header | None:
         position = end
     if frame is None:
         return None
-    return Header(width=frame[2], height=frame[1], orientation=orientation(exif), plain_jpeg=True)
+    header = Header(width=frame[2], height=frame[1], orientation=orientation(exif), plain_jpeg=True)
+    channels = frame[3]
+    several = kind == _PROGRESSIVE or data[begin] < channels  # channels in this scan
+    return of_scans(header, count_scans(data, position), channels) if several else header
 
 
 def _harmless(marker: int, body: bytes) -> bool:
@@ -167,8 +205,9 @@ def _webp(data: bytes) -> Header | None:
         if not is_key or not shown or profile > 3 or partition >= length or data[23:26] != b"\x9d\x01\x2a":
             return None
         width, height = struct.unpack_from("<HH", data, 26)
-        return Header(width=width & 0x3FFF, height=height & 0x3FFF)
+        return Header(width=width & 0x3FFF, height=height & 0x3FFF, pixel_bytes=WEBP_BYTES)
     if kind == b"VP8L" and data[20] == 0x2F:
         bits = int.from_bytes(data[21:25], "little")
-        return Header(width=1 + (bits & 0x3FFF), height=1 + (bits >> 14 & 0x3FFF)) if bits >> 29 == 0 else None
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        return Header(width=width, height=height, pixel_bytes=WEBP_BYTES) if bits >> 29 == 0 else None
     return None

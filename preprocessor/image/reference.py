@@ -19,13 +19,15 @@ from PIL import Image, UnidentifiedImageError
 
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import ImageSpec
-from preprocessor.image.header import Header, orientation
+from preprocessor.image.cost import check_cost
+from preprocessor.image.header import WEBP_BYTES, Header, count_scans, of_scans, orientation
 
 # `check_limits` applies the job's own limit from the header; Pillow's would add warnings and errors of its own.
 Image.MAX_IMAGE_PIXELS = None
 # Damaged EXIF and MPO blocks, which the pixels do not depend on.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
+_BAND_PIXELS = 2**18
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _OTHER_KINDS = {
     "TIFF": (0, (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
@@ -44,12 +46,14 @@ def read_header(data: bytes, spec: ImageSpec) -> Header:
     """The header, after all limits. Raises BadSampleError; see `preprocessor.image.probe`."""
     with _open(data, spec) as image:
         exif = image.info.get("exif")
-        return Header(
+        header = Header(
             width=image.width,
             height=image.height,
             orientation=orientation(exif) if isinstance(exif, bytes) else 1,
             plain_jpeg=image.format == "JPEG" and image.mode in ("L", "RGB"),
+            pixel_bytes=WEBP_BYTES if image.format == "WEBP" else 8,
         )
+        return of_scans(header, count_scans(data), len(image.getbands())) if image.format in ("JPEG", "MPO") else header
 
 
 def decode(data: bytes, spec: ImageSpec, scale: int = 1) -> NDArray[np.uint8]:
@@ -70,9 +74,7 @@ def decode(data: bytes, spec: ImageSpec, scale: int = 1) -> NDArray[np.uint8]:
             raise BadSampleError(Reason.CORRUPT_MEDIA, f"the {image.format} data does not decode: {err}") from err
         if image.size != size:
             raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {size}, the data {image.size}")
-        rgb = _to_rgb(image, spec.background)
-    pixels = np.frombuffer(bytearray(rgb.tobytes("raw", "RGBX")), np.uint8)
-    return pixels.reshape(rgb.height, rgb.width, 4)
+        return _pixels(image, spec.background)
 
 
 def check_limits(width: int, height: int, spec: ImageSpec) -> None:
@@ -114,6 +116,7 @@ def _check_webp_canvas(data: bytes, spec: ImageSpec) -> None:
     else:
         width, height = (side & 0x3FFF for side in struct.unpack("<HH", data[26:30]))
     check_limits(width, height, spec)
+    check_cost(Header(width=width, height=height, pixel_bytes=WEBP_BYTES), spec)
 
 
 def _unknown(data: bytes) -> BadSampleError:
@@ -121,6 +124,19 @@ def _unknown(data: bytes) -> BadSampleError:
         if data.startswith(magics, offset):
             return BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{kind} is not taken; convert it to one of {', '.join(_FORMATS)}")
     return BadSampleError(Reason.CORRUPT_MEDIA, f"no image: the data begins with {data[:16]!r}")
+
+
+def _pixels(image: Image.Image, background: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """The pixels of a decoded image, brought to RGB band by band: whole, a large one would be in memory four times."""
+    width, height = image.size
+    pixels = np.empty((height, width, 4), np.uint8)
+    rows = max(1, _BAND_PIXELS // width)
+    for top in range(0, height, rows):
+        bottom = min(top + rows, height)
+        band = image if rows >= height else image.crop((0, top, width, bottom))
+        rgb = _to_rgb(band, background).tobytes("raw", "RGBX")
+        pixels[top:bottom] = np.frombuffer(rgb, np.uint8).reshape(bottom - top, width, 4)
+    return pixels
 
 
 def _to_rgb(image: Image.Image, background: tuple[int, int, int]) -> Image.Image:

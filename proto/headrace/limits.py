@@ -48,6 +48,8 @@ MAX_PIXELS = 1 << 26
 """Of an image after resizing, 67 megapixels: 200 MB, and 340,000 patches of 14."""
 MAX_SOURCE_PIXELS = 1 << 30
 """Of an image as it is stored: 3 GiB, once it is decoded."""
+MAX_DECODE_MIB = 1 << 16
+"""That decoding one image or recording may hold."""
 
 MAX_SAMPLE_RATE = 384_000
 """Hertz: the highest at which anybody records."""

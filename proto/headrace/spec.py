@@ -89,7 +89,9 @@ class ImageSpec(_Part):
     min_pixels: Annotated[int, Field(ge=1)] = 56 * 56
     max_pixels: Annotated[int, Field(ge=1, le=limits.MAX_PIXELS)] = 28 * 28 * 1280
     max_source_pixels: Annotated[int, Field(ge=1, le=limits.MAX_SOURCE_PIXELS)] = 100_000_000
-    """Images with more pixels are refused from their header (too_large); 100 megapixels decode to 300 MB."""
+    """Images with more pixels are refused from their header (too_large)."""
+    max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
+    """And those whose decoding would hold more than this: 8 bytes a pixel, 14 of a progressive JPEG, 18 of a WebP."""
     max_aspect_ratio: Annotated[float, Field(ge=1)] = 200.0
     background: tuple[int, int, int] = (255, 255, 255)
     """Colour under transparent pixels."""
@@ -117,6 +119,9 @@ class AudioSpec(_Part):
     max_seconds: Annotated[float, Field(gt=0, le=limits.MAX_SECONDS)] = 600.0
     """Longer recordings are quarantined as too_long. For an encoder with a table of positions as many as that has: 30 for
     Whisper's, whose trainer refuses a job that allows more."""
+
+    max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
+    """Recordings whose decoding would hold more are refused from their header (too_large); 600 s of 96 kHz fit."""
 
     @property
     def hop_samples(self) -> int:
