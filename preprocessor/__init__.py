@@ -14,7 +14,7 @@ The pure part, which knows nothing of jobs, networks and queues:
 
 Around it:
 
-    jobs.py       a job's shards and pipeline: what worker threads do
+    jobs.py       a job's shards and pipeline: what worker threads do; known_jobs.py: all of them, and those that are refused
     writer.py     payload into its place: media are decoded where trainers will read them
     part.py       a part: a lease, then media in memory, then payload
     engine.py     takes orders from the reorder service and gives them to the threads; tasks.py: its background tasks

@@ -34,13 +34,12 @@ from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.outbox import Outbox
 from headrace.quarantine import Rejected
 from headrace.rpc import aio_channel, metadata
-from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from headrace.v1.common_pb2 import Occupancy, Shard
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 from preprocessor.jobs import Job
-from preprocessor.open_shards import OpenShards
+from preprocessor.known_jobs import KnownJobs
 from preprocessor.part import Entry, Payload, Stage
 from preprocessor.pipeline import Loaded, LoadedPart
 from preprocessor.probed import Probed
@@ -90,14 +89,12 @@ class Engine:
         self._threads = threads
         self._store = store
         self._writer = writer
-        self._cache = cache
         self._media = Probed[Loaded](media_bytes)
-        self._open_shards = OpenShards()
         self._num_readers = read_ahead_parts(threads)
         self._readers = ThreadPoolExecutor(self._num_readers, thread_name_prefix="read")
         self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._orderlies = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
-        self._jobs: dict[str, Job] = {}
+        self._jobs = KnownJobs(cache, self._media)
         self._outbox = Outbox[FleetReport]()
         self._samples_decoded = 0
         self._bytes_decoded = 0
@@ -185,11 +182,9 @@ class Engine:
     def _obey(self, kind: str, order: Any, start: Start) -> None:
         match kind:
             case "job_opened":
-                job = self._jobs.get(order.job)
-                if job is None or job.spec.to_json() != order.spec_json or job.ticket_key != order.ticket_key:
+                if not self._jobs.is_open(order.job, order.spec_json, order.ticket_key):
                     self._forget(order.job)  # another job of this name: its shards have other numbers
-                    spec = load_spec_json(order.spec_json)
-                    self._jobs[order.job] = Job(order.job, spec, self._cache, order.ticket_key, self._media, self._open_shards)
+                    self._jobs.open(order.job, order.spec_json, order.ticket_key)
             case "job_closed":
                 self._forget(order.job)
             case "step_committed":
@@ -201,16 +196,18 @@ class Engine:
             case "probe_samples":
                 start(self._carry_out(self._probe, order))
             case "decode_part":
-                self._take_part(order)
+                try:
+                    self._take_part(order)
+                except Exception as err:
+                    self._report_failed(order.lease, err)
 
     def _forget_jobs_but(self, running: Collection[str]) -> None:
-        for job in self._jobs.keys() - set(running):
+        for job in self._jobs.all_but(running):
             self._forget(job)
 
     def _forget(self, name: str) -> None:
         self._store.release(name)
-        if job := self._jobs.pop(name, None):
-            job.close()
+        self._jobs.forget(name)
 
     async def _carry_out(self, work: Callable[[Any], Awaitable[None]], order: Any) -> None:
         """Do `work`; an order that cannot be carried out here is reported, and this process goes on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -308,6 +309,26 @@ async def test_shards_are_listed_in_pages_with_the_vocabulary_on_the_last(
     pages = [await worker.orders.heard("shards_listed") for _ in range(3)]
     assert [[shard.number for shard in page.shards] for page in pages] == [[0, 1], [2, 3], [4]]
     assert [(page.more, page.HasField("vocabulary")) for page in pages] == [(True, False), (True, False), (False, True)]
+
+
+async def test_a_job_that_cannot_be_opened_is_refused_by_its_orders_and_others_go_on(start: Start, tar: Path) -> None:
+    """A spec of another release, say: the process, and what other jobs have there, must live through it."""
+    worker = await start()
+    worker.orders.open_job(str(tar))
+    strange = json.dumps(json.loads(SPEC.to_json()) | {"name": "strange", "field_of_tomorrow": 1})
+    opened = fleet_pb2.JobOpened(job="strange", spec_json=strange)
+    worker.orders.orders.put_nowait(FleetOrder(job_opened=opened))
+    shards = worker.orders.shards
+    for order in (
+        FleetOrder(list_shards=fleet_pb2.ListShards(lease="list", job="strange")),
+        FleetOrder(index_shard=fleet_pb2.IndexShard(lease="index", job="strange", shard=shards[0])),
+        FleetOrder(decode_part=fleet_pb2.DecodePart(lease="decode", job="strange", ticket="strange", shards=shards)),
+    ):
+        worker.orders.orders.put_nowait(order)
+        failed = await worker.orders.heard("order_failed")
+        assert failed.error == "a preprocessor cannot open the job: field_of_tomorrow: there is no such field, got 1"
+    worker.orders.index(0)
+    assert (await worker.orders.heard("shard_indexed")).num_samples == 6
 
 
 async def test_a_full_store_stops_reading_and_a_fetch_goes_on(start: Start, tar: Path) -> None:
