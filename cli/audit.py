@@ -137,6 +137,8 @@ def _print(report: dict[str, Any], output: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from headrace.printable import printable
+
     verdict = "every sample once" if report["ok"] else "something is wrong"
     table = Table("rule", "", "compared", title=f"job {report['job']} ({report['state']}): {verdict}", title_justify="left")
     for check in report["checks"]:
@@ -145,7 +147,7 @@ def _print(report: dict[str, Any], output: str) -> None:
     console.print(table)
     for check in report["checks"]:
         for finding in check["findings"][:MAX_SHOWN]:
-            console.print(f"{check['rule']}: {finding['sentence']}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{check['rule']}: {printable(finding['sentence'])}", markup=False, highlight=False, soft_wrap=True)
         more = check["num_findings"] - MAX_SHOWN
         if more > 0:
             console.print(f"{check['rule']}: and {more:,} more", markup=False, highlight=False)

@@ -309,6 +309,8 @@ def _histogram_table(histograms: dict[str, dict[str, float]]) -> Table:
 
 def _print_refused(console: Console, report: dict[str, Any]) -> None:
     """The reasons, the most frequent first, with the first few samples of each."""
+    from headrace.printable import printable
+
     refused = report["refused"]
     if refused and not report["samples"]:
         console.print("every sample is refused: a job on this data would fail", style="bold")
@@ -316,7 +318,7 @@ def _print_refused(console: Console, report: dict[str, Any]) -> None:
         console.print(f"refused as {reason}: {count:,}", markup=False, highlight=False)
         some = [item for item in refused if item["reason"] == reason][:MAX_REFUSED_ROWS]
         for item in some:
-            console.print(f"  {item['sample']}: {item['detail']}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"  {printable(item['sample'])}: {item['detail']}", markup=False, highlight=False, soft_wrap=True)
         if count > len(some):
             console.print(f"  and {count - len(some):,} more")
 

@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
                 print_summary(summarise(client, args.job), args.format)
                 status = client.show(args.job)
                 if status.message and args.format == "table":
-                    print(status.message)
+                    from headrace.printable import printable
+
+                    print(printable(status.message))
             case "quarantine":
                 print_quarantine(client, args.job, args.format)
             case _:

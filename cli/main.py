@@ -95,6 +95,7 @@ def _run(argv: list[str] | None) -> int:
 
     share_processors()  # before anything loads torch or numpy
     from headrace.errors import HeadraceError, JobFailedError, UnrecoverableError, UserError
+    from headrace.printable import printable
 
     args = _parse(argv)
     if getattr(args, "cluster_token_file", None) is not None:  # before that of the environment, and for processes that we start
@@ -102,15 +103,11 @@ def _run(argv: list[str] | None) -> int:
         os.environ.pop("HEADRACE_CLUSTER_TOKEN", None)
     try:
         return int(importlib.import_module(args.module).run(args))
-    except (UserError, JobFailedError) as err:
-        print(f"headrace {args.command}: {err}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except UnrecoverableError as err:
-        print(f"headrace {args.command}: {err}", file=sys.stderr)
-        return EXIT_UNRECOVERABLE
     except HeadraceError as err:
-        print(f"headrace {args.command}: {err}", file=sys.stderr)
-        return EXIT_FAILURE
+        print(f"headrace {args.command}: {printable(str(err), keep=chr(10))}", file=sys.stderr)
+        if isinstance(err, UserError | JobFailedError):
+            return EXIT_USER_ERROR
+        return EXIT_UNRECOVERABLE if isinstance(err, UnrecoverableError) else EXIT_FAILURE
     except ModuleNotFoundError as err:
         print(f"headrace {args.command}: this installation lacks {err.name}; {_remedy(args.command)}", file=sys.stderr)
         return EXIT_USER_ERROR

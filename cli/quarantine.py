@@ -61,6 +61,8 @@ def _print_table(job: str, rows: list[dict[str, Any]], counts: dict[str, int]) -
     from rich.table import Table
     from rich.text import Text
 
+    from headrace.printable import printable
+
     console = Console()
     if not rows:
         console.print(f"no sample of job {job} is quarantined", markup=False, highlight=False)
@@ -71,7 +73,7 @@ def _print_table(job: str, rows: list[dict[str, Any]], counts: dict[str, int]) -
         table.add_column(column, overflow="fold", justify="right" if column in ("row", "step") else "left")
     table.add_column("detail", overflow="fold", ratio=1)
     for row in rows:
-        table.add_row(*(Text("–" if row[column] is None else str(row[column])) for column in (*columns, "detail")))
+        table.add_row(*(Text("–" if row[column] is None else printable(str(row[column]))) for column in (*columns, "detail")))
     console.print(table)
     for reason, count in counts.items():
         console.print(f"{count:,} {reason}", markup=False, highlight=False)

@@ -132,10 +132,12 @@ def _print(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from headrace.printable import printable
+
     console = Console(highlight=False)
 
     def say(line: str, style: str = "") -> None:
-        console.print(Text(line, style), soft_wrap=True)
+        console.print(Text(printable(line, keep="\n"), style), soft_wrap=True)
 
     say(report["sample"], "bold")
     number = "" if report["number"] is None else f", sample #{report['number']} of the job"
@@ -205,8 +207,10 @@ def _value(value: Any) -> str:
 def _print_tokens(console: Console, tokens: dict[str, Any]) -> None:
     from rich.text import Text
 
+    from headrace.printable import printable
+
     console.print(Text(f"\ntokens: {tokens['count']:,}, {tokens['with_loss']:,} of them with loss (underlined)", "bold"))
     text = Text()
     for piece, learnt in tokens["text"]:
-        text.append(piece, "underline" if learnt else "")
+        text.append(printable(piece, keep="\n\t"), "underline" if learnt else "")
     console.print(text)

@@ -14,6 +14,7 @@ from cli.client import JobsClient, state_name
 from cli.rates import Look
 from cli.top_picture import span
 from headrace.ledger import ledger_sha256
+from headrace.printable import printable
 from headrace.v1.jobs_pb2 import JobStatus
 
 MAX_QUARANTINE_ROWS = 12
@@ -80,7 +81,9 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
         table.add_row("picture", summary["picture"])
     console.print(table)
     for item in summary["quarantined"][:MAX_QUARANTINE_ROWS]:
-        console.print(f"  quarantined {item['sample']}: {item['reason']}, {item['detail']}", markup=False, highlight=False)
+        console.print(
+            f"  quarantined {printable(item['sample'])}: {item['reason']}, {item['detail']}", markup=False, highlight=False
+        )
     more = len(summary["quarantined"]) - MAX_QUARANTINE_ROWS
     if more > 0:
         console.print(f"  and {more} more")

@@ -32,6 +32,7 @@ from headrace.codec import probe_message, ref_value, rejection_message, shard_me
 from headrace.errors import HeadraceError, UserError, first_error, from_rpc
 from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.outbox import Outbox
+from headrace.printable import printable
 from headrace.quarantine import Rejected
 from headrace.rpc import aio_channel, metadata
 from headrace.telemetry import pairs
@@ -223,7 +224,7 @@ class Engine:
         else:
             log.error("order failed %s", pairs(lease=lease), exc_info=err)
             error = f"preprocessor {self._name}: {type(err).__name__}: {err}"
-        self._report(FleetReport(order_failed=fleet_pb2.OrderFailed(lease=lease, error=error)))
+        self._report(FleetReport(order_failed=fleet_pb2.OrderFailed(lease=lease, error=printable(error))))
 
     async def _list(self, order: fleet_pb2.ListShards) -> None:
         job = self._jobs[order.job]

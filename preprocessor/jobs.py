@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import DatasetError
 from headrace.manifest import MOST_ROWS, ShardInfo, Shards
+from headrace.printable import sendable
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
@@ -189,7 +190,7 @@ class Job:
 
     def sample_name(self, ref: SampleRef) -> str:
         """SOURCE/SHARD/KEY."""
-        return f"{self.shards[ref.shard].name}/{self._shard(ref.shard).key(ref.row)}"
+        return sendable(f"{self.shards[ref.shard].name}/{self._shard(ref.shard).key(ref.row)}")
 
     def close(self) -> None:
         """Close the shards, and forget what was probed."""

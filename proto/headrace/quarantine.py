@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.errors import HeadraceError
+from headrace.printable import printable, sendable
+
+MOST_DETAIL = 1000  # characters: whatever a record holds, word of it stays small
 
 
 class Reason(StrEnum):
@@ -38,7 +41,7 @@ class BadSampleError(HeadraceError):
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
-        detail = detail.encode(errors="backslashreplace").decode()
+        detail = sendable(detail)
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
@@ -46,10 +49,18 @@ class BadSampleError(HeadraceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A quarantined sample. `sample_id` and `row`, of its shard, are None where the damage has no place in the global order."""
+    """A quarantined sample. `sample_id` and `row`, of its shard, are None where the damage has no place in the global order.
+
+    What comes from the record itself can be sent and shown whatever it is: `detail` without control characters, and not too long.
+    """
 
     name: str
     reason: Reason
     detail: str
     sample_id: int | None = None
     row: int | None = None
+
+    def __post_init__(self) -> None:
+        detail = printable(self.detail)
+        object.__setattr__(self, "detail", detail if len(detail) <= MOST_DETAIL else f"{detail[:MOST_DETAIL]}…")
+        object.__setattr__(self, "name", sendable(self.name))

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from headrace import limits
+from headrace.document import parse as parse
+from headrace.document import parse_json
+from headrace.document import read_yaml as read_yaml
 from headrace.errors import SpecError
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
@@ -24,9 +25,6 @@ from headrace.plan import GENERATOR, LLM, Topology
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
 CROSSING = ("orchmllm",)
 """Strategies whose plans may have a sample pass its units on different replicas."""
-
-
-Document = TypeVar("Document", bound=BaseModel)
 
 
 class _Part(BaseModel):
@@ -320,80 +318,19 @@ def parse_spec(document: Any) -> JobSpec:
     return parse(JobSpec, document, "job spec")
 
 
-def parse(kind: type[Document], document: Any, what: str) -> Document:
-    """A checked document from plain data. Raises SpecError with one sentence that names the first wrong field.
-
-    `what`: how the sentence calls the document.
-    """
-    if not isinstance(document, dict):
-        raise SpecError(f"a {what} is a mapping of fields, got {type(document).__name__}")
-    try:
-        return kind.model_validate(document)
-    except ValidationError as err:
-        raise SpecError(_sentence(err, what)) from err
-
-
 def load_spec_json(text: str) -> JobSpec:
     """The spec behind `JobSpec.to_json`. Raises SpecError."""
-    try:
-        return JobSpec.model_validate_json(text)
-    except ValidationError as err:
-        raise SpecError(_sentence(err)) from err
+    return parse_json(JobSpec, text, "job spec")
 
 
 def load_topology_json(text: str) -> TopologySpec:
     """A topology from JSON text. Raises SpecError."""
     try:
-        return TopologySpec.model_validate_json(text)
-    except ValidationError as err:
-        raise SpecError(f"topology: {_sentence(err)}") from err
+        return parse_json(TopologySpec, text, "topology")
+    except SpecError as err:
+        raise SpecError(f"topology: {err}") from err
 
 
 def load_spec_yaml(path: Path) -> JobSpec:
     """The spec in a YAML file. Raises SpecError."""
     return parse_spec(read_yaml(path, "job spec"))
-
-
-def read_yaml(path: Path, what: str) -> Any:
-    """The plain data in a YAML file. Raises SpecError, which calls the document `what`."""
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a safe one
-    except (OSError, UnicodeDecodeError) as err:
-        raise SpecError(f"cannot read the {what} {path}: {err}") from err
-    except yaml.YAMLError as err:
-        raise SpecError(f"{path} is not valid YAML: {' '.join(str(err).split())}") from err
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses what YAML reads as another number than is written: 010 as 8, and 1:30:00 as 5400."""
-
-    yaml_implicit_resolvers = yaml.SafeLoader.yaml_implicit_resolvers.copy()
-
-    def _refuse(self, node: yaml.ScalarNode) -> None:
-        raise yaml.constructor.ConstructorError(
-            problem=f"{node.value} would be read as another number: write a decimal one, or put a text in quotes",
-            problem_mark=node.start_mark,
-        )
-
-
-_MISREAD = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
-for _first in "-+0123456789":
-    _Loader.yaml_implicit_resolvers[_first] = [("!misread", _MISREAD), *_Loader.yaml_implicit_resolvers.get(_first, [])]
-_Loader.add_constructor("!misread", _Loader._refuse)
-
-_PHRASES = {
-    "extra_forbidden": "there is no such field",
-    "missing": "is required",
-    "tuple_type": "must be a list",
-    "model_type": "must be a mapping of fields",
-    "string_pattern_mismatch": "must be at most 63 letters, digits, '.', '_' or '-', beginning with a letter or digit",
-}
-
-
-def _sentence(error: ValidationError, what: str = "job spec") -> str:
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or what
-    message = _PHRASES.get(first["type"], first["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))
-    got = f", got {first['input']!r}" if isinstance(first["input"], str | int | float) and first["type"] != "value_error" else ""
-    more = error.error_count() - 1
-    return f"{field}: {message}{got}" + (f" (and {more} more)" if more else "")

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from numbers import Integral, Real
 
 from headrace.errors import UserError
+from headrace.printable import printable
 
 LOG_FORMATS = ("text", "json")
 
@@ -85,13 +86,21 @@ class JsonFormatter(logging.Formatter):
         return json.dumps({**head, **fields, **head})  # the head comes first, and no field takes its place
 
 
+class TextFormatter(logging.Formatter):
+    """One line an event, whatever it tells of: names of samples may hold line breaks, and what a terminal obeys."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
 def _text_formatter(service: str) -> logging.Formatter:
-    return logging.Formatter(f"%(asctime)s.%(msecs)03d {service} %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    return TextFormatter(f"%(asctime)s.%(msecs)03d {service} %(levelname)s %(message)s", datefmt="%H:%M:%S")
 
 
 def _quoted(value: object) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else str(value)
-    return f'"{text}"' if " " in text else text
+    return '"' + text.replace('"', '\\"') + '"' if " " in text else text
 
 
 def _plain(value: object) -> object:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -75,3 +80,46 @@ def test_a_job_that_cannot_begin_fails_with_a_sentence(calm, spec, name: str, fi
     assert sentence in calm.wait_for_state(job, "failed").message
     with pytest.raises((JobFailedError, ConflictError), match=sentence):
         calm.consume(job)
+
+
+def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(calm, spec, tmp_path: Path) -> None:
+    """Lone surrogates in a value, in a field's name and in a turn; names of members that clear the screen and begin a line."""
+    data = tmp_path / "data"
+    data.mkdir()
+    good = json.dumps({"texts": ["a line of text that is long enough"]})
+    lines = [
+        good,
+        '{"texts": ["a\\ud800b"]}',
+        '{"texts": 7, "\\ud800": 1}',
+        '{"messages": [{"\\ud800": 1}]}',
+        '{"image": "\\ud800"}',
+    ]
+    (data / "a.jsonl").write_text("\n".join([*lines, good]) + "\n")
+    with tarfile.open(data / "b.tar", "w") as archive:
+        for name in ("ok.json", "\x1b[2Jcleared.json", "line\n12:00:00.000 reorder INFO forged.json"):
+            content = good.encode() if name == "ok.json" else b"{"
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    job = calm.submit(spec("surrogates", sources=[{"path": str(data), "name": "h"}], global_batch=8))
+    calm.consume(job)
+    calm.wait_for_state(job, "done")
+    consumed = [name for entry in calm.ledger(job) for name in entry.samples]
+    assert len(consumed) == 3
+    with calm.client() as client:
+        assert len(client.quarantine(job)) == 6
+    bad = next(item.name for item in calm.client().quarantine(job) if "cleared" in item.name)
+    for command in (
+        ["job", "quarantine", job, "--endpoint", calm.endpoint],
+        ["job", "show", job, "--endpoint", calm.endpoint],
+        ["replay", job, bad, "--endpoint", calm.endpoint],
+        ["inspect", str(data), "--out", str(tmp_path / "out")],
+    ):
+        shown = subprocess.run(
+            [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert "cleared" in shown.stdout or command[0] == "inspect"  # which shows the first few
+        assert not [c for c in shown.stdout + shown.stderr if not (c.isprintable() or c == "\n")]
+    logged = "".join(process.log.read_text() for process in (calm.reorder, *calm.preprocessors))
+    assert "\x1b" not in logged
+    assert not [line for line in logged.splitlines() if line.startswith("12:00:00.000")]

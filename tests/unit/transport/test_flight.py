@@ -117,13 +117,13 @@ def test_a_large_part_comes_in_several_batches_and_a_large_sample_in_one(
 
 def test_what_was_damaged_when_it_was_decoded_is_told(make_producer: Any, make_receiver: Any, make_rows: Any) -> None:
     producer = make_producer()
-    rejected = Rejected(name="pets/shard/cat", reason=Reason.CORRUPT_MEDIA, detail="ä" * 5000, sample_id=5)
+    rejected = [Rejected(name=f"pets/shard/{n}", reason=Reason.CORRUPT_MEDIA, detail="ä" * 1000, sample_id=n) for n in range(5)]
     producer.add_stuck("part")
-    producer.finish("part", make_rows([]), (rejected,))
+    producer.finish("part", make_rows([]), tuple(rejected))
     part = make_receiver(producer).fetch("part", 10.0)
     assert part.header.num_samples == 0
     assert sum(batch.num_rows for batch in part.batches) == 0
-    assert [(item.name, item.detail) for item in part.header.rejections] == [("pets/shard/cat", "ä" * 5000)]
+    assert [(item.name, item.detail) for item in part.header.rejections] == [(item.name, item.detail) for item in rejected]
 
 
 def test_columns_that_are_not_asked_for_do_not_travel(

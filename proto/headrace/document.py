@@ -1,0 +1,101 @@
+"""Documents that users write: read as plain data, checked once, and what is wrong with them in one sentence."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from headrace.errors import SpecError
+from headrace.printable import printable
+
+Document = TypeVar("Document", bound=BaseModel)
+
+
+def parse(kind: type[Document], document: Any, what: str) -> Document:
+    """A checked document from plain data. Raises SpecError with one sentence that names the first wrong field.
+
+    `what`: how the sentence calls the document.
+    """
+    if not isinstance(document, dict):
+        raise SpecError(f"a {what} is a mapping of fields, got {type(document).__name__}")
+    try:
+        checked = kind.model_validate(document)
+        checked.model_dump_json()  # as it is sent
+        return checked
+    except ValidationError as err:
+        raise SpecError(_sentence(err, what)) from err
+    except (ValueError, RecursionError) as err:  # a lone surrogate, an integer of thousands of digits
+        raise SpecError(f"the {what} cannot be written as JSON: {printable(str(err))}") from err
+
+
+def parse_json(kind: type[Document], text: str, what: str) -> Document:
+    """A checked document from JSON text. Raises SpecError, which calls the document `what`."""
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as err:
+        raise SpecError(_sentence(err, what)) from err
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """The plain data in a YAML file. Raises SpecError, which calls the document `what`."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a safe one
+    except (OSError, UnicodeDecodeError) as err:
+        raise SpecError(f"cannot read the {what} {path}: {err}") from err
+    except yaml.YAMLError as err:
+        raise SpecError(f"{path} is not valid YAML: {printable(' '.join(str(err).split()))}") from err
+    except (ValueError, RecursionError) as err:  # an integer of thousands of digits, a date that is none; nesting without end
+        raise SpecError(f"{path} is not a {what}: {printable(str(err))}") from err
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses what YAML reads as another number than is written: 010 as 8, and 1:30:00 as 5400."""
+
+    yaml_implicit_resolvers = yaml.SafeLoader.yaml_implicit_resolvers.copy()
+
+    def _refuse(self, node: yaml.ScalarNode) -> None:
+        raise yaml.constructor.ConstructorError(
+            problem=f"{node.value} would be read as another number: write a decimal one, or put a text in quotes",
+            problem_mark=node.start_mark,
+        )
+
+
+_MISREAD = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+for _first in "-+0123456789":
+    _Loader.yaml_implicit_resolvers[_first] = [("!misread", _MISREAD), *_Loader.yaml_implicit_resolvers.get(_first, [])]
+_Loader.add_constructor("!misread", _Loader._refuse)
+
+_PHRASES = {
+    "extra_forbidden": "there is no such field",
+    "missing": "is required",
+    "tuple_type": "must be a list",
+    "model_type": "must be a mapping of fields",
+    "string_pattern_mismatch": "must be at most 63 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+}
+
+
+_MOST_SHOWN = 80  # characters of a value that is wrong
+
+
+def _shown(value: str | int | float) -> str:
+    if isinstance(value, int) and abs(value) > 1 << 256:
+        return "an integer of many digits"
+    text = repr(value[: 2 * _MOST_SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def _sentence(error: ValidationError, what: str) -> str:
+    first = error.errors(include_url=False)[0]
+    field = printable(".".join(str(part) for part in first["loc"]))[:_MOST_SHOWN] or what
+    message = _PHRASES.get(first["type"], first["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))
+    got = (
+        f", got {_shown(first['input'])}"
+        if isinstance(first["input"], str | int | float) and first["type"] != "value_error"
+        else ""
+    )
+    more = error.error_count() - 1
+    return f"{field}: {message}{got}" + (f" (and {more} more)" if more else "")
