@@ -9,6 +9,8 @@ from pathlib import Path
 from cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_allow_anyone, add_token_file
 from cli.log_format import add_log_format
 
+DEFAULT_STORE = "embedded:headrace-store"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
@@ -20,9 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--store",
-        default="embedded:headrace-store",
+        default=os.environ.get("HEADRACE_STORE", "") or DEFAULT_STORE,
         metavar="URL",
-        help="redis://HOST:PORT/DB, or embedded:FOLDER for a private store on this machine (default: %(default)s)",
+        help="redis://HOST:PORT/DB, or embedded:FOLDER for a private store on this machine "
+        f"(default: $HEADRACE_STORE, which `ps` does not show with its password, or else {DEFAULT_STORE})",
     )
     parser.add_argument(
         "--metrics",

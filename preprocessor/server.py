@@ -20,7 +20,7 @@ from headrace.codec import rejection_message
 from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
 from headrace.rpc import Server, reachable_address
 from headrace.telemetry import pairs
-from headrace.ticket import is_genuine, job_of
+from headrace.ticket import is_genuine, job_of, part_of
 from headrace.transport.base import FLIGHT, SHARED_MEMORY, UCX, refusal_message
 from headrace.transport.flight_server import FlightServer, Loan
 from headrace.transport.slots import Reply, SlotServer
@@ -92,10 +92,10 @@ class PayloadServicer(payload_pb2_grpc.PayloadServicer):
         self._check(ticket)
         entry = self._store.get(ticket)
         if entry is None:
-            raise NotFoundError(f"part {ticket!r} is not held here")
+            raise NotFoundError(f"part {part_of(ticket)!r} is not held here")
         async with self._store.held(entry) as payload:
             if payload is None:
-                raise NotFoundError(f"part {ticket!r} is held here no longer")
+                raise NotFoundError(f"part {part_of(ticket)!r} is held here no longer")
             yield entry, payload
 
     def _handed_over(self, entry: Entry, transport: str) -> None:
@@ -106,9 +106,9 @@ class PayloadServicer(payload_pb2_grpc.PayloadServicer):
     def _check(self, ticket: str) -> None:
         key = self._keys(job_of(ticket))
         if key is None:
-            raise NotFoundError(f"the job of ticket {ticket!r} is not known here")
+            raise NotFoundError(f"the job of ticket {part_of(ticket)!r} is not known here")
         if not is_genuine(ticket, key):
-            raise PermissionDeniedError(f"ticket {ticket!r} does not bear the signature of its job")
+            raise PermissionDeniedError(f"ticket {part_of(ticket)!r} does not bear the signature of its job")
 
 
 def _header(payload: Payload) -> payload_pb2.PartHeader:

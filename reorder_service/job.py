@@ -336,7 +336,7 @@ class JobRun:
         for step in self.steps.values():
             part = step.parts.get(ticket)
             if part is not None and part.lease == lease:
-                log.info("part lost %s", pairs(job=self.name, ticket=ticket, endpoint=part.endpoint))
+                log.info("part lost %s", pairs(job=self.name, part=part.name, endpoint=part.endpoint))
                 self._fleet.lost(lease)
 
     async def commit(self, session: Session, index: int, commit: RankCommit) -> bool:

@@ -18,6 +18,7 @@ from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
+from headrace.ticket import part_of
 from reorder_service.member import Work
 from reorder_service.planning import sample_costs
 from reorder_service.planning.batch import make_batch
@@ -41,6 +42,12 @@ class Part:
     work: Work | None = None
     lease: str = ""
     endpoint: str = ""
+
+    @property
+    def name(self) -> str:
+        """What logs say of it: its ticket without the signature."""
+        return part_of(self.ticket)
+
     message: tuple[str, bytes] = ("", b"")
     """A lease, and what ranks are told of it: written once for all of them."""
 

@@ -27,6 +27,7 @@ from headrace.manifest import Vocabulary
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA
 from headrace.spec import JobSpec, load_spec_json
+from headrace.ticket import part_of
 from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 from trainer.connection import Connection, Terms
@@ -322,7 +323,7 @@ class PartClient:
             self._drop(connection)
             raise
         try:
-            return _part(delivery, self._terms.columns, f"part {ticket} of {endpoint}")
+            return _part(delivery, self._terms.columns, f"part {part_of(ticket)} of {endpoint}")
         except BaseException:
             delivery.release()
             raise

@@ -12,6 +12,7 @@ import grpc
 from headrace import rpc
 from headrace.errors import EndpointError, UnavailableError, UserError
 from headrace.telemetry import pairs
+from headrace.ticket import part_of
 from headrace.transport import tls
 from headrace.transport.base import FLIGHT, SHARED_MEMORY, TRANSPORTS, UCX, Delivery, Receiver, TransportError
 from headrace.transport.flight import FlightReceiver
@@ -100,7 +101,7 @@ class Connection:
             except TransportError as err:  # the preprocessor may have died, or been started anew: next time it is asked
                 log.warning("transport is lost %s", pairs(endpoint=self.endpoint, transport=transport, reason=err))
                 self._lose(transport, receiver)
-        raise UnavailableError(f"no transport brought part {ticket} of {self.endpoint}")
+        raise UnavailableError(f"no transport brought part {part_of(ticket)} of {self.endpoint}")
 
     def close(self) -> None:
         """End the calls that are open."""

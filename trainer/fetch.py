@@ -15,6 +15,7 @@ from typing import NamedTuple
 from headrace import metrics, tracing
 from headrace.errors import NotFoundError, UnavailableError
 from headrace.telemetry import pairs
+from headrace.ticket import part_of
 from headrace.transport.base import TRANSPORTS, DamagedError
 from trainer.client import RETRY_S, Part, PartClient
 from trainer.hedging import HEDGE_S, Hedging
@@ -163,7 +164,7 @@ class PartFetcher:
             for ticket in dropped & self._futures.keys():
                 future = self._futures.pop(ticket)
                 if ticket in self._wanted:
-                    self._settle(self._wanted[ticket], UnavailableError(f"part {ticket} is not wanted any more"))
+                    self._settle(self._wanted[ticket], UnavailableError(f"part {part_of(ticket)} is not wanted any more"))
                 elif future.exception() is None:
                     self._ready_bytes -= future.result().num_bytes
                     came.append(future.result().delivery)
@@ -320,10 +321,10 @@ class PartFetcher:
         if not is_lost:
             return
         if isinstance(err, NotFoundError) and time.monotonic() < place.told_s + _ORDER_S:
-            log.debug("not there yet ticket=%s endpoint=%s", wanted.ticket, place.endpoint)
+            log.debug("not there yet part=%s endpoint=%s", part_of(wanted.ticket), place.endpoint)
             pause_s = _ORDER_RETRY_S
         else:
-            log.warning("fetch failed ticket=%s endpoint=%s: %s", wanted.ticket, place.endpoint, err)
+            log.warning("fetch failed part=%s endpoint=%s: %s", part_of(wanted.ticket), place.endpoint, err)
             if self._report(wanted, place):
                 return
             pause_s = RETRY_S
@@ -355,7 +356,7 @@ class PartFetcher:
             self._num_hedged += 1
             metrics.PARTS_HEDGED.inc()
             self._pool.submit(self._report, wanted, place)
-        log.warning("hedged %s", pairs(ticket=wanted.ticket, endpoint=place.endpoint, waited_s=now_s - awaited_s))
+        log.warning("hedged %s", pairs(part=part_of(wanted.ticket), endpoint=place.endpoint, waited_s=now_s - awaited_s))
         return next_s
 
     def _report(self, wanted: _Wanted, place: _Place) -> bool:
@@ -363,7 +364,7 @@ class PartFetcher:
         try:
             self._report_lost(wanted.ticket, place.lease)
         except (NotFoundError, UnavailableError) as err:
-            log.warning("report of a lost part failed ticket=%s: %s", wanted.ticket, err)
+            log.warning("report of a lost part failed part=%s: %s", part_of(wanted.ticket), err)
             return False
         except Exception as err:  # another process took over, say: the consumer raises it
             with self._lock:

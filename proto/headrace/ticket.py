@@ -31,6 +31,11 @@ def job_of(ticket: str) -> str:
     return ticket.partition("/")[0]
 
 
+def part_of(ticket: str) -> str:
+    """The ticket without its signature: what logs and errors say of it, which more people read than may fetch the part."""
+    return ticket.rpartition(".")[0] or ticket
+
+
 def step_of(ticket: str) -> str:
     """JOB/UID/GENERATION/STEP: with it begin the tickets of one step's parts, and no others."""
     return "/".join(ticket.split("/", 4)[:4])

@@ -232,3 +232,11 @@ def test_jobs_are_submitted_listed_shown_and_cancelled(cluster, spec, tmp_path: 
     assert (row["job"], row["state"], row["committed_steps"]) == ("mine", "cancelled", 0)
     assert json.loads(headrace("job", "show", "mine", *endpoint).stdout)["state"] == "cancelled"
     assert "no job 'yours'" in headrace("job", "show", "yours", *endpoint).stderr
+
+
+def test_the_store_may_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its URL may hold a password, and every user of a machine reads its command lines."""
+    monkeypatch.setenv("HEADRACE_STORE", "redis://:s3cretpassword@127.0.0.1:1/0")
+    result = headrace("reorder", "--listen", "127.0.0.1:0")
+    assert (result.returncode, "no Redis server answers at redis://" in result.stderr) == (2, True), result.stderr
+    assert "s3cretpassword" not in result.stderr + headrace("reorder", "--help").stdout

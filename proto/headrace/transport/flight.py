@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from pyarrow import flight
 
 from headrace.errors import EndpointError, UnavailableError
+from headrace.ticket import part_of
 from headrace.transport.base import FLIGHT, DamagedError, Delivery, Receiver, refusal_value, verify
 from headrace.transport.malloc import keep_freed_pages
 from headrace.v1 import payload_pb2
@@ -65,7 +66,7 @@ class FlightReceiver(Receiver):
                 if time.monotonic() < asked + PAUSE_S:
                     self._closed.wait(PAUSE_S)
         self._check_open()
-        raise UnavailableError(f"part {ticket} did not come within {timeout_s:.0f} s")
+        raise UnavailableError(f"part {part_of(ticket)} did not come within {timeout_s:.0f} s")
 
     def close(self) -> None:
         """See `base.Receiver`."""
@@ -85,13 +86,15 @@ class FlightReceiver(Receiver):
 
     def _delivery(self, header: payload_pb2.PartHeader, table: pa.Table, ticket: str) -> Delivery:
         if table.num_rows != header.num_samples:
-            raise DamagedError(f"{self._endpoint} sent {table.num_rows} samples of part {ticket}, which has {header.num_samples}")
+            raise DamagedError(
+                f"{self._endpoint} sent {table.num_rows} samples of part {part_of(ticket)}, which has {header.num_samples}"
+            )
         try:
             table.validate(full=True)  # offsets that lead out of their buffer would crash whoever reads it
         except pa.ArrowInvalid as err:
-            raise DamagedError(f"part {ticket} of {self._endpoint} came damaged ({err})") from err
+            raise DamagedError(f"part {part_of(ticket)} of {self._endpoint} came damaged ({err})") from err
         batches = tuple(table.replace_schema_metadata(None).to_batches())
-        verify(header, lambda: values_checksum(batches), f"part {ticket} of {self._endpoint}")
+        verify(header, lambda: values_checksum(batches), f"part {part_of(ticket)} of {self._endpoint}")
         return Delivery(header=header, batches=batches, transport=FLIGHT, release=_nothing)
 
     @contextlib.contextmanager

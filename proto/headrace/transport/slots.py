@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from headrace.errors import UnavailableError
+from headrace.ticket import part_of
 from headrace.transport.base import SHARED_MEMORY, Delivery, Receiver, refusal_value
 from headrace.transport.shared_memory import FOLDER, ArenaError, ArenaReader, socket_path
 from headrace.v1 import payload_pb2
@@ -61,7 +62,7 @@ class SlotReceiver(Receiver):
             if self._closed:
                 raise UnavailableError(f"the arena {self.name} is closed") from err
             if isinstance(err, TimeoutError):
-                raise UnavailableError(f"part {ticket} did not come within {timeout_s:.0f} s") from err
+                raise UnavailableError(f"part {part_of(ticket)} did not come within {timeout_s:.0f} s") from err
             raise ArenaError(f"the owner of the arena {self.name} does not answer ({err.strerror or err})") from err
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.telemetry import pairs
+from headrace.ticket import part_of
 from headrace.transport.base import UCX, Delivery, Receiver, refusal_value
 from headrace.transport.ucx_buffers import MAX_IDLE_BYTES, Allocate, Lease, ReceiveBuffers, allocate_pageable
 from headrace.transport.ucx_connection import HELLO, QUESTION_HEAD, REPLY_HEAD, Connection, Kind, Role, numbers
@@ -136,7 +137,7 @@ class UcxReceiver(Receiver):
             if not fetch.delivery.cancel():
                 return fetch.delivery.result()  # it came just now
             self._on_loop(lambda: self._give_up(number))
-            raise UnavailableError(f"part {ticket} did not come within {timeout_s:g} s from {self._peer}") from err
+            raise UnavailableError(f"part {part_of(ticket)} did not come within {timeout_s:g} s from {self._peer}") from err
 
     def close(self) -> None:
         """See `base.Receiver`."""

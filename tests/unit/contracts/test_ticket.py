@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.ticket import is_genuine, job_of, make_key, make_ticket
+from headrace.ticket import is_genuine, job_of, make_key, make_ticket, part_of
 
 KEY = bytes(range(32))
 TICKET = make_ticket("demo.v2", "1f3a/7/0/1/2", KEY)
@@ -33,3 +33,11 @@ def test_no_character_can_be_changed(place: int, character: str) -> None:
 def test_any_text_is_judged(text: str) -> None:
     assert not is_genuine(text, KEY)
     assert job_of(text) in text
+
+
+def test_what_is_said_of_a_ticket_does_not_open_its_part() -> None:
+    key = make_key()
+    ticket = make_ticket("job.1", "uid/1/7/0/2/0", key)
+    assert part_of(ticket) == "job.1/uid/1/7/0/2/0"
+    assert not is_genuine(part_of(ticket), key)
+    assert part_of("no-ticket") == "no-ticket"
