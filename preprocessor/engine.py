@@ -196,6 +196,8 @@ class Engine:
                 start(self._carry_out(self._index, order))
             case "probe_samples":
                 start(self._carry_out(self._probe, order))
+            case "decode_part" if order.trial:
+                start(self._carry_out(self._try, order))
             case "decode_part":
                 try:
                     self._take_part(order)
@@ -255,7 +257,7 @@ class Engine:
             tracing.span("probe", order.trace, samples=len(refs), preprocessor=self._name),
             job.knowing(_shards(order.shards)),
         ):
-            probes, rejected = await _in_thread(self._orderlies, job.probe, refs)
+            probes, rejected = await _in_thread(self._orderlies, job.probe, refs, dict(order.killed))
         _count_rejected(rejected)
         reply = fleet_pb2.SamplesProbed(
             lease=order.lease,
@@ -263,6 +265,13 @@ class Engine:
             rejections=[rejection_message(item) for item in rejected],
         )
         self._report(FleetReport(samples_probed=reply))
+
+    async def _try(self, order: fleet_pb2.DecodePart) -> None:
+        """Decode samples to see whether this process outlives it."""
+        job = self._jobs[order.job]
+        with job.knowing(_shards(order.shards)):
+            await _in_thread(self._decoders, job.decode_batch, [ref_value(ref) for ref in order.samples])
+        self._report_decoded(order.lease)
 
     def _take_part(self, order: fleet_pb2.DecodePart) -> None:
         entry = Entry(
@@ -274,6 +283,7 @@ class Engine:
             shards=self._jobs[order.job].keep(_shards(order.shards)),
         )
         entry = self._store.add(entry)
+        entry.killed = dict(order.killed)
         if entry.payload is not None:
             self._report_decoded(order.lease)
             return
@@ -314,7 +324,7 @@ class Engine:
     def _read(self, job: Job, entry: Entry) -> LoadedPart:
         """In a reading thread."""
         with self._timed("read", entry):
-            return job.load(entry.refs)
+            return job.load(entry.refs, entry.killed)
 
     def _decode(self, job: Job, entry: Entry, part: LoadedPart) -> Payload:
         """In a decoding thread."""

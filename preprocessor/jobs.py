@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from headrace.errors import DatasetError
 from headrace.manifest import MOST_ROWS, ShardInfo, Shards
 from headrace.printable import sendable
-from headrace.quarantine import BadSampleError, Reason, Rejected
+from headrace.quarantine import BadSampleError, Reason, Rejected, deadly
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from headrace.transport.base import read_batches
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 SIZES_BYTES = 4 << 20  # that probing found and decoding needs: about 500 samples of 1,000 tokens, some global batches
 OPEN_SHARDS = 32  # indexed shards that a job likes to keep open at least; an index of a tar is some hundred bytes a sample
+
+_NONE: Mapping[int, int] = {}
 
 _T = TypeVar("_T")
 
@@ -110,12 +112,14 @@ class Job:
         ]
         return opened.num_rows, damage
 
-    def probe(self, refs: Sequence[SampleRef]) -> tuple[list[tuple[int, Probe]], list[Rejected]]:
-        """(sample_id, probe) of the good samples, and the others."""
+    def probe(
+        self, refs: Sequence[SampleRef], killed: Mapping[int, int] = _NONE
+    ) -> tuple[list[tuple[int, Probe]], list[Rejected]]:
+        """(sample_id, probe) of the good samples, and the others. `killed`: as of `load`."""
         good: list[tuple[int, Probe]] = []
         rejected: list[Rejected] = []
         for ref in refs:
-            loaded = self._attempt(ref, self.pipeline.load)
+            loaded = self._loaded(ref, killed)
             sizes = self._size(ref, loaded)
             if isinstance(sizes, Rejected):
                 rejected.append(sizes)
@@ -126,13 +130,13 @@ class Job:
                 good.append((ref.sample_id, probe_of(self.sample_name(ref), sizes)))
         return good, rejected
 
-    def load(self, refs: Sequence[SampleRef]) -> LoadedPart:
+    def load(self, refs: Sequence[SampleRef], killed: Mapping[int, int] = _NONE) -> LoadedPart:
         """Bring samples into memory that are not there since they were probed, in the order of the shards, which caches and disks
-        like.
+        like. `killed`: sample -> preprocessors that died of it; it is refused untouched.
 
         Raises DatasetError, OSError or MemoryError where a shard cannot be read here.
         """
-        read = {ref: self._in_memory(ref) for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))}
+        read = {ref: self._in_memory(ref, killed) for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))}
         return LoadedPart(samples={ref: read[ref] for ref in refs})
 
     def decode(self, part: LoadedPart, writer: PayloadWriter) -> Payload:
@@ -171,9 +175,14 @@ class Job:
         (batch,) = read_batches(payload.data)
         return batch, payload.rejected
 
-    def _in_memory(self, ref: SampleRef) -> Loaded | Rejected:
+    def _in_memory(self, ref: SampleRef, killed: Mapping[int, int]) -> Loaded | Rejected:
         probed = self._media.take(self.name, ref) if self._media is not None else None
-        return self._attempt(ref, self.pipeline.load) if probed is None else probed
+        return self._loaded(ref, killed) if probed is None or ref.sample_id in killed else probed
+
+    def _loaded(self, ref: SampleRef, killed: Mapping[int, int]) -> Loaded | Rejected:
+        if deaths := killed.get(ref.sample_id):
+            return deadly(self.sample_name(ref), deaths, ref.sample_id, ref.row)
+        return self._attempt(ref, self.pipeline.load)
 
     def _sized(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sized | Rejected:
         """With the sizes that probing found, where that was done here."""

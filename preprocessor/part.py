@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -53,6 +54,8 @@ class Entry:
     refs: tuple[SampleRef, ...]
     shards: tuple[ShardInfo, ...] = ()
     """What its job keeps of the shards that they lie in (preprocessor.jobs)."""
+    killed: Mapping[int, int] = field(default_factory=dict)
+    """Sample -> preprocessors that died of it: it is refused untouched."""
     lease: str = ""
     """To report when it is decoded; empty: nobody waits for that."""
     loading: bool = False

@@ -24,6 +24,7 @@ from reorder_service.fair_queue import FairQueue
 from reorder_service.lateness import assess, late_leases
 from reorder_service.member import Member, Order, Work, never
 from reorder_service.roster import Reading, Roster
+from reorder_service.trials import GONE_S, Trials
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ class Fleet:
         """By lease, whether it is at work, kept or overdue."""
         self._waiting: dict[bool, FairQueue[Work]] = {False: FairQueue(), True: FairQueue()}  # by `keep`
         self._by_urgency: dict[Callable[[], bool], set[Work]] = {}  # work that waits, by what may make it urgent
+        self._trials = Trials(self.submit, self._withdraw, self._back, now_s)
+        self._died: dict[str, tuple[float, list[Work]]] = {}
+        """By name, who left without a word of late: when, and with what."""
         self._leases = itertools.count(1)
         self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
 
@@ -66,25 +70,33 @@ class Fleet:
         member.row = self._roster.add(member.name, member.slots)
         self._by_row[member.row] = member
         self._roster.note(member.row, member.shards)
+        for work in self._died.pop(member.name, (0.0, []))[1]:
+            work.deaths -= 1  # only its stream has died
+        self._trials.is_back(member.name)
         self._count_all_free(member)
         log.info("joined %s", pairs(preprocessor=member.name, endpoint=member.endpoint, slots=member.slots))
         self._dispatch()
 
-    def leave(self, member: Member, why: str) -> None:
-        """Remove a member and place its work elsewhere."""
+    def leave(self, member: Member, why: str, *, died: bool = False) -> None:
+        """Remove a member and place its work elsewhere. `died`: as far as can be seen, while it had its work."""
         if self.members.get(member.name) is not member:
             return
         del self.members[member.name], self._by_row[member.row]
         self._roster.remove(member.row, member.shards)
         for lease, work in member.overdue.items():
             work.late.pop(lease, None)
-        orphans = [*member.leases.values(), *member.kept.values()]
+        orphans, at_work = [*member.leases.values(), *member.kept.values()], [*member.leases.values(), *member.overdue.values()]
+        if died:
+            self._died[member.name] = self._now_s(), at_work
+            for work in at_work:
+                work.deaths += 1
         for lease in (*member.leases, *member.kept, *member.overdue):
             del self._holders[lease]
         member.leases, member.kept, member.overdue = {}, {}, {}  # its stream may still bring results: they are void
         log.info("left %s", pairs(preprocessor=member.name, why=why, work_to_redo=len(orphans)))
         for work in orphans:
-            self._wait_again(work)
+            if not (self._trials.orphan(work, member.name, died=died) or (died and self._trials.suspect(work))):
+                self._wait_again(work)
         self._dispatch()
 
     @property
@@ -178,12 +190,10 @@ class Fleet:
 
     def release(self, works: list[Work]) -> None:
         """Forget works that nobody needs any more, wherever they are."""
+        released = set(works)
+        self._trials.forget(lambda work: work not in released)
         for work in works:
-            self._stop_waiting(work)
-            for lease in filter(None, [work.lease, *work.late]):
-                if lease in self._holders:
-                    self._end(lease)
-            work.lease = None
+            self._withdraw(work)
         self._dispatch()
 
     def close_job(self, job: str, order: Order) -> None:
@@ -200,6 +210,7 @@ class Fleet:
             if job in member.jobs:
                 member.jobs.discard(job)
                 member.send(order)
+        self._trials.forget(lambda work: work.job != job)
         self._dispatch()
 
     def broadcast(self, job: str, order: Order) -> None:
@@ -211,6 +222,8 @@ class Fleet:
     def look(self) -> None:
         """See how fast members are, and have others do as well what one is late with. To be called every LOOK_S seconds."""
         now_s, members = self._now_s(), self.members.values()
+        self._trials.look()
+        self._died = {name: died for name, died in self._died.items() if now_s - died[0] < GONE_S}
         for member in [member for member in members if now_s - member.heard_s > SILENCE_S]:
             self.leave(member, f"silent for {SILENCE_S:g} s")
             member.dismiss()
@@ -229,6 +242,18 @@ class Fleet:
                 self._give_up(lease, counts=True)
                 self.submit(work)
         self._dispatch()
+
+    def _withdraw(self, work: Work) -> None:
+        self._stop_waiting(work)
+        for lease in filter(None, [work.lease, *work.late]):
+            if lease in self._holders:
+                self._end(lease)
+        work.lease = None
+
+    def _back(self, work: Work) -> None:
+        """Its samples have been tried: it is given out again, unless somebody else has done it meanwhile."""
+        if work.lease is None:
+            self.submit(work)
 
     def _wait_again(self, work: Work) -> None:
         work.lease = None
@@ -309,9 +334,9 @@ class Fleet:
         now_s, pace = self._now_s(), member.paces[work.keep]
         if work.cut is not None:
             piece, rest = work.cut(pace.lease_samples(now_s))
-            piece.avoid = work.avoid.copy()
+            piece.avoid, piece.deaths = work.avoid.copy(), work.deaths
             if rest is not None:
-                rest.avoid = work.avoid.copy()
+                rest.avoid, rest.deaths = work.avoid.copy(), work.deaths
                 self._wait_again(rest)  # before the other goes: its job waits without a break
             self._stop_waiting(work)
             work = piece

@@ -23,6 +23,7 @@ from reorder_service.service import ReorderService
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+LOST = "connection closed"
 
 Listed = dict[str, fleet_pb2.ShardsListed]
 """Lease -> the pages that have come of its list of shards, as one."""
@@ -61,7 +62,7 @@ async def _read(
     """Hear a preprocessor out. The end of its stream is its departure, unless the fleet dismisses it before."""
     member: Member | None = None
     listed: Listed = {}
-    why = "connection closed"
+    why = LOST
     try:
         async for message in messages:
             if member is not None:
@@ -83,7 +84,7 @@ async def _read(
         raise
     finally:
         if member is not None:
-            service.fleet.leave(member, why)
+            service.fleet.leave(member, why, died=why == LOST)
         outbox.end()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from reorder_service.pace import Pace
 from reorder_service.roster import ShardKey
@@ -59,6 +59,10 @@ class Work:
     """When it was first found that somebody waits for its present lease."""
     answer: str = ""
     """The kind of report that ends it, as the protocol calls it; empty: any."""
+    deaths: int = 0
+    """Members that died while they had it."""
+    alone: Callable[[], list[Trial]] | None = None
+    """How to try each of its samples by itself, to find the one that members die of; None: it cannot be."""
     late: dict[str, bool] = field(default_factory=dict)
     """Leases of members that still work on it, while another one has it or is to have it; whether their result counts."""
 
@@ -71,6 +75,15 @@ class Work:
     def is_timed(self) -> bool:
         """Whether it tells how fast a member is: works of its kind are alike."""
         return self.keep or self.cut is not None
+
+
+class Trial(NamedTuple):
+    """One sample of a work that members died with, tried by itself (reorder_service.trials)."""
+
+    work: Work
+    """Its result does not matter."""
+    on_guilty: Callable[[int], None]
+    """Called with the number of members that died where the sample is what they died of."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from headrace.codec import ref_message
+from headrace.codec import ref_message, rejection_message
+from headrace.quarantine import deadly
 from headrace.sample import SampleRef
 from headrace.v1 import fleet_pb2
 from headrace.v1.common_pb2 import Shard
@@ -28,15 +29,47 @@ def index_shard(lease: str, job: str, shard: Shard) -> FleetOrder:
     return FleetOrder(index_shard=fleet_pb2.IndexShard(lease=lease, job=job, shard=shard))
 
 
-def probe_samples(lease: str, job: str, trace: str, refs: Sequence[SampleRef], message_of: Callable[[int], Shard]) -> FleetOrder:
-    """`message_of`: a shard of the job, by number. `trace`: the step's (headrace.tracing)."""
-    samples = [ref_message(ref) for ref in refs]
-    order = fleet_pb2.ProbeSamples(lease=lease, job=job, trace=trace, samples=samples, shards=_shards_of(refs, message_of))
+def probe_samples(
+    lease: str, job: str, trace: str, refs: Sequence[SampleRef], message_of: Callable[[int], Shard], killed: Mapping[int, int]
+) -> FleetOrder:
+    """`message_of`: a shard of the job, by number. `trace`: the step's (headrace.tracing). `killed`: sample -> preprocessors."""
+    order = fleet_pb2.ProbeSamples(
+        lease=lease,
+        job=job,
+        trace=trace,
+        samples=[ref_message(ref) for ref in refs],
+        shards=_shards_of(refs, message_of),
+        killed=killed,
+    )
     return FleetOrder(probe_samples=order)
 
 
-def decode_part(lease: str, job: str, part: Part, step: int, priority: int, message_of: Callable[[int], Shard]) -> FleetOrder:
-    """`message_of`: a shard of the job, by number."""
+def try_sample(
+    lease: str, job: str, part: Part, ref: SampleRef, step: int, priority: int, message_of: Callable[[int], Shard]
+) -> FleetOrder:
+    """Decode one sample of a part, and keep nothing of it. `message_of`: a shard of the job, by number."""
+    order = fleet_pb2.DecodePart(
+        lease=lease,
+        job=job,
+        ticket=f"{part.ticket}/{ref.sample_id}",
+        step=step,
+        priority=priority,
+        samples=[ref_message(ref)],
+        shards=_shards_of([ref], message_of),
+        trial=True,
+    )
+    return FleetOrder(decode_part=order)
+
+
+def deadly_shard(name: str, deaths: int) -> fleet_pb2.ShardIndexed:
+    """What stands for the index of a shard that preprocessors die of: it has no rows."""
+    return fleet_pb2.ShardIndexed(rejections=[rejection_message(deadly(name, deaths))])
+
+
+def decode_part(
+    lease: str, job: str, part: Part, step: int, priority: int, message_of: Callable[[int], Shard], killed: Mapping[int, int]
+) -> FleetOrder:
+    """`message_of`: a shard of the job, by number. `killed`: sample -> preprocessors."""
     order = fleet_pb2.DecodePart(
         lease=lease,
         job=job,
@@ -45,6 +78,7 @@ def decode_part(lease: str, job: str, part: Part, step: int, priority: int, mess
         priority=priority,
         samples=[ref_message(ref) for ref in part.samples],
         shards=_shards_of(part.samples, message_of),
+        killed=killed,
     )
     return FleetOrder(decode_part=order)
 

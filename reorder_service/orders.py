@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import JobFailedError
 from headrace.sample import SampleRef
+from headrace.telemetry import pairs
 from headrace.v1.fleet_pb2 import FleetOrder
 from reorder_service import messages
 from reorder_service.fleet import Fleet
 from reorder_service.manifest import CountedShards
-from reorder_service.member import Work
+from reorder_service.member import Trial, Work
 from reorder_service.pace import MOST_SAMPLES
 from reorder_service.reports import ANSWERS
 from reorder_service.step import Part
+
+log = logging.getLogger(__name__)
 
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # a file system that went away may come back
 
@@ -33,6 +37,36 @@ class Orders:
         self._job = job
         self._share = share
         self._fleet = fleet
+        self._killed: dict[tuple[int, int], int] = {}
+        """(shard, row) -> preprocessors that died of the sample there. In memory: a new leader finds it out again."""
+
+    def killed(self, refs: Iterable[SampleRef]) -> dict[int, int]:
+        """Those of the samples that are not to be touched any more, and how many preprocessors died of each."""
+        return (
+            {ref.sample_id: deaths for ref in refs if (deaths := self._killed.get((ref.shard, ref.row)))} if self._killed else {}
+        )
+
+    def _trial(self, of: Work, ref: SampleRef, order: Callable[[str], FleetOrder]) -> Trial:
+        """One sample of a work, by an order of its own."""
+
+        def guilty(deaths: int) -> None:
+            self._killed[ref.shard, ref.row] = deaths
+            where = self.manifest.message(ref.shard).name
+            log.error("killed preprocessors %s", pairs(job=self._job, shard=where, row=ref.row, deaths=deaths))
+
+        return Trial(self._attempt(of, order, {ref.shard: 1}), guilty)
+
+    def _attempt(self, of: Work, order: Callable[[str], FleetOrder], shards: Mapping[int, int]) -> Work:
+        return Work(
+            job=self._job,
+            share=self._share,
+            priority=of.priority,
+            order=order,
+            on_done=lambda _result, _preprocessor: None,
+            on_failed=lambda _error: None,
+            urgent=of.urgent,
+            shards=shards,
+        )
 
     async def ask(
         self, priority: tuple[int, ...], order: Callable[[str], FleetOrder], shards: Mapping[int, int] | None = None
@@ -72,6 +106,17 @@ class Orders:
             on_failed=failed,
             shards=shards or {},
         )
+
+        def guilty(deaths: int) -> None:
+            """The shard is left out as a whole; of a data set that cannot be listed nothing is left."""
+            made = order("")
+            if made.WhichOneof("order") == "index_shard":
+                done(messages.deadly_shard(made.index_shard.shard.name, deaths), "")
+            else:
+                failed(f"listing the data set of job {self._job!r} killed {deaths} preprocessors, one after the other")
+            self._fleet.release([work])
+
+        work.alone = lambda: [Trial(self._attempt(work, order, work.shards), guilty)]
         self._fleet.submit(work)
         return await future
 
@@ -102,7 +147,7 @@ class Orders:
                 middle = begin + num_samples
                 return piece(begin, min(middle, end), pauses_s), piece(middle, end, pauses_s) if middle < end else None
 
-            return Work(
+            work = Work(
                 job=self._job,
                 share=self._share,
                 priority=(*priority, begin),
@@ -115,6 +160,12 @@ class Orders:
                 cut=cut,
                 shards=Counter(shards[begin : min(end, begin + MOST_SAMPLES)]),
             )
+
+            def trial(ref: SampleRef) -> Trial:
+                return self._trial(work, ref, lambda lease: order(lease, [ref]))
+
+            work.alone = lambda: [trial(ref) for ref in samples[begin:end] if not self.killed([ref])]
+            return work
 
         if samples:
             self._fleet.submit(piece(0, len(samples)))
@@ -170,7 +221,9 @@ class Orders:
             job=self._job,
             share=self._share,
             priority=(step, DECODE, part.microbatch, part.replica),
-            order=lambda lease: messages.decode_part(lease, self._job, part, step, rank, self.manifest.message),
+            order=lambda lease: messages.decode_part(
+                lease, self._job, part, step, rank, self.manifest.message, self.killed(part.samples)
+            ),
             answer=ANSWERS["decode_part"],
             on_done=lambda _result, _preprocessor: None,
             on_failed=self._after_pauses(RETRY_PAUSES_S, lambda: work, on_failed, wanted),
@@ -180,5 +233,11 @@ class Orders:
             shards=part.shards,
             probed_by=part.probed_by,
         )
+
+        def trial(ref: SampleRef) -> Trial:
+            message_of = self.manifest.message
+            return self._trial(work, ref, lambda lease: messages.try_sample(lease, self._job, part, ref, step, rank, message_of))
+
+        work.alone = lambda: [trial(ref) for ref in part.samples if not self.killed([ref])]
         part.work = work
         self._fleet.submit(work)

@@ -34,7 +34,7 @@ async def probe(step: Step, refs: Sequence[SampleRef], job: str, orders: Orders)
     await orders.ask_in_pieces(
         (step.index, PROBE),
         as_stored,
-        lambda lease, refs: messages.probe_samples(lease, job, step.trace, refs, orders.manifest.message),
+        lambda lease, refs: messages.probe_samples(lease, job, step.trace, refs, orders.manifest.message, orders.killed(refs)),
         take,
     )
     return rejected

@@ -31,6 +31,7 @@ class Reason(StrEnum):
     EMPTY_ARCHIVE = "empty_archive"  # no member
     DUPLICATE_KEY = "duplicate_key"  # a key is not unique
     UNSAFE_MEMBER_NAME = "unsafe_member_name"  # a name leads outside of the data set
+    KILLED_PREPROCESSORS = "killed_preprocessors"  # processes that touched it died
     UNSUPPORTED_MEMBER_TYPE = "unsupported_member_type"  # a link, device or pipe
 
 
@@ -64,3 +65,9 @@ class Rejected:
         detail = printable(self.detail)
         object.__setattr__(self, "detail", detail if len(detail) <= MOST_DETAIL else f"{detail[:MOST_DETAIL]}…")
         object.__setattr__(self, "name", sendable(self.name))
+
+
+def deadly(name: str, deaths: int, sample_id: int | None = None, row: int | None = None) -> Rejected:
+    """A sample, or a shard, that preprocessors die of."""
+    detail = f"killed {deaths} preprocessors, one after the other: it is not touched again"
+    return Rejected(name=name, reason=Reason.KILLED_PREPROCESSORS, detail=detail, sample_id=sample_id, row=row)

@@ -182,21 +182,37 @@ class IndexShard(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., shard: _Optional[_Union[_common_pb2.Shard, _Mapping]] = ...) -> None: ...
 
 class ProbeSamples(_message.Message):
-    __slots__ = ("lease", "job", "samples", "shards", "trace")
+    __slots__ = ("lease", "job", "samples", "shards", "trace", "killed")
+    class KilledEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     LEASE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    KILLED_FIELD_NUMBER: _ClassVar[int]
     lease: str
     job: str
     samples: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampleRef]
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
     trace: str
-    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., trace: _Optional[str] = ...) -> None: ...
+    killed: _containers.ScalarMap[int, int]
+    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., trace: _Optional[str] = ..., killed: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class DecodePart(_message.Message):
-    __slots__ = ("lease", "job", "ticket", "step", "priority", "samples", "shards")
+    __slots__ = ("lease", "job", "ticket", "step", "priority", "samples", "shards", "killed", "trial")
+    class KilledEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     LEASE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +220,8 @@ class DecodePart(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    KILLED_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
     lease: str
     job: str
     ticket: str
@@ -211,7 +229,9 @@ class DecodePart(_message.Message):
     priority: int
     samples: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampleRef]
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
-    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., ticket: _Optional[str] = ..., step: _Optional[int] = ..., priority: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ...) -> None: ...
+    killed: _containers.ScalarMap[int, int]
+    trial: bool
+    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., ticket: _Optional[str] = ..., step: _Optional[int] = ..., priority: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., killed: _Optional[_Mapping[int, int]] = ..., trial: _Optional[bool] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("job", "step")
