@@ -40,7 +40,7 @@ class JobsClient:
 
     def submit(self, spec: JobSpec) -> str:
         """The job's name."""
-        reply = rpc.call(self._stub.Submit, jobs_pb2.SubmitRequest(spec_json=spec.to_json()), self.endpoint)
+        reply = rpc.call(self._stub.Submit, jobs_pb2.SubmitRequest(spec_json=spec.to_peer_json()), self.endpoint)
         return str(reply.job)
 
     def show(self, job: str) -> jobs_pb2.JobStatus:

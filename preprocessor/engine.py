@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -47,13 +47,10 @@ from preprocessor.probed import Probed
 from preprocessor.sources import list_shards
 from preprocessor.sources.blob import BlobCache
 from preprocessor.store import PayloadStore
-from preprocessor.tasks import Start, cancelled_at_exit
+from preprocessor.tasks import Start, cancelled_at_exit, in_thread
 from preprocessor.writer import PayloadWriter
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
-
 
 RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 0.5
@@ -230,8 +227,8 @@ class Engine:
 
     async def _list(self, order: fleet_pb2.ListShards) -> None:
         job = self._jobs[order.job]
-        shards = await _in_thread(self._orderlies, list_shards, job.spec)
-        pipeline = await _in_thread(self._orderlies, lambda: job.pipeline)
+        shards = await in_thread(self._orderlies, list_shards, job.spec)
+        pipeline = await in_thread(self._orderlies, lambda: job.pipeline)
         for start in range(0, len(shards), PAGE_SHARDS):
             of_page = enumerate(shards[start : start + PAGE_SHARDS], start)
             page = fleet_pb2.ShardsListed(lease=order.lease, shards=[shard_message(number, shard) for number, shard in of_page])
@@ -243,7 +240,7 @@ class Engine:
     async def _index(self, order: fleet_pb2.IndexShard) -> None:
         job = self._jobs[order.job]
         with job.knowing(_shards([order.shard])):
-            num_rows, rejected = await _in_thread(self._orderlies, job.index, order.shard.number)
+            num_rows, rejected = await in_thread(self._orderlies, job.index, order.shard.number)
         _count_rejected(rejected)
         reply = fleet_pb2.ShardIndexed(
             lease=order.lease, num_samples=num_rows, rejections=[rejection_message(item) for item in rejected]
@@ -257,7 +254,7 @@ class Engine:
             tracing.span("probe", order.trace, samples=len(refs), preprocessor=self._name),
             job.knowing(_shards(order.shards)),
         ):
-            probes, rejected = await _in_thread(self._orderlies, job.probe, refs, dict(order.killed))
+            probes, rejected = await in_thread(self._orderlies, job.probe, refs, dict(order.killed))
         _count_rejected(rejected)
         reply = fleet_pb2.SamplesProbed(
             lease=order.lease,
@@ -270,7 +267,7 @@ class Engine:
         """Decode samples to see whether this process outlives it."""
         job = self._jobs[order.job]
         with job.knowing(_shards(order.shards)):
-            await _in_thread(self._decoders, job.decode_batch, [ref_value(ref) for ref in order.samples])
+            await in_thread(self._decoders, job.decode_batch, [ref_value(ref) for ref in order.samples])
         self._report_decoded(order.lease)
 
     def _take_part(self, order: fleet_pb2.DecodePart) -> None:
@@ -293,14 +290,14 @@ class Engine:
         while True:
             entry = await self._store.take_to_read()
             with self._answering_for(entry):
-                self._store.put(entry, await _in_thread(self._readers, self._read, self._jobs[entry.job], entry))
+                self._store.put(entry, await in_thread(self._readers, self._read, self._jobs[entry.job], entry))
 
     async def _decode_loop(self) -> None:
         while True:
             entry = await self._store.take()
             with self._answering_for(entry):
                 assert entry.loaded is not None
-                payload = await _in_thread(self._decoders, self._decode, self._jobs[entry.job], entry, entry.loaded)
+                payload = await in_thread(self._decoders, self._decode, self._jobs[entry.job], entry, entry.loaded)
                 self._samples_decoded += payload.num_samples
                 self._bytes_decoded += payload.data.size
                 metrics.SAMPLES_DECODED.inc(payload.num_samples)
@@ -364,10 +361,6 @@ class Engine:
 
     def _report(self, report: FleetReport) -> None:
         self._outbox.put(report)
-
-
-async def _in_thread(pool: ThreadPoolExecutor, work: Callable[..., _T], *args: Any) -> _T:
-    return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
 
 
 def _count_rejected(rejected: Iterable[Rejected]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 _T = TypeVar("_T")
@@ -33,3 +34,8 @@ async def cancelled_at_exit() -> AsyncIterator[Start]:
         finally:
             for task in tasks:
                 task.cancel()
+
+
+async def in_thread(pool: ThreadPoolExecutor, work: Callable[..., _T], *args: Any) -> _T:
+    """What `work` returns or raises, called in a thread of the pool."""
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *args)

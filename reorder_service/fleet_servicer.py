@@ -93,7 +93,7 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
 
     def introduce(job: str) -> fleet_pb2.FleetOrder:
         run = service.find(job)
-        return messages.job_opened(job, run.spec.to_json(), run.key)
+        return messages.job_opened(job, run.spec.to_peer_json(), run.key)
 
     member = Member(
         name=hello.preprocessor,

@@ -67,7 +67,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             session=session.id,
             generation=run.generation,
             next_step=run.committed,
-            spec_json=run.spec.to_json(),
+            spec_json=run.spec.to_peer_json(),
             vocabulary=codec.vocabulary_message(vocabulary),
         )
 

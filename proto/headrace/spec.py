@@ -312,6 +312,11 @@ class JobSpec(_Part):
     def to_json(self) -> str:
         return self.model_dump_json()
 
+    def to_peer_json(self) -> str:
+        """The same for another process, without what has its default: one of the release before knows no new field, and need not
+        know it where nobody uses it. A default that changes raises `headrace.admission.PROTOCOL`."""
+        return self.model_dump_json(exclude_defaults=True)
+
 
 def parse_spec(document: Any) -> JobSpec:
     """A checked spec from plain data. Raises SpecError with one sentence that names the first wrong field."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -219,3 +220,12 @@ def test_every_strategy_that_is_named_exists() -> None:
     from reorder_service.planning.strategies import STRATEGIES as IMPLEMENTED
 
     assert set(STRATEGIES) == set(IMPLEMENTED)
+
+
+@pytest.mark.parametrize("change", [{}, {"seed": 7, "topology": {"replicas": 3, "microbatches": 2}}])
+def test_a_peer_is_told_no_field_that_nobody_uses(change: dict[str, Any]) -> None:
+    """It may be of the release before, which knows no new field."""
+    spec = parse_spec({"name": "j", "sources": [{"path": "/d"}]} | change)
+    said = json.loads(spec.to_peer_json())
+    assert said.keys() == {"name", "sources", *change}
+    assert load_spec_json(spec.to_peer_json()) == spec
