@@ -28,7 +28,6 @@ from reorder_service.layout import Layout
 from reorder_service.manifest import Manifest
 from reorder_service.orders import Orders
 from reorder_service.planner import Planner
-from reorder_service.progress import Amounts, beyond_limit
 from reorder_service.sessions import Session, Sessions
 from reorder_service.state import JobRecord, StateStore
 from reorder_service.step import RankCommit, Step
@@ -392,9 +391,7 @@ class JobRun:
         self.progress = self.progress.after(record)
         tracing.ended(tracing.ROOT, step.trace, step.began_s, samples=len(record.samples))
         log.info("committed %s", pairs(job=self.name, step=step.index, samples=len(record.samples), loss=record.loss))
-        sources = self.spec.sources
-        sentences = (beyond_limit(source, self.progress.delivered.get(source.name, Amounts())) for source in sources)
-        if sentence := next(filter(None, sentences), ""):
+        if sentence := self.progress.judged(self.spec.sources):
             self._order_failed(sentence)
         self._fleet.broadcast(self.name, messages.step_committed(self.name, step.index))
         self._fleet.release([part.work for part in step.parts.values() if part.work is not None])

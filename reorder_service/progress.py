@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -50,6 +50,11 @@ class Progress:
     step_s: float = 0.0
     data_wait_s: float = 0.0
     delivered: Delivered = field(default_factory=dict)
+
+    def judged(self, sources: Sequence[SourceSpec]) -> str:
+        """Why the bad samples of one of the sources stop the job, as a sentence; empty: they do not."""
+        sentences = (beyond_limit(source, self.delivered.get(source.name, Amounts())) for source in sources)
+        return next(filter(None, sentences), "")
 
     def after(self, record: StepRecord) -> Progress:
         """With one more step."""
