@@ -153,7 +153,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 )
                 for m in service.fleet.members.values()
             ],
-            spec_json=run.spec.to_peer_json(),
+            spec_json=run.spec.to_json(),
             planned_steps=sum(step.plan is not None for step in run.steps.values()),
             planned_bytes=sum(step.num_bytes or 0 for step in run.steps.values()),
             window_bytes=run.window_bytes,

@@ -84,8 +84,9 @@ def test_a_job_that_cannot_begin_fails_with_a_sentence(calm, spec, name: str, fi
 
 def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(calm, spec, tmp_path: Path) -> None:
     """Lone surrogates in a value, in a field's name and in a turn; names of members that clear the screen and begin a line."""
-    data = tmp_path / "data"
-    data.mkdir()
+    texts, members = tmp_path / "lines", tmp_path / "members"
+    texts.mkdir()
+    members.mkdir()
     good = json.dumps({"texts": ["a line of text that is long enough"]})
     lines = [
         good,
@@ -94,14 +95,14 @@ def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(calm, spec, t
         '{"messages": [{"\\ud800": 1}]}',
         '{"image": "\\ud800"}',
     ]
-    (data / "a.jsonl").write_text("\n".join([*lines, good]) + "\n")
-    with tarfile.open(data / "b.tar", "w") as archive:
+    (texts / "a.jsonl").write_text("\n".join([*lines, good]) + "\n")
+    with tarfile.open(members / "b.tar", "w") as archive:
         for name in ("ok.json", "\x1b[2Jcleared.json", "line\n12:00:00.000 reorder INFO forged.json"):
             content = good.encode() if name == "ok.json" else b"{"
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    job = calm.submit(spec("surrogates", sources=[{"path": str(data), "name": "h"}], global_batch=8))
+    job = calm.submit(spec("surrogates", sources=[{"path": str(folder)} for folder in (texts, members)], global_batch=8))
     calm.consume(job)
     calm.wait_for_state(job, "done")
     consumed = [name for entry in calm.ledger(job) for name in entry.samples]
@@ -113,7 +114,7 @@ def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(calm, spec, t
         ["job", "quarantine", job, "--endpoint", calm.endpoint],
         ["job", "show", job, "--endpoint", calm.endpoint],
         ["replay", job, bad, "--endpoint", calm.endpoint],
-        ["inspect", str(data), "--out", str(tmp_path / "out")],
+        ["inspect", str(members), "--out", str(tmp_path / "out")],
     ):
         shown = subprocess.run(
             [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, timeout=100, check=False

@@ -206,7 +206,7 @@ def test_steps_below_0_are_refused(calm, spec) -> None:
             lambda: rpc.call(sessions_pb2_grpc.SessionsStub(channel).Open, resumed, calm.endpoint),
             lambda: list(read_ledger(channel, jobs_pb2.LedgerRequest(job=job, start=-1))),
         ):
-            with pytest.raises(UserError, match="steps count from 0"):
+            with pytest.raises(UserError, match="count from 0"):
                 refused()
         assert client.show(job).committed_steps == len(calm.ledger(job)) == 2
 

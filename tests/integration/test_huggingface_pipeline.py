@@ -86,7 +86,7 @@ def test_pretrained_weights_are_not_trained_at_the_rate_of_fresh_ones(calm, spec
     job = calm.submit(spec("pretrained", steps=1, topology=PLANNED))
     (tmp_path / "model.safetensors").touch()
     with ProcessGroup() as group:
-        processes = start(group, calm, job, tmp_path)
+        processes = start(group, calm, job, tmp_path, adapted(tmp_path))
         assert wait(processes) == [2, 2]
         words = processes[0].last_words()
     assert f"the weights in {tmp_path} are pretrained" in words

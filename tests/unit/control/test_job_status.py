@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from headrace.limits import MAX_SOURCES
 from headrace.manifest import ShardTable
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 from reorder_service.jobs_servicer import JobsServicer
@@ -17,7 +18,7 @@ from tests.unit.control.job_world import Start, submit
 
 pytestmark = pytest.mark.timeout(60)
 
-SOURCES, FEW = 2000, 4
+SOURCES, FEW = MAX_SOURCES, 4
 
 
 class WatchedShards(ShardTable):

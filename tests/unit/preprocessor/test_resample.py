@@ -113,4 +113,5 @@ def test_scratch_gives_the_same_memory_again_and_keeps_nothing_large() -> None:
 def test_after_warm_up_every_loop_is_compiled() -> None:
     resample.warm_up()
     loops = {name: loop.signatures for name, loop in vars(resample).items() if hasattr(loop, "signatures")}
+    loops.pop("_cubic", None)  # is in the machine code of _weigh
     assert os.environ.get("NUMBA_DISABLE_JIT") == "1" or all(loops.values()), loops
