@@ -21,7 +21,7 @@ from preprocessor.image import header, reference
 
 ROOT = Path(__file__).parents[3]
 HOSTILE = ROOT / "tests" / "data" / "hostile" / "images"
-NO_LIMITS = ImageSpec(max_source_pixels=2**30, max_aspect_ratio=2**31)
+NO_LIMITS = ImageSpec().model_copy(update={"max_source_pixels": 2**62, "max_decode_mib": 2**40, "max_aspect_ratio": 2.0**31})
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8))
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
