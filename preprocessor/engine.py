@@ -130,7 +130,7 @@ class Engine:
             elif isinstance(error, UserError):
                 pause_s = REFUSED_S
             level = logging.WARNING if isinstance(error, UserError) else logging.INFO
-            log.log(level, "not connected %s", pairs(reorder=self._reorder, retry_s=pause_s, error=error))
+            log.log(level, "not connected %s", pairs(reorder=self._reorder, retry_s=pause_s, error=error or "the stream ended"))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RECONNECT_MAX_S)
 
