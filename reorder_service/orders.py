@@ -62,6 +62,7 @@ class Orders:
             share=self._share,
             priority=of.priority,
             order=order,
+            answer=of.answer,
             on_done=lambda _result, _preprocessor: None,
             on_failed=lambda _error: None,
             urgent=of.urgent,

@@ -92,7 +92,8 @@ class Trials:
             self._submit(trial.work)
         else:
             trial.on_guilty(self._suspects[0].work.deaths + trial.work.deaths)
-            self._passed()
+            if self._present is trial:  # else its suspect was released, and the next one's trials have begun
+                self._passed()
 
     def forget(self, wanted: Callable[[Work], bool]) -> None:
         """Drop the suspects that are not wanted any more."""

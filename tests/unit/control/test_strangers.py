@@ -20,6 +20,7 @@ from reorder_service.fleet_servicer import FleetServicer
 from reorder_service.leadership import Post
 from reorder_service.service import ReorderService
 from reorder_service.state import StateStore
+from reorder_service.trials import MOST_DEATHS
 from tests.unit.control.job_world import Preprocessor, end, submit
 
 PATIENCE_S = 30
@@ -218,6 +219,25 @@ async def test_an_answer_to_another_order_is_refused_and_the_job_goes_on(world: 
     async with asyncio.timeout(PATIENCE_S):
         await run.wait_ready()
     assert run.state == "RUNNING"
+
+
+async def test_a_trial_ends_with_the_answer_to_its_order_only(world: World) -> None:
+    """Preprocessors died of an index: it is tried by an order of its own, which no other kind of report may pass as good."""
+    await submit(world.service, join=False)
+    first = world.stream(hello(preprocessor="first"))
+    order = await first.ordered("list_shards")
+    shards = [common_pb2.Shard(url="/d/a.tar", name="d/a")]
+    page = fleet_pb2.ShardsListed(lease=order.lease, shards=shards, vocabulary=common_pb2.Vocabulary(size=9))
+    first.say(FleetReport(shards_listed=page))
+    for n in range(MOST_DEATHS):
+        dying = first if n == 0 else world.stream(hello(preprocessor=f"dying{n}"))
+        await dying.ordered("index_shard")
+        await dying.close()
+        await world.members()
+    rogue = world.stream(hello(preprocessor="rogue"))
+    order = await rogue.ordered("index_shard")
+    code, details = await rogue.say(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=order.lease))).end()
+    assert (code, "is to be answered with shard_indexed, got part_decoded" in details) == (PRECONDITION, True), details
 
 
 async def test_the_watch_over_preprocessors_lives_through_an_error(world: World, caplog: pytest.LogCaptureFixture) -> None:

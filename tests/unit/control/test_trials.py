@@ -82,6 +82,39 @@ def test_other_work_goes_on_meanwhile() -> None:
     assert world.guilty.keys() == {2}
 
 
+def test_a_suspect_that_is_released_where_it_is_found_leaves_the_next_ones_trials_alone() -> None:
+    """An index is tried as a whole, and given up where it is guilty; the part behind it is tried from its first sample on."""
+    world = World(deadly=(0, 100))
+    fleet = world.bench.fleet
+    index = world.bench.work("try 100", priority=-1)
+
+    def guilty(deaths: int) -> None:
+        world.guilty[100] = deaths
+        fleet.release([index])
+
+    index.alone = lambda: [Trial(world.bench.work("try 100"), guilty)]
+    fleet.release([world.work])
+    fleet.submit(index)
+    for _ in range(MOST_DEATHS):
+        world.turn()
+    fleet.submit(world.work)
+    world.run()
+    assert (world.bench.done, world.guilty) == (["part"], {0: 2 * MOST_DEATHS, 100: 2 * MOST_DEATHS})
+    assert world.deaths <= 4 * MOST_DEATHS, "nobody died of the part again once its samples were tried"
+
+
+def test_the_last_suspect_may_be_released_where_it_is_found() -> None:
+    world = World(deadly=(100,))
+    fleet = world.bench.fleet
+    fleet.release([world.work])
+    index = world.bench.work("try 100")
+    index.alone = lambda: [Trial(world.bench.work("try 100"), lambda deaths: fleet.release([index]))]
+    fleet.submit(index)
+    for _ in range(100):
+        world.turn()
+    assert world.deaths == 2 * MOST_DEATHS
+
+
 def die(world: World) -> str:
     """Who has the part, or the present trial, dies."""
     member = next(member for member in world.bench.fleet.members.values() if member.leases)
