@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cli.endpoint import add_allow_anyone, add_endpoint
 from cli.log_format import add_log_format
+from cli.memory import usable_memory
 from cli.processors import usable_processors
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_BUDGET_MIB,
         metavar="MIB",
         help="memory for decoded parts, shared with trainers on this machine where /dev/shm has room (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--decode-mib",
+        type=int,
+        metavar="MIB",
+        help="memory for media while they are decoded, all threads together: who needs more waits (default: half of what the "
+        "container or the machine has beside --budget-mib)",
     )
     parser.add_argument(
         "--cache", type=Path, metavar="DIR", help="for remote shards, shared by this host's preprocessors (default: temporary)"
@@ -112,8 +120,9 @@ def run(args: argparse.Namespace) -> int:
     from headrace.errors import UserError
     from headrace.transport.tls import load_certificate
 
-    if min(args.threads, args.budget_mib, args.cache_gib) < 1:
-        raise UserError("--threads, --budget-mib and --cache-gib must be at least 1")
+    decode_mib = max(1, ((usable_memory() >> 20) - args.budget_mib) // 2) if args.decode_mib is None else args.decode_mib
+    if min(args.threads, args.budget_mib, decode_mib, args.cache_gib) < 1:
+        raise UserError("--threads, --budget-mib, --decode-mib and --cache-gib must be at least 1")
     for endpoint in filter(None, (*args.reorder.split(","), args.listen, args.advertise, args.metrics)):
         rpc.check_endpoint(endpoint)
     if not 0 <= args.flight_port <= 65535:
@@ -138,6 +147,7 @@ def run(args: argparse.Namespace) -> int:
         advertise=args.advertise,
         threads=args.threads,
         budget_bytes=args.budget_mib << 20,
+        decode_bytes=decode_mib << 20,
         access=allowed,
         cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
         token=token,

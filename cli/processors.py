@@ -6,7 +6,7 @@ import math
 import os
 from pathlib import Path
 
-_V1_MOUNTS = ("cpu", "cpu,cpuacct")  # of the controller, below /sys/fs/cgroup
+from cli.control_group import limits
 
 
 def usable_processors(root: Path = Path("/")) -> int:
@@ -35,23 +35,8 @@ def share_processors() -> None:
 
 def _quotas(root: Path) -> list[float]:
     """Processors that each group above this process may use, of those that have a limit."""
-    groups = root / "sys" / "fs" / "cgroup"
-    quotas = []
-    for line in _read(root / "proc" / "self" / "cgroup").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        if not controllers:
-            quotas += [_quota(*_read(group / "cpu.max").split()) for group in _with_parents(groups, path)]
-        elif "cpu" in controllers.split(","):
-            mount = next((groups / name for name in _V1_MOUNTS if (groups / name).is_dir()), groups)
-            for group in _with_parents(mount, path):
-                quotas.append(_quota(_read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")))
-    return [quota for quota in quotas if quota > 0]
-
-
-def _with_parents(mount: Path, path: str) -> list[Path]:
-    """The group and all above it. A container sees its own at the mount itself, where the path is often the host's."""
-    group = mount / path.strip("/")
-    return [mount, *(one for one in (group, *group.parents) if mount in one.parents)]
+    groups = limits("cpu", "cpu.max", ("cpu.cfs_quota_us", "cpu.cfs_period_us"), root)
+    return [quota for quota in (_quota(*words) for words in groups) if quota > 0]
 
 
 def _quota(quota_us: str = "", period_us: str = "") -> float:
@@ -60,10 +45,3 @@ def _quota(quota_us: str = "", period_us: str = "") -> float:
         return max(0.0, int(quota_us) / int(period_us))
     except (ValueError, ZeroDivisionError):
         return 0.0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""

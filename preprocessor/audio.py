@@ -36,6 +36,7 @@ from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
 from headrace.torchaudio_import import torchaudio
 from preprocessor import flac, mp3
+from preprocessor.decode_memory import room_for
 
 _FORMATS = frozenset(("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF"))
 _OTHER_KINDS = {
@@ -75,15 +76,17 @@ def probe(data: bytes, spec: AudioSpec) -> int:
 
 
 def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
-    """Log-mel features of shape (frames, mel_bins), float16. Raises as `probe` does."""
-    header, mono = _read(data, spec)
-    frames = _mel_frames(header, spec)
-    with torch.inference_mode():
-        features = _log_mel(_resample(torch.from_numpy(mono), header, spec), spec)[:frames]
-        mel, finite = features.to(torch.float16).numpy(), bool(features.isfinite().all())
+    """Log-mel features of shape (frames, mel_bins), float16. Raises as `probe` does.
+
+    Waits for memory where other threads decode (preprocessor.decode_memory).
+    """
+    with _open(data) as file:
+        header = _checked(file, spec)
+        with room_for(decode_bytes(header, spec)):
+            mel, finite = _features(_read(file, data, header), header, spec)
     if not finite:
         raise BadSampleError(Reason.CORRUPT_MEDIA, "samples are too large to have a spectrum")
-    return cast(NDArray[np.float16], mel)
+    return mel
 
 
 def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
@@ -99,27 +102,33 @@ def read_header(data: bytes, spec: AudioSpec) -> Header:
 
 def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
     """The mean of all channels at the recording's own rate, shape (header frames,). Raises as `probe` does."""
-    return _read(data, spec)[1]
-
-
-def _read(data: bytes, spec: AudioSpec) -> tuple[Header, Waveform]:
-    """Header and mono, in blocks, so that channels cost no memory, nor does a header that promises too much."""
     with _open(data) as file:
-        header = _checked(file, spec)
-        mono = np.empty(header.frames, np.float32)
-        frames = 0
-        try:
-            for block in _decoded(file, data, header):
-                if frames + len(block) <= len(mono):
-                    _mono(block, mono[frames : frames + len(block)])
-                frames += len(block)
-        except soundfile.SoundFileError as err:
-            raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording does not decode: {err}") from err
+        return _read(file, data, _checked(file, spec))
+
+
+def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[np.float16], bool]:
+    """Log-mel features, and whether all of them are finite before they are halved."""
+    with torch.inference_mode():
+        features = _log_mel(_resample(torch.from_numpy(mono), header, spec), spec)[: _mel_frames(header, spec)]
+        return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
+
+
+def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
+    """Mono, in blocks, so that channels cost no memory, nor does a header that promises too much."""
+    mono = np.empty(header.frames, np.float32)
+    frames = 0
+    try:
+        for block in _decoded(file, data, header):
+            if frames + len(block) <= len(mono):
+                _mono(block, mono[frames : frames + len(block)])
+            frames += len(block)
+    except soundfile.SoundFileError as err:
+        raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording does not decode: {err}") from err
     if frames != header.frames:
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {header.frames} frames, there are {frames}")
     if not (np.isfinite(mono.min()) and np.isfinite(mono.max())):
         raise BadSampleError(Reason.CORRUPT_MEDIA, "samples that are no finite numbers")
-    return header, mono
+    return mono
 
 
 def _decoded(file: soundfile.SoundFile, data: bytes, header: Header) -> Iterator[NDArray[np.float32]]:

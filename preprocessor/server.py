@@ -31,6 +31,7 @@ from headrace.v1 import payload_pb2, payload_pb2_grpc
 from preprocessor import occupancy
 from preprocessor.access import NOTHING, Access, granting
 from preprocessor.arena import Arena, open_arena
+from preprocessor.decode_memory import decoding_within
 from preprocessor.engine import Engine, read_ahead_parts
 from preprocessor.open_shards import raise_file_limit
 from preprocessor.part import Entry, Payload
@@ -172,6 +173,7 @@ async def serve(
     advertise: str,
     threads: int,
     budget_bytes: int,
+    decode_bytes: int,
     access: Access,
     cache: BlobCache,
     token: str = "",
@@ -189,6 +191,7 @@ async def serve(
     `listen`; 0: a free one. `certificate`: of both ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
     metrics; empty: none. `with_ucx`: offer UCX too. What is read ahead, or stays in memory since it was probed, takes up to
     READ_AHEAD_SHARE and PROBED_SHARE of the budget, as much as it needs; the arena, whose pages stay, has the rest.
+    `decode_bytes`: that the media which are being decoded may hold, all threads together.
     """
     if access == NOTHING:
         log.warning("jobs may have nothing opened here: name folders with --data-root, beginnings of URLs with --allow-url")
@@ -203,7 +206,7 @@ async def serve(
     writer = PayloadWriter(arena, with_checksum=with_checksum)
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # process ids are alike in containers
     try:
-        with granting(access), metrics.exported(metrics_listen, metrics.PREPROCESSOR):
+        with granting(access), decoding_within(decode_bytes), metrics.exported(metrics_listen, metrics.PREPROCESSOR):
             servers = payload_servers(
                 listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx, token=token
             )

@@ -31,8 +31,9 @@ from numpy.typing import NDArray
 
 from headrace.spec import ImageSpec
 from headrace.telemetry import pairs
+from preprocessor.decode_memory import room_for
 from preprocessor.image import jpeg, reference, resample
-from preprocessor.image.cost import check_cost
+from preprocessor.image.cost import check_cost, decode_bytes
 from preprocessor.image.grid import Grid, grid_of, reduction, smart_resize
 from preprocessor.image.header import Header, parse
 from preprocessor.image.scratch import Scratch
@@ -56,15 +57,18 @@ def probe(data: bytes, spec: ImageSpec) -> Grid:
 def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -> tuple[NDArray[np.uint8], Grid]:
     """Patches of shape (grid.patches, 3 * patch * patch), uint8, and their grid. Raises as `probe` does.
 
-    `out`: a C-contiguous array of that shape, to be filled and returned; its contents are undefined after an error.
+    Waits for memory where other threads decode (preprocessor.decode_memory). `out`: a C-contiguous array of that shape, to be
+    filled and returned; its contents are undefined after an error.
     """
     header = _header(data, spec)
     grid = grid_of(*header.upright, spec)
     patches = _checked(out, grid.patches, spec)
     scale = reduction(*header.upright, grid, spec) if header.plain_jpeg else 1
-    pixels = _read(data, header, spec, _scratch, scale)
-    resized = resample.resize(pixels, grid.width * spec.patch, grid.height * spec.patch, _scratch, _box(header, scale))
-    resample.to_patches(resized, spec.patch, spec.merge, patches)
+    with room_for(decode_bytes(header, spec)):
+        pixels = _read(data, header, spec, _scratch, scale)
+        resized = resample.resize(pixels, grid.width * spec.patch, grid.height * spec.patch, _scratch, _box(header, scale))
+        resample.to_patches(resized, spec.patch, spec.merge, patches)
+        del pixels, resized  # before others have the room
     return patches, grid
 
 

@@ -1,4 +1,4 @@
-"""Threads follow the share of the machine that a process has: its affinity, and the quota of its container."""
+"""Threads and memory follow the share of the machine that a process has: its affinity, and the limits of its container."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.memory import usable_memory
 from cli.processors import usable_processors
 
 ALL = len(os.sched_getaffinity(0))
@@ -66,6 +67,31 @@ def test_a_quota_of_at_most_one_processor_is_one(tmp_path: Path, group: str, fil
 )
 def test_without_a_quota_that_counts_it_is_what_the_affinity_admits(tmp_path: Path, group: str, files: Mapping[str, str]) -> None:
     assert usable_processors(machine(tmp_path, group, files)) == ALL
+
+
+@pytest.mark.parametrize(
+    ("group", "files"),
+    [
+        ("0::/\n", {"memory.max": f"{64 << 20}\n"}),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": f"{64 << 20}\n", "memory.max": f"{128 << 20}\n"}),
+        ("4:memory:/docker/1f\n0::/docker/1f\n", {"memory/memory.limit_in_bytes": f"{64 << 20}\n"}),
+    ],
+)
+def test_the_least_limit_of_memory_counts(tmp_path: Path, group: str, files: Mapping[str, str]) -> None:
+    assert usable_memory(machine(tmp_path, group, files)) == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("group", "files"),
+    [
+        ("", {}),
+        ("0::/\n", {"memory.max": "max\n"}),
+        ("0::/\n", {"memory.max": f"{1 << 62}\n"}),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}),  # how v1 says that there is none
+    ],
+)
+def test_without_a_limit_it_is_what_the_machine_has(tmp_path: Path, group: str, files: Mapping[str, str]) -> None:
+    assert usable_memory(machine(tmp_path, group, files)) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def told(pinned: str, **environment: str) -> str:
