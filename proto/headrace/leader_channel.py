@@ -1,7 +1,8 @@
 """Channels to one of several endpoints: to the one that serves, wherever their names lead at the time.
 
 gRPC looks up no list of names. So they are looked up here, when a channel is made, and again whenever nobody answers: a service
-that moved to another address is found under its name. Names that lead nowhere are left out as long as they do.
+that moved to another address is found under its name. A name that leads nowhere is left out, or where a channel knew it before,
+taken for where it led then: a resolver that is away for a moment takes no working service away.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ _Found = Sequence[tuple[Any, ...]]
 """As socket.getaddrinfo returns it."""
 
 
-def look_up(endpoints: Sequence[str]) -> str:
-    """gRPC's target for the addresses that the endpoints, HOST:PORT each, have now."""
-    return _target(endpoints, map(_found, endpoints))
+def look_up(endpoints: Sequence[str], known: dict[str, _Found] | None = None) -> str:
+    """gRPC's target for the addresses that the endpoints, HOST:PORT each, have now.
+
+    `known`: what was found before, by endpoint. It stands in for a name that leads nowhere now, and is brought up to date.
+    """
+    known = {} if known is None else known
+    known |= {endpoint: found for endpoint in endpoints if (found := _found(endpoint))}
+    return _target(endpoints, (known.get(endpoint, ()) for endpoint in endpoints))
 
 
 async def look_up_async(endpoints: Sequence[str]) -> str:
@@ -69,34 +75,42 @@ class LeaderChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types
         """`make`: a channel to a target of gRPC. The first is made at the first call."""
         self._endpoints = endpoints
         self._make = make
-        self._lock = threading.Lock()  # of all below
+        self._looking = threading.Lock()  # of a look-up, which may take many seconds, and of what it knows
+        self._known: dict[str, _Found] = {}
+        self._looked_up_s = -LOOKUP_S
+        self._lock = threading.Lock()  # of all below; nobody waits for a resolver who has a channel
         self._target = ""
         self._channel: grpc.Channel | None = None
-        self._looked_up_s = -LOOKUP_S
         self._closed = False
 
     def present(self) -> grpc.Channel:
         """The channel that calls go through now."""
-        with self._lock:
-            if self._channel is None:
-                self._follow()
-            return self._channel
+        if self._channel is None:
+            with self._looking:
+                if self._channel is None:
+                    self._follow()
+        if self._channel is None:
+            raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC's own say it
+        return self._channel
 
     def look_again(self) -> None:
         """Nobody answered: perhaps the names lead elsewhere now."""
-        with self._lock:
-            if time.monotonic() - self._looked_up_s >= LOOKUP_S and not self._closed:
+        if not self._looking.acquire(blocking=False):
+            return  # another thread finds out
+        try:
+            if time.monotonic() - self._looked_up_s >= LOOKUP_S:
                 self._follow()
+        finally:
+            self._looking.release()
 
     def _follow(self) -> None:
-        """The caller holds the lock."""
-        if self._closed:
-            raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC's own say it
-        target = look_up(self._endpoints)
+        """The caller holds the lock of look-ups."""
+        target = look_up(self._endpoints, self._known)
         self._looked_up_s = time.monotonic()
-        if target == self._target:
-            return
-        former, self._target, self._channel = self._channel, target, self._make(target)
+        with self._lock:
+            if self._closed or target == self._target:
+                return
+            former, self._target, self._channel = self._channel, target, self._make(target)
         if former is not None:
             former.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from headrace import rpc
+from headrace import leader_channel, rpc
 from headrace.errors import EndpointError, UnavailableError
 from headrace.leader_channel import look_up, look_up_async
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
@@ -39,28 +40,33 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 
 
 class Named(jobs_pb2_grpc.JobsServicer):
+    """Says its name, to those who ask for a job once it may."""
+
     def __init__(self, name: str) -> None:
         self.name = name
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
 
     async def Show(self, request: Any, context: Any) -> jobs_pb2.JobStatus:  # noqa: N802
+        if request.job:
+            self.asked.set()
+            await self.may_answer.wait()
         return jobs_pb2.JobStatus(job=self.name)
 
 
 @asynccontextmanager
-async def serving(host: str, port: int, name: str) -> AsyncIterator[None]:
-    server = rpc.Server(
-        f"{host}:{port}", {"headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(Named(name), s)}
-    )
+async def serving(host: str, port: int, name: str) -> AsyncIterator[Named]:
+    named = Named(name)
+    server = rpc.Server(f"{host}:{port}", {"headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(named, s)})
     await server.start()
     try:
-        yield
+        yield named
     finally:
         await server.stop(0)
 
 
-async def show(channel: grpc.Channel, endpoint: str) -> str:
+async def show(channel: grpc.Channel, endpoint: str, job: str = "", timeout_s: float = 5.0) -> str:
     stub = jobs_pb2_grpc.JobsStub(channel)
-    reply = await asyncio.to_thread(rpc.call, stub.Show, jobs_pb2.ShowRequest(), endpoint, 5.0)
+    reply = await asyncio.to_thread(rpc.call, stub.Show, jobs_pb2.ShowRequest(job=job), endpoint, timeout_s)
     return str(reply.job)
 
 
@@ -101,6 +107,53 @@ async def test_services_that_move_are_found_under_their_names(names: Names) -> N
                     with contextlib.suppress(UnavailableError):  # as a trainer does, which asks again
                         answer = await show(channel, endpoint)
             assert answer == "behind"
+
+
+@pytest.mark.parametrize("gone", [["a.test"], ["b.test"], ["a.test", "b.test"]], ids=",".join)
+async def test_a_resolver_that_is_away_takes_no_working_leader_away(
+    gone: list[str], names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader_channel, "LOOKUP_S", 0.0)
+    (port,) = free_ports(1)
+    names |= {"a.test": ["127.0.0.2"], "b.test": ["127.0.0.3"]}
+    endpoint = f"a.test:{port},b.test:{port}"
+    async with serving("127.0.0.2", port, "leader") as leader:
+        with rpc.channel(endpoint) as channel:
+            assert await show(channel, endpoint) == "leader"
+            waiting = asyncio.create_task(show(channel, endpoint, "slow", 20.0))
+            await leader.asked.wait()
+            for name in gone:
+                del names[name]
+            with pytest.raises(UnavailableError):
+                await show(channel, endpoint, "slow", 0.2)  # after which the names are looked up
+            leader.may_answer.set()
+            assert await waiting == "leader"
+            assert await show(channel, endpoint) == "leader"
+
+
+async def test_nobody_waits_for_a_resolver_who_has_a_channel(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_channel, "LOOKUP_S", 0.0)
+    (port,) = free_ports(1)
+    names |= {"a.test": ["127.0.0.2"], "b.test": ["127.0.0.2"]}
+    endpoint, asked, may_answer = f"a.test:{port},b.test:{port}", threading.Event(), threading.Event()
+
+    def getaddrinfo(*_: Any, **__: Any) -> Any:
+        asked.set()
+        may_answer.wait(30)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    async with serving("127.0.0.2", port, "leader"):
+        with rpc.channel(endpoint) as channel:
+            assert await show(channel, endpoint) == "leader"
+            monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+            slow = asyncio.create_task(show(channel, endpoint, "slow", 0.2))
+            assert await asyncio.to_thread(asked.wait, 10)
+            try:
+                assert await show(channel, endpoint) == "leader"
+            finally:
+                may_answer.set()
+            with pytest.raises(UnavailableError):
+                await slow
 
 
 async def test_nobody_at_any_of_the_names_is_a_service_that_does_not_answer(names: Names) -> None:
