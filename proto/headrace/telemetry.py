@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from numbers import Integral, Real
+from typing import Any
 
 from headrace.errors import UserError
 from headrace.printable import printable
@@ -87,11 +88,17 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One line an event, whatever it tells of: names of samples may hold line breaks, and what a terminal obeys."""
+    """One line an event, whatever it tells of: names of samples may hold line breaks, and what a terminal obeys.
+
+    A traceback follows its event in lines of its own, which are indented: none of them passes for an event.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
         record.message = printable(record.message)
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the base class's name
+        return "\n".join(f"  {line}" for line in printable(super().formatException(ei), keep="\n").split("\n"))
 
 
 def _text_formatter(service: str) -> logging.Formatter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,19 @@ def test_an_event_is_one_line_of_the_log_whatever_it_tells_of() -> None:
     record = logging.LogRecord("n", logging.INFO, "f", 1, "quarantined %s", arguments, None)
     line = formatter.format(record)
     assert line == 'INFO quarantined job=j sample="s/a/\\x1b[31m\\"x y\\"\\n12:00:00 INFO forged"'
+
+
+def test_no_line_of_a_traceback_passes_for_an_event_or_commands_a_terminal() -> None:
+    formatter = TextFormatter("%(levelname)s %(message)s")
+    try:
+        raise ValueError("no picture: a\x1b[31m\r\x85b\nERROR forged")
+    except ValueError:
+        record = logging.LogRecord("n", logging.ERROR, "f", 1, "unexpected error", None, sys.exc_info())
+    event, *traceback = formatter.format(record).split("\n")
+    assert event == "ERROR unexpected error"
+    assert traceback[0] == "  Traceback (most recent call last):"
+    assert traceback[-2:] == ["  ValueError: no picture: a\\x1b[31m\\r\\x85b", "  ERROR forged"]
+    assert all(line.startswith("  ") and line.isprintable() for line in traceback)
 
 
 DEEP, LONG = 20_000, "9" * 5000
