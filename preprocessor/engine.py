@@ -28,7 +28,15 @@ from typing import Any
 import grpc
 
 from headrace import metrics, tracing
-from headrace.codec import probe_message, ref_value, rejection_message, shard_message, shard_value, vocabulary_message
+from headrace.codec import (
+    probe_message,
+    ref_value,
+    rejection_message,
+    rejection_value,
+    shard_message,
+    shard_value,
+    vocabulary_message,
+)
 from headrace.errors import HeadraceError, UserError, first_error, from_rpc
 from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.outbox import Outbox
@@ -41,7 +49,7 @@ from headrace.v1.common_pb2 import Occupancy, Shard
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 from preprocessor.jobs import Job
 from preprocessor.known_jobs import KnownJobs
-from preprocessor.part import Entry, Payload, Stage
+from preprocessor.part import DamagedPartError, Entry, Payload, Stage
 from preprocessor.pipeline import Loaded, LoadedPart
 from preprocessor.probed import Probed
 from preprocessor.sources import list_shards
@@ -223,7 +231,9 @@ class Engine:
         else:
             log.error("order failed %s", pairs(lease=lease), exc_info=err)
             error = f"preprocessor {self._name}: {type(err).__name__}: {err}"
-        self._report(FleetReport(order_failed=fleet_pb2.OrderFailed(lease=lease, error=printable(error))))
+        damaged = [rejection_message(item) for item in err.damaged] if isinstance(err, DamagedPartError) else ()
+        failed = fleet_pb2.OrderFailed(lease=lease, error=printable(error), damaged=damaged)
+        self._report(FleetReport(order_failed=failed))
 
     async def _list(self, order: fleet_pb2.ListShards) -> None:
         job = self._jobs[order.job]
@@ -278,6 +288,8 @@ class Engine:
             priority=order.priority,
             refs=tuple(ref_value(ref) for ref in order.samples),
             shards=self._jobs[order.job].keep(_shards(order.shards)),
+            left_out={item.sample_id: rejection_value(item) for item in order.left_out},
+            strict=order.strict,
         )
         entry = self._store.add(entry)
         entry.killed = dict(order.killed)
@@ -321,12 +333,16 @@ class Engine:
     def _read(self, job: Job, entry: Entry) -> LoadedPart:
         """In a reading thread."""
         with self._timed("read", entry):
-            return job.load(entry.refs, entry.killed)
+            return job.load(entry.refs, entry.killed, entry.left_out)
 
     def _decode(self, job: Job, entry: Entry, part: LoadedPart) -> Payload:
         """In a decoding thread."""
         with self._timed("decode", entry):
-            return job.decode(part, self._writer)
+            payload = job.decode(part, self._writer)
+        if damaged := entry.damaged_in(payload):
+            self._writer.discard(payload)
+            raise DamagedPartError(damaged)
+        return payload
 
     @contextlib.contextmanager
     def _timed(self, stage: str, entry: Entry) -> Iterator[None]:

@@ -39,6 +39,7 @@ SIZES_BYTES = 4 << 20  # that probing found and decoding needs: about 500 sample
 OPEN_SHARDS = 32  # indexed shards that a job likes to keep open at least; an index of a tar is some hundred bytes a sample
 
 _NONE: Mapping[int, int] = {}
+_NONE_LEFT_OUT: Mapping[int, Rejected] = {}
 
 _T = TypeVar("_T")
 
@@ -130,13 +131,21 @@ class Job:
                 good.append((ref.sample_id, probe_of(self.sample_name(ref), sizes)))
         return good, rejected
 
-    def load(self, refs: Sequence[SampleRef], killed: Mapping[int, int] = _NONE) -> LoadedPart:
+    def load(
+        self,
+        refs: Sequence[SampleRef],
+        killed: Mapping[int, int] = _NONE,
+        left_out: Mapping[int, Rejected] = _NONE_LEFT_OUT,
+    ) -> LoadedPart:
         """Bring samples into memory that are not there since they were probed, in the order of the shards, which caches and disks
-        like. `killed`: sample -> preprocessors that died of it; it is refused untouched.
+        like. `killed`: sample -> preprocessors that died of it; it is refused untouched, and so is one that is `left_out`.
 
         Raises DatasetError, OSError or MemoryError where a shard cannot be read here.
         """
-        read = {ref: self._in_memory(ref, killed) for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))}
+        read = {
+            ref: left_out.get(ref.sample_id) or self._in_memory(ref, killed)
+            for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))
+        }
         return LoadedPart(samples={ref: read[ref] for ref in refs})
 
     def decode(self, part: LoadedPart, writer: PayloadWriter) -> Payload:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import pyarrow as pa
 
+from headrace.errors import HeadraceError
 from headrace.manifest import ShardInfo
 from headrace.quarantine import Rejected
 from headrace.sample import SampleRef
@@ -43,6 +44,15 @@ class Payload:
         return self.crc32 is not None and self.crc32 != checksum(self.data)
 
 
+class DamagedPartError(HeadraceError):
+    """Samples of a part that is to be decoded as a whole cannot be decoded here. Perhaps they can elsewhere."""
+
+    def __init__(self, damaged: Sequence[Rejected]) -> None:
+        first = damaged[0]
+        super().__init__(f"cannot decode sample {first.name} ({first.reason}: {first.detail})")
+        self.damaged = damaged
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
     """A part that this preprocessor has a lease on. `priority`: the lower, the sooner a trainer needs it."""
@@ -56,6 +66,10 @@ class Entry:
     """What its job keeps of the shards that they lie in (preprocessor.jobs)."""
     killed: Mapping[int, int] = field(default_factory=dict)
     """Sample -> preprocessors that died of it: it is refused untouched."""
+    left_out: Mapping[int, Rejected] = field(default_factory=dict)
+    """Samples that no copy of the part has, wherever it is decoded."""
+    strict: bool = False
+    """Whether it is kept only if all other samples can be decoded."""
     lease: str = ""
     """To report when it is decoded; empty: nobody waits for that."""
     loading: bool = False
@@ -73,6 +87,11 @@ class Entry:
     """It was decoded before, and dropped for room."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     gone: bool = False
+
+    def damaged_in(self, payload: Payload) -> list[Rejected]:
+        """The samples that the payload must have, and lacks."""
+        known = self.left_out.keys() | self.killed.keys()
+        return [item for item in payload.rejected if item.sample_id not in known] if self.strict else []
 
     @property
     def stage(self) -> Stage | None:

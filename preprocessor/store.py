@@ -75,7 +75,13 @@ class PayloadStore:
         return Counter(stage for entry in list(self._entries.values()) if (stage := entry.stage) is not None)
 
     def add(self, entry: Entry) -> Entry:
-        """Take a part; one that is here already is kept, with its payload unless that is why it comes again: it is damaged."""
+        """Take a part; one that is here already is kept, with its payload unless that is why it comes again: it is damaged.
+
+        One that was to have other samples gives way.
+        """
+        held = self._entries.get(entry.ticket)
+        if held is not None and (held.left_out.keys(), held.strict) != (entry.left_out.keys(), entry.strict):
+            self.remove(held)
         entry = self._entries.setdefault(entry.ticket, entry)
         if entry.delivered and not entry.waiting and entry.payload is not None and entry.payload.is_damaged:
             metrics.PARTS_DAMAGED.inc()
@@ -207,14 +213,14 @@ class PayloadStore:
     def release(self, job: str, step: int | None = None) -> None:
         """Drop the parts of a job, or those of its steps up to `step`."""
         for entry in [e for e in self._entries.values() if e.job == job and (step is None or e.step <= step)]:
-            del self._entries[entry.ticket]
-            entry.gone = True
-            self._forsake(entry)
-            if not entry.waiting:
-                self._drop(entry)
-            entry.changed.set()
+            self._leave(entry)
         for queue in (self._to_read, self._to_decode, self._decoded):
             queue.prune()
+        self._work.set()
+
+    def remove(self, entry: Entry) -> None:
+        """Drop one part."""
+        self._leave(entry)
         self._work.set()
 
     def release_all_on_demand(self) -> None:
@@ -223,6 +229,14 @@ class PayloadStore:
             entry.fetched, entry.lease = True, ""
             self._forsake(entry)
             self._file(entry)
+
+    def _leave(self, entry: Entry) -> None:
+        del self._entries[entry.ticket]
+        entry.gone = True
+        self._forsake(entry)
+        if not entry.waiting:
+            self._drop(entry)
+        entry.changed.set()
 
     def _file(self, entry: Entry) -> None:
         """Put a part where it is looked for: for its next stage, or for its eviction."""

@@ -58,10 +58,10 @@ class PayloadWriter:
         """The payload, filled."""
         return self._payload(reserved.data, reserved.slot, num_samples, rejected)
 
-    def discard(self, reserved: Reserved) -> None:
+    def discard(self, unused: Reserved | Payload) -> None:
         """The room is free again."""
-        if reserved.slot is not None and self._arena is not None:
-            self._arena.free(reserved.slot)
+        if unused.slot is not None and self._arena is not None:
+            self._arena.free(unused.slot)
 
     def write(self, batch: pa.RecordBatch, rejected: tuple[Rejected, ...]) -> Payload:
         """A whole batch. Its values are copied once."""

@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headrace import metrics
@@ -155,20 +155,28 @@ class Fleet:
             work.on_done(result, member.name)
         self._fill_slots()
 
-    def fail(self, member: Member, lease: str, error: str) -> None:
-        """`member` cannot carry out `lease` (it may lack a mount, say): every other one is asked before the work has failed."""
-        work = member.leases.get(lease)
+    def fail(self, member: Member, lease: str, error: str, damaged: Sequence[Any] = ()) -> None:
+        """`member` cannot carry out `lease` (it may lack a mount, say): every other one is asked before the work has failed.
+
+        `damaged`: what of the work the member takes for damaged, where that is why.
+        """
+        work = self.at_work(member, lease)
         if work is None:
-            if lease in member.overdue:
-                self._end(lease)
-                self._fill_slots()
             return
+        is_overdue = lease in member.overdue
         self._end(lease)
+        work.is_disputed |= bool(damaged)
+        enough = bool(damaged) and work.on_damaged(damaged, member.name)
+        if is_overdue:
+            self._fill_slots()
+            return
         log.warning("order failed %s", pairs(preprocessor=member.name, job=work.job, error=error))
         work.avoid.add(member.name)
-        if work.avoid >= self.members.keys():
+        if enough or work.avoid >= self.members.keys():
             work.avoid.clear()
-            work.lease, work.late = None, dict.fromkeys(work.late, False)
+            work.lease = None
+            if not work.is_disputed:
+                work.late = dict.fromkeys(work.late, False)
             work.on_failed(error)
         else:
             self._wait_again(work)

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from headrace.codec import rejection_value
 from headrace.errors import HeadraceError, UserError
 from headrace.outbox import Outbox
 from headrace.rpc import answers_stream
@@ -115,7 +116,7 @@ def _hear(service: ReorderService, member: Member, kind: str, report: Any, liste
         member.store_bytes, member.store_budget_bytes = report.store_bytes, report.store_budget_bytes
         member.occupancy = report.occupancy
     elif kind == "order_failed":
-        service.fleet.fail(member, report.lease, report.error)
+        service.fleet.fail(member, report.lease, report.error, [rejection_value(item) for item in report.damaged])
     elif kind == "shards_listed":
         _hear_page(service, member, report, listed)
     else:

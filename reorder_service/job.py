@@ -66,7 +66,7 @@ class JobRun:
         self.sessions = Sessions(self.name)
         self._store = store
         self._fleet = fleet
-        self._orders = Orders(self.name, self.spec.share, fleet, self.manifest)
+        self._orders = Orders(self.name, self.spec.share, fleet, self.manifest, lambda: self.sessions.share_parts)
         self._planner = Planner(record, self.spec, self.manifest, store, self._orders)
         self._order_error = ""
         self._changed = asyncio.Event()
@@ -336,6 +336,7 @@ class JobRun:
             part = step.parts.get(ticket)
             if part is not None and part.lease == lease:
                 log.info("part lost %s", pairs(job=self.name, part=part.name, endpoint=part.endpoint))
+                part.agreed.is_missed = True
                 self._fleet.lost(lease)
 
     async def commit(self, session: Session, index: int, commit: RankCommit) -> bool:

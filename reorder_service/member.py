@@ -38,6 +38,9 @@ class Work:
     done."""
     on_failed: Callable[[str], None]
     """Called with a sentence where no member could carry out the order. It is not tried again."""
+    on_damaged: Callable[[Any, str], bool] = lambda _damaged, _name: False
+    """Told what of the work a member takes for damaged, and the member's name, before others are asked. Whether enough have been:
+    then it counts as work that no member could do."""
     on_placed: Callable[[str, str], None] = lambda _lease, _endpoint: None
     """Called with lease and endpoint each time that a member takes the work."""
     keep: bool = False
@@ -63,6 +66,8 @@ class Work:
     """Members that died while they had it."""
     alone: Callable[[], list[Trial]] | None = None
     """How to try each of its samples by itself, to find the one that members die of; None: it cannot be."""
+    is_disputed: bool = False
+    """Whether some member took something of it for damaged: then an answer that comes late counts, though others have failed."""
     late: dict[str, bool] = field(default_factory=dict)
     """Leases of members that still work on it, while another one has it or is to have it; whether their result counts."""
 

@@ -79,6 +79,8 @@ def decode_part(
         samples=[ref_message(ref) for ref in part.samples],
         shards=_shards_of(part.samples, message_of),
         killed=killed,
+        left_out=[rejection_message(item) for item in part.agreed.left_out.values()],
+        strict=True,
     )
     return FleetOrder(decode_part=order)
 

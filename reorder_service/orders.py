@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import JobFailedError
+from headrace.quarantine import Rejected
 from headrace.sample import SampleRef
 from headrace.telemetry import pairs
 from headrace.v1.fleet_pb2 import FleetOrder
@@ -31,8 +32,13 @@ PROBE, DECODE = 0, 1
 class Orders:
     """For one job, in one event loop."""
 
-    def __init__(self, job: str, share: float, fleet: Fleet, manifest: CountedShards) -> None:
-        """`share`: of the fleet, beside other jobs'. `manifest`: orders take along what it has of the shards that they read."""
+    def __init__(
+        self, job: str, share: float, fleet: Fleet, manifest: CountedShards, parts_are_shared: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`share`: of the fleet, beside other jobs'. `manifest`: orders take along what it has of the shards that they read.
+        `parts_are_shared`: whether several ranks fetch the same part, and none may have it without a sample of another's.
+        """
+        self._parts_are_shared = parts_are_shared
         self.manifest = manifest
         self._job = job
         self._share = share
@@ -214,9 +220,56 @@ class Orders:
         """
         rank = (step << 40) + (part.microbatch << 20) + part.replica
 
+        agreed, waits = part.agreed, iter(RETRY_PAUSES_S)
+
         def place(lease: str, endpoint: str) -> None:
             part.lease, part.endpoint = lease, endpoint
             on_placed(part)
+
+        def damaged(items: Sequence[Rejected], preprocessor: str) -> bool:
+            of_part = {ref.sample_id for ref in part.samples}
+            return agreed.claim(preprocessor, [item for item in items if item.sample_id in of_part])
+
+        def leave_out() -> None:
+            for item in agreed.leave_out():
+                log.warning("left out %s", pairs(job=self._job, part=part.name, sample=item.name, reason=item.reason))
+            work.late = dict.fromkeys(work.late, False)  # who has not answered until now does not count any more
+            self._fleet.submit(work)
+
+        def is_open() -> bool:
+            return wanted() and work.lease is None
+
+        def again() -> Work:
+            work.avoid |= agreed.claims.keys()
+            return work
+
+        def ask_again() -> None:
+            if is_open():
+                self._fleet.submit(again())
+
+        def given_up(error: str) -> None:
+            if not agreed.claims:
+                on_failed(error)
+            elif not (agreed.decoded_by and self._parts_are_shared()):
+                leave_out()
+            elif agreed.is_missed:
+                on_failed(agreed.dispute())
+            else:  # the ranks may all have it: then nobody needs another copy
+                asyncio.get_running_loop().call_later(RETRY_PAUSES_S[-1], ask_again)
+
+        retry = self._after_pauses(RETRY_PAUSES_S, again, given_up, is_open)
+
+        def failed(error: str) -> None:
+            if not agreed.claims or agreed.decoded_by:
+                retry(error)
+            elif work.late and (pause_s := next(waits, None)) is not None:  # somebody may decode it yet, or just has
+                asyncio.get_running_loop().call_later(pause_s, look_again, error)
+            else:
+                leave_out()
+
+        def look_again(error: str) -> None:
+            if is_open():
+                failed(error)
 
         work = Work(
             job=self._job,
@@ -226,8 +279,9 @@ class Orders:
                 lease, self._job, part, step, rank, self.manifest.message, self.killed(part.samples)
             ),
             answer=ANSWERS["decode_part"],
-            on_done=lambda _result, _preprocessor: None,
-            on_failed=self._after_pauses(RETRY_PAUSES_S, lambda: work, on_failed, wanted),
+            on_done=lambda _result, preprocessor: agreed.decoded(preprocessor),
+            on_failed=failed,
+            on_damaged=damaged,
             on_placed=place,
             keep=True,
             urgent=urgent,

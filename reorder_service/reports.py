@@ -109,4 +109,5 @@ _CHECKS: dict[str, Callable[[Any], None]] = {
     "shards_listed": _listed,
     "shard_indexed": _indexed,
     "samples_probed": _probed,
+    "order_failed": lambda failed: _rejected(failed.damaged),
 }

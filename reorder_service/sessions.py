@@ -178,6 +178,11 @@ class Sessions:
         self._lanes: dict[Hashable, Lane] = {}
         self._serving: dict[int, list[Lane]] = {}  # by replica
 
+    @property
+    def share_parts(self) -> bool:
+        """Whether several ranks may fetch the same part, and have to get the same samples: those of a pipeline."""
+        return any(session.replicas is not None for session in self.by_rank.values())
+
     def tell_step(self, step: Step) -> None:
         """A step is planned. Its parts' places follow by `tell_place`."""
         for lane in self._lanes.values():

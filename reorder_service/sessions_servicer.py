@@ -145,7 +145,9 @@ def _event_message(event: Step | Part | Ended, session: Session) -> bytes:
         return _plan_message(event, session)
     if isinstance(event, Part):
         if event.message[0] != event.lease:
-            location = sessions_pb2.PartLocation(ticket=event.ticket, lease=event.lease, endpoint=event.endpoint)
+            location = sessions_pb2.PartLocation(
+                ticket=event.ticket, lease=event.lease, endpoint=event.endpoint, left_out=event.agreed.left_out
+            )
             event.message = event.lease, _written(sessions_pb2.PlanEvent(location=location))
         return event.message[1]
     return _written(sessions_pb2.PlanEvent(ended=sessions_pb2.JobEnded(message=event.message)))

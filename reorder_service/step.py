@@ -19,6 +19,7 @@ from headrace.quarantine import Rejected
 from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
 from headrace.ticket import part_of
+from reorder_service.agreement import Agreement
 from reorder_service.member import Work
 from reorder_service.planning import sample_costs
 from reorder_service.planning.batch import make_batch
@@ -39,6 +40,8 @@ class Part:
     """Shard -> how many of the samples it has."""
     probed_by: Mapping[str, int] = field(default_factory=dict)
     """Preprocessor -> how many of the samples it has probed."""
+    agreed: Agreement = field(default_factory=Agreement)
+    """Which of the samples no copy of it has."""
     work: Work | None = None
     lease: str = ""
     endpoint: str = ""

@@ -32,6 +32,8 @@ class _Place(NamedTuple):
     lease: str
     endpoint: str
     told_s: float
+    left_out: frozenset[int] = frozenset()
+    """Samples that no copy of the part has any more."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -106,10 +108,10 @@ class PartFetcher:
             self._queue.extend(tickets)
             self._fetch_ahead()
 
-    def place(self, ticket: str, lease: str, endpoint: str) -> None:
-        """Where a part is, from now on."""
+    def place(self, ticket: str, lease: str, endpoint: str, left_out: Iterable[int] = ()) -> None:
+        """Where a part is, from now on. `left_out`: samples that it lacks there: an older copy that has them is not taken."""
         with self._lock:
-            self._places[ticket] = _Place(lease, endpoint, time.monotonic())
+            self._places[ticket] = _Place(lease, endpoint, time.monotonic(), frozenset(left_out))
             if ticket in self._wanted:
                 self._ask(self._wanted[ticket])
 
@@ -287,7 +289,17 @@ class PartFetcher:
                 self._ended(wanted, place)
                 self._settle(wanted, err)
         else:
-            self._delivered(wanted, place, part)
+            if self._is_current(wanted, part):
+                self._delivered(wanted, place, part)
+            else:
+                part.delivery.release()
+                self._failed(wanted, place, UnavailableError("the copy has samples that other ranks' copies lack"))
+
+    def _is_current(self, wanted: _Wanted, part: Part) -> bool:
+        """Whether the part lacks all samples that no copy is to have by now."""
+        with self._lock:
+            place = self._places.get(wanted.ticket)
+        return place is None or place.left_out <= {item.sample_id for item in part.rejected}
 
     def _delivered(self, wanted: _Wanted, place: _Place, part: Part) -> None:
         with self._lock:

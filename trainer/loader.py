@@ -345,7 +345,7 @@ class StepLoader:
         kind = event.WhichOneof("event")
         if kind == "location":
             place = event.location
-            self._parts.place(place.ticket, place.lease, place.endpoint)
+            self._parts.place(place.ticket, place.lease, place.endpoint, place.left_out)
         elif kind == "plan":
             with self._changed:
                 if event.plan.step >= self._committed:

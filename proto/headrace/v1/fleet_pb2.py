@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import common_pb2 as headrace_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/fleet.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"9\n\x0c\x46leetReports\x12)\n\x07reports\x18\x01 \x03(\x0b\x32\x18.headrace.v1.FleetReport\"6\n\x0b\x46leetOrders\x12\'\n\x06orders\x18\x01 \x03(\x0b\x32\x17.headrace.v1.FleetOrder\"\x94\x03\n\x0b\x46leetReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.headrace.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.headrace.v1.HeartbeatH\x00\x12\x32\n\rshards_listed\x18\x03 \x01(\x0b\x32\x19.headrace.v1.ShardsListedH\x00\x12\x32\n\rshard_indexed\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ShardIndexedH\x00\x12\x34\n\x0esamples_probed\x18\x05 \x01(\x0b\x32\x1a.headrace.v1.SamplesProbedH\x00\x12\x30\n\x0cpart_decoded\x18\x06 \x01(\x0b\x32\x18.headrace.v1.PartDecodedH\x00\x12\x30\n\x0corder_failed\x18\x07 \x01(\x0b\x32\x18.headrace.v1.OrderFailedH\x00\x12\'\n\x07goodbye\x18\x08 \x01(\x0b\x32\x14.headrace.v1.GoodbyeH\x00\x42\x08\n\x06report\"P\n\x05Hello\x12\x14\n\x0cpreprocessor\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\x05\x12\x10\n\x08instance\x18\x04 \x01(\t\"\x97\x01\n\tHeartbeat\x12\x17\n\x0fsamples_decoded\x18\x01 \x01(\x03\x12\x15\n\rbytes_decoded\x18\x02 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12store_budget_bytes\x18\x04 \x01(\x03\x12)\n\toccupancy\x18\x05 \x01(\x0b\x32\x16.headrace.v1.Occupancy\"\t\n\x07Goodbye\"|\n\x0cShardsListed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06shards\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Shard\x12+\n\nvocabulary\x18\x03 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\x12\x0c\n\x04more\x18\x04 \x01(\x08\"^\n\x0cShardIndexed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"n\n\rSamplesProbed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06probes\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"\x89\x01\n\nStepProbed\x12\"\n\x06probes\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x02 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12+\n\x0bsubstitutes\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"+\n\x0bOrderFailed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1c\n\x0bPartDecoded\x12\r\n\x05lease\x18\x01 \x01(\t\"\x94\x03\n\nFleetOrder\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.headrace.v1.WelcomeH\x00\x12,\n\njob_opened\x18\x02 \x01(\x0b\x32\x16.headrace.v1.JobOpenedH\x00\x12.\n\x0blist_shards\x18\x03 \x01(\x0b\x32\x17.headrace.v1.ListShardsH\x00\x12.\n\x0bindex_shard\x18\x04 \x01(\x0b\x32\x17.headrace.v1.IndexShardH\x00\x12\x32\n\rprobe_samples\x18\x05 \x01(\x0b\x32\x19.headrace.v1.ProbeSamplesH\x00\x12.\n\x0b\x64\x65\x63ode_part\x18\x06 \x01(\x0b\x32\x17.headrace.v1.DecodePartH\x00\x12\x34\n\x0estep_committed\x18\x07 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12,\n\njob_closed\x18\x08 \x01(\x0b\x32\x16.headrace.v1.JobClosedH\x00\x42\x07\n\x05order\",\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x0c\n\x04jobs\x18\x02 \x03(\t\"?\n\tJobOpened\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x12\n\nticket_key\x18\x04 \x01(\x0c\"(\n\nListShards\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\"K\n\nIndexShard\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12!\n\x05shard\x18\x03 \x01(\x0b\x32\x12.headrace.v1.Shard\"\xec\x01\n\x0cProbeSamples\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\'\n\x07samples\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\x12\"\n\x06shards\x18\x04 \x03(\x0b\x32\x12.headrace.v1.Shard\x12\r\n\x05trace\x18\x05 \x01(\t\x12\x35\n\x06killed\x18\x06 \x03(\x0b\x32%.headrace.v1.ProbeSamples.KilledEntry\x1a-\n\x0bKilledEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\x98\x02\n\nDecodePart\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x10\n\x08priority\x18\x05 \x01(\x03\x12\'\n\x07samples\x18\x06 \x03(\x0b\x32\x16.headrace.v1.SampleRef\x12\"\n\x06shards\x18\x07 \x03(\x0b\x32\x12.headrace.v1.Shard\x12\x33\n\x06killed\x18\x08 \x03(\x0b\x32#.headrace.v1.DecodePart.KilledEntry\x12\r\n\x05trial\x18\t \x01(\x08\x1a-\n\x0bKilledEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"*\n\rStepCommitted\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x18\n\tJobClosed\x12\x0b\n\x03job\x18\x01 \x01(\t2H\n\x05\x46leet\x12?\n\x04Work\x12\x19.headrace.v1.FleetReports\x1a\x18.headrace.v1.FleetOrders(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/fleet.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"9\n\x0c\x46leetReports\x12)\n\x07reports\x18\x01 \x03(\x0b\x32\x18.headrace.v1.FleetReport\"6\n\x0b\x46leetOrders\x12\'\n\x06orders\x18\x01 \x03(\x0b\x32\x17.headrace.v1.FleetOrder\"\x94\x03\n\x0b\x46leetReport\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.headrace.v1.HelloH\x00\x12+\n\theartbeat\x18\x02 \x01(\x0b\x32\x16.headrace.v1.HeartbeatH\x00\x12\x32\n\rshards_listed\x18\x03 \x01(\x0b\x32\x19.headrace.v1.ShardsListedH\x00\x12\x32\n\rshard_indexed\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ShardIndexedH\x00\x12\x34\n\x0esamples_probed\x18\x05 \x01(\x0b\x32\x1a.headrace.v1.SamplesProbedH\x00\x12\x30\n\x0cpart_decoded\x18\x06 \x01(\x0b\x32\x18.headrace.v1.PartDecodedH\x00\x12\x30\n\x0corder_failed\x18\x07 \x01(\x0b\x32\x18.headrace.v1.OrderFailedH\x00\x12\'\n\x07goodbye\x18\x08 \x01(\x0b\x32\x14.headrace.v1.GoodbyeH\x00\x42\x08\n\x06report\"P\n\x05Hello\x12\x14\n\x0cpreprocessor\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\x05\x12\x10\n\x08instance\x18\x04 \x01(\t\"\x97\x01\n\tHeartbeat\x12\x17\n\x0fsamples_decoded\x18\x01 \x01(\x03\x12\x15\n\rbytes_decoded\x18\x02 \x01(\x03\x12\x13\n\x0bstore_bytes\x18\x03 \x01(\x03\x12\x1a\n\x12store_budget_bytes\x18\x04 \x01(\x03\x12)\n\toccupancy\x18\x05 \x01(\x0b\x32\x16.headrace.v1.Occupancy\"\t\n\x07Goodbye\"|\n\x0cShardsListed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06shards\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Shard\x12+\n\nvocabulary\x18\x03 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\x12\x0c\n\x04more\x18\x04 \x01(\x08\"^\n\x0cShardIndexed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"n\n\rSamplesProbed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\"\n\x06probes\x18\x02 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"\x89\x01\n\nStepProbed\x12\"\n\x06probes\x18\x01 \x03(\x0b\x32\x12.headrace.v1.Probe\x12*\n\nrejections\x18\x02 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12+\n\x0bsubstitutes\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\"T\n\x0bOrderFailed\x12\r\n\x05lease\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\'\n\x07\x64\x61maged\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\"\x1c\n\x0bPartDecoded\x12\r\n\x05lease\x18\x01 \x01(\t\"\x94\x03\n\nFleetOrder\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.headrace.v1.WelcomeH\x00\x12,\n\njob_opened\x18\x02 \x01(\x0b\x32\x16.headrace.v1.JobOpenedH\x00\x12.\n\x0blist_shards\x18\x03 \x01(\x0b\x32\x17.headrace.v1.ListShardsH\x00\x12.\n\x0bindex_shard\x18\x04 \x01(\x0b\x32\x17.headrace.v1.IndexShardH\x00\x12\x32\n\rprobe_samples\x18\x05 \x01(\x0b\x32\x19.headrace.v1.ProbeSamplesH\x00\x12.\n\x0b\x64\x65\x63ode_part\x18\x06 \x01(\x0b\x32\x17.headrace.v1.DecodePartH\x00\x12\x34\n\x0estep_committed\x18\x07 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12,\n\njob_closed\x18\x08 \x01(\x0b\x32\x16.headrace.v1.JobClosedH\x00\x42\x07\n\x05order\",\n\x07Welcome\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x0c\n\x04jobs\x18\x02 \x03(\t\"?\n\tJobOpened\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\x12\x12\n\nticket_key\x18\x04 \x01(\x0c\"(\n\nListShards\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\"K\n\nIndexShard\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12!\n\x05shard\x18\x03 \x01(\x0b\x32\x12.headrace.v1.Shard\"\xec\x01\n\x0cProbeSamples\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\'\n\x07samples\x18\x03 \x03(\x0b\x32\x16.headrace.v1.SampleRef\x12\"\n\x06shards\x18\x04 \x03(\x0b\x32\x12.headrace.v1.Shard\x12\r\n\x05trace\x18\x05 \x01(\t\x12\x35\n\x06killed\x18\x06 \x03(\x0b\x32%.headrace.v1.ProbeSamples.KilledEntry\x1a-\n\x0bKilledEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"\xd2\x02\n\nDecodePart\x12\r\n\x05lease\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0e\n\x06ticket\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x10\n\x08priority\x18\x05 \x01(\x03\x12\'\n\x07samples\x18\x06 \x03(\x0b\x32\x16.headrace.v1.SampleRef\x12\"\n\x06shards\x18\x07 \x03(\x0b\x32\x12.headrace.v1.Shard\x12\x33\n\x06killed\x18\x08 \x03(\x0b\x32#.headrace.v1.DecodePart.KilledEntry\x12\r\n\x05trial\x18\t \x01(\x08\x12(\n\x08left_out\x18\n \x03(\x0b\x32\x16.headrace.v1.Rejection\x12\x0e\n\x06strict\x18\x0b \x01(\x08\x1a-\n\x0bKilledEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"*\n\rStepCommitted\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\x18\n\tJobClosed\x12\x0b\n\x03job\x18\x01 \x01(\t2H\n\x05\x46leet\x12?\n\x04Work\x12\x19.headrace.v1.FleetReports\x1a\x18.headrace.v1.FleetOrders(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,31 +57,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STEPPROBED']._serialized_start=1170
   _globals['_STEPPROBED']._serialized_end=1307
   _globals['_ORDERFAILED']._serialized_start=1309
-  _globals['_ORDERFAILED']._serialized_end=1352
-  _globals['_PARTDECODED']._serialized_start=1354
-  _globals['_PARTDECODED']._serialized_end=1382
-  _globals['_FLEETORDER']._serialized_start=1385
-  _globals['_FLEETORDER']._serialized_end=1789
-  _globals['_WELCOME']._serialized_start=1791
-  _globals['_WELCOME']._serialized_end=1835
-  _globals['_JOBOPENED']._serialized_start=1837
-  _globals['_JOBOPENED']._serialized_end=1900
-  _globals['_LISTSHARDS']._serialized_start=1902
-  _globals['_LISTSHARDS']._serialized_end=1942
-  _globals['_INDEXSHARD']._serialized_start=1944
-  _globals['_INDEXSHARD']._serialized_end=2019
-  _globals['_PROBESAMPLES']._serialized_start=2022
-  _globals['_PROBESAMPLES']._serialized_end=2258
-  _globals['_PROBESAMPLES_KILLEDENTRY']._serialized_start=2213
-  _globals['_PROBESAMPLES_KILLEDENTRY']._serialized_end=2258
-  _globals['_DECODEPART']._serialized_start=2261
-  _globals['_DECODEPART']._serialized_end=2541
-  _globals['_DECODEPART_KILLEDENTRY']._serialized_start=2213
-  _globals['_DECODEPART_KILLEDENTRY']._serialized_end=2258
-  _globals['_STEPCOMMITTED']._serialized_start=2543
-  _globals['_STEPCOMMITTED']._serialized_end=2585
-  _globals['_JOBCLOSED']._serialized_start=2587
-  _globals['_JOBCLOSED']._serialized_end=2611
-  _globals['_FLEET']._serialized_start=2613
-  _globals['_FLEET']._serialized_end=2685
+  _globals['_ORDERFAILED']._serialized_end=1393
+  _globals['_PARTDECODED']._serialized_start=1395
+  _globals['_PARTDECODED']._serialized_end=1423
+  _globals['_FLEETORDER']._serialized_start=1426
+  _globals['_FLEETORDER']._serialized_end=1830
+  _globals['_WELCOME']._serialized_start=1832
+  _globals['_WELCOME']._serialized_end=1876
+  _globals['_JOBOPENED']._serialized_start=1878
+  _globals['_JOBOPENED']._serialized_end=1941
+  _globals['_LISTSHARDS']._serialized_start=1943
+  _globals['_LISTSHARDS']._serialized_end=1983
+  _globals['_INDEXSHARD']._serialized_start=1985
+  _globals['_INDEXSHARD']._serialized_end=2060
+  _globals['_PROBESAMPLES']._serialized_start=2063
+  _globals['_PROBESAMPLES']._serialized_end=2299
+  _globals['_PROBESAMPLES_KILLEDENTRY']._serialized_start=2254
+  _globals['_PROBESAMPLES_KILLEDENTRY']._serialized_end=2299
+  _globals['_DECODEPART']._serialized_start=2302
+  _globals['_DECODEPART']._serialized_end=2640
+  _globals['_DECODEPART_KILLEDENTRY']._serialized_start=2254
+  _globals['_DECODEPART_KILLEDENTRY']._serialized_end=2299
+  _globals['_STEPCOMMITTED']._serialized_start=2642
+  _globals['_STEPCOMMITTED']._serialized_end=2684
+  _globals['_JOBCLOSED']._serialized_start=2686
+  _globals['_JOBCLOSED']._serialized_end=2710
+  _globals['_FLEET']._serialized_start=2712
+  _globals['_FLEET']._serialized_end=2784
 # @@protoc_insertion_point(module_scope)

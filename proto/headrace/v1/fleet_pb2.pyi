@@ -112,12 +112,14 @@ class StepProbed(_message.Message):
     def __init__(self, probes: _Optional[_Iterable[_Union[_common_pb2.Probe, _Mapping]]] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., substitutes: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ...) -> None: ...
 
 class OrderFailed(_message.Message):
-    __slots__ = ("lease", "error")
+    __slots__ = ("lease", "error", "damaged")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     lease: str
     error: str
-    def __init__(self, lease: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+    damaged: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
+    def __init__(self, lease: _Optional[str] = ..., error: _Optional[str] = ..., damaged: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ...) -> None: ...
 
 class PartDecoded(_message.Message):
     __slots__ = ("lease",)
@@ -205,7 +207,7 @@ class ProbeSamples(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., trace: _Optional[str] = ..., killed: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class DecodePart(_message.Message):
-    __slots__ = ("lease", "job", "ticket", "step", "priority", "samples", "shards", "killed", "trial")
+    __slots__ = ("lease", "job", "ticket", "step", "priority", "samples", "shards", "killed", "trial", "left_out", "strict")
     class KilledEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +224,8 @@ class DecodePart(_message.Message):
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     KILLED_FIELD_NUMBER: _ClassVar[int]
     TRIAL_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
     lease: str
     job: str
     ticket: str
@@ -231,7 +235,9 @@ class DecodePart(_message.Message):
     shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
     killed: _containers.ScalarMap[int, int]
     trial: bool
-    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., ticket: _Optional[str] = ..., step: _Optional[int] = ..., priority: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., killed: _Optional[_Mapping[int, int]] = ..., trial: _Optional[bool] = ...) -> None: ...
+    left_out: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
+    strict: bool
+    def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., ticket: _Optional[str] = ..., step: _Optional[int] = ..., priority: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., killed: _Optional[_Mapping[int, int]] = ..., trial: _Optional[bool] = ..., left_out: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., strict: _Optional[bool] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("job", "step")

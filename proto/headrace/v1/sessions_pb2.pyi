@@ -144,14 +144,16 @@ class PartSamples(_message.Message):
     def __init__(self, sample_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PartLocation(_message.Message):
-    __slots__ = ("ticket", "lease", "endpoint")
+    __slots__ = ("ticket", "lease", "endpoint", "left_out")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     ticket: str
     lease: str
     endpoint: str
-    def __init__(self, ticket: _Optional[str] = ..., lease: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    left_out: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[str] = ..., lease: _Optional[str] = ..., endpoint: _Optional[str] = ..., left_out: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JobEnded(_message.Message):
     __slots__ = ("message",)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from headrace.rpc import Server
 from headrace.sample import SampleRef
 from headrace.spec import parse_spec
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
+from headrace.v1.common_pb2 import Rejection
 from headrace.v1.fleet_pb2 import FleetOrder, FleetOrders, FleetReport, FleetReports
 from preprocessor.engine import Engine, read_ahead_parts
 from preprocessor.part import Stage
@@ -75,10 +76,14 @@ class Orders(fleet_pb2_grpc.FleetServicer):
         order = fleet_pb2.IndexShard(lease="index", job="job", shard=self.shards[shard])
         self.orders.put_nowait(FleetOrder(index_shard=order))
 
-    def decode(self, name: str, *rows: tuple[int, int], priority: int = 0) -> None:
+    def decode(
+        self, name: str, *rows: tuple[int, int], priority: int = 0, strict: bool = False, left_out: Sequence[Rejection] = ()
+    ) -> None:
         """A part of samples given as (shard, row)."""
         refs = [ref_message(SampleRef(sample_id=n, shard=shard, row=row)) for n, (shard, row) in enumerate(rows)]
         order = fleet_pb2.DecodePart(lease=f"lease-{name}", job="job", ticket=name, priority=priority, samples=refs)
+        order.strict = strict
+        order.left_out.extend(left_out)
         order.shards.extend(self.shards[shard] for shard in sorted({shard for shard, _ in rows}))
         self.orders.put_nowait(FleetOrder(decode_part=order))
 
@@ -329,6 +334,36 @@ async def test_a_job_that_cannot_be_opened_is_refused_by_its_orders_and_others_g
         assert failed.error == "a preprocessor cannot open the job: field_of_tomorrow: there is no such field, got 1"
     worker.orders.index(0)
     assert (await worker.orders.heard("shard_indexed")).num_samples == 6
+
+
+async def test_a_part_is_kept_as_its_order_has_it_or_not_at_all(start: Start, tar: Path) -> None:
+    """Row 5 cannot be decoded. That is said, and what is left out then is told in the next order."""
+    worker = await start()
+    worker.orders.open_job(str(tar))
+    rows = [(0, 4), (0, 5)]
+    worker.orders.decode("part", *rows, strict=True)
+    failed = await worker.orders.heard("order_failed")
+    (damaged,) = failed.damaged
+    assert (failed.lease, damaged.sample_id, damaged.name, damaged.reason) == ("lease-part", 1, "s/shard.tar/5", "corrupt_media")
+    assert "cannot decode sample s/shard.tar/5 (corrupt_media: " in failed.error
+    assert worker.store.get("part") is None
+    worker.orders.decode("part", *rows, strict=True, left_out=[damaged])
+    await worker.orders.heard("part_decoded")
+    assert await worker.samples("part") == [0]
+
+
+async def test_what_is_left_out_is_not_touched_also_where_it_could_be_decoded(start: Start, tar: Path) -> None:
+    worker = await start()
+    worker.orders.open_job(str(tar))
+    worker.orders.decode("part", (0, 0), (0, 1), strict=True)
+    await worker.orders.heard("part_decoded")
+    assert await worker.samples("part") == [0, 1]
+    told = Rejection(sample_id=0, name="s/shard.tar/0", reason="unsupported_media", detail="no codec elsewhere", row=0)
+    worker.orders.decode("part", (0, 0), (0, 1), strict=True, left_out=[told])
+    await worker.orders.heard("part_decoded")
+    assert await worker.samples("part") == [1]
+    payload = worker.store.get("part").payload
+    assert [(item.sample_id, item.detail) for item in payload.rejected] == [(0, "no codec elsewhere")]
 
 
 async def test_a_full_store_stops_reading_and_a_fetch_goes_on(start: Start, tar: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.errors import SupersededError, UnavailableError
+from headrace.quarantine import Reason, Rejected
 from trainer.fetch import PartFetcher
 
 MIB = 1 << 20
@@ -86,6 +87,25 @@ def test_a_part_that_is_told_elsewhere_is_asked_for_there_at_once_and_released_w
     assert (statistics.num_parts, statistics.num_hedged, statistics.num_fetched_again) == ({"shared_memory": 2}, 0, 1)
     assert (statistics.num_pending, statistics.ready_bytes, statistics.held_bytes) == (0, 0, 0)
     assert statistics.received_bytes > 2 * MIB
+
+
+def test_a_copy_with_samples_that_other_ranks_lack_is_not_taken(make_producer, make_part, make_fetcher):
+    hung, other = make_producer(), make_producer()
+    for producer in (hung, other):
+        producer.add_stuck("part")
+    fetcher = make_fetcher(hedge_s=NEVER_S)
+    fetcher.place("part", "first", hung.endpoint)
+    fetcher.queue(["part"])
+    wait_for(lambda: is_asked(hung, "part"))
+    fetcher.place("part", "second", other.endpoint, left_out=[8])
+    hung.finish("part", make_part(1000, 8))
+    wait_for(lambda: not is_asked(hung, "part"))
+    wait_for(lambda: not held(hung, "part"))
+    assert not fetcher.have_come(["part"])
+    left_out = Rejected(name="s/8", reason=Reason.UNSUPPORTED_MEDIA, detail="no codec", sample_id=8)
+    other.finish("part", make_part(1000, 7), (left_out,))
+    part = fetcher.take("part")
+    assert (sample_id(part), part.rejected) == (7, (left_out,))
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "flight"])
