@@ -97,6 +97,7 @@ class StepLoader:
         self.generation = 0
         self._next_step = 0
         self._committed = 0
+        self._enter()
 
     # -- session ------------------------------------------------------------------------------------------------------
 
@@ -105,15 +106,22 @@ class StepLoader:
         if self._thread is None:
             if self._counts_ranks:
                 check_ranks(self._num_ranks)
-            self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(
-                self._resume_step, self._max_catch_up
-            )
+            try:
+                self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(
+                    self._resume_step, self._max_catch_up
+                )
+            except BaseException:
+                _CONSUMERS.leave(self)  # as the job has no such rank here
+                raise
+            self._enter()
             self._committed = self._queued_step = self._next_step
-            _CONSUMERS.take(self, self._client.job)
             self._left = threading.Event()
             self._thread = threading.Thread(target=self._listen, args=(self._left,), name="plans", daemon=True)
             self._thread.start()
         return self
+
+    def _enter(self) -> None:
+        _CONSUMERS.enter(self, self._client.endpoint, self._client.job, self._rank)
 
     def close(self) -> None:
         """Stop fetching and end the session. The tensors of all steps become invalid."""
@@ -190,7 +198,8 @@ class StepLoader:
         """The step is applied. `loss`: of the whole step, if this rank knows it; for the ledger and for people.
 
         Returns when all ranks have committed the step and it is in the ledger: what is saved from then on can be resumed. Where
-        the thread that takes this loader's steps takes those of other ranks too, only the last commit of a step does.
+        one thread commits for several ranks, only the last of its commits of a step waits for that: the step is in no ledger
+        before it.
 
         From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is used again.
 
@@ -202,7 +211,7 @@ class StepLoader:
         self._parts.release(step._tickets)  # before others hear of the commit: then the preprocessors find the room free
         metrics.DATA_WAIT_SECONDS.observe(step.data_wait_s)
         with tracing.span("commit", step._trace, rank=self._rank):
-            wait = not _CONSUMERS.share(self)
+            wait = _CONSUMERS.commit(self, step.index)
             self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s, wait=wait)
         with self._changed:
             self._committed = step.index + 1
@@ -230,7 +239,7 @@ class StepLoader:
             self._waited(step, started_s)
             step._microbatches = self._microbatches(plan, step)
             self._handed_out = True
-            _CONSUMERS.take(self, self._client.job)
+            _CONSUMERS.take(self)
             self._next_step = plan.step + 1  # before the step is handed out: a new loop over the loader goes on behind it
             yield step
 
@@ -340,6 +349,9 @@ class StepLoader:
                     self._error = err
                     self._changed.notify_all()
                 self._parts.fail(err)
+        finally:
+            if not left.is_set():  # else it is closed, or opens again
+                _CONSUMERS.leave(self)
 
     def _hear(self, event: sessions_pb2.PlanEvent) -> None:
         kind = event.WhichOneof("event")

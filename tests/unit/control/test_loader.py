@@ -190,19 +190,6 @@ def test_a_commit_returns_when_the_other_ranks_have_committed_too_also_over_a_re
         assert loader.state_dict()["step"] == 1
 
 
-def test_a_thread_that_takes_the_steps_of_several_ranks_does_not_wait_for_itself(world: Any) -> None:
-    """The fake knows one session at a time: here only what the first one says."""
-    world.complete = False
-    world.step(0)
-    second = connect(world, rank=1, num_ranks=2).open()
-    with connect(world, rank=0, num_ranks=2) as first:
-        step = next(iter(first))
-        read(step)
-        first.commit(step)
-        assert world.commits == [0]
-    second.close()
-
-
 def test_a_rank_that_another_process_took_over_stops(world: Any) -> None:
     world.step(0)
     with connect(world) as loader:
