@@ -201,6 +201,9 @@ class StepLoader:
         one thread commits for several ranks, only the last of its commits of a step waits for that: the step is in no ledger
         before it.
 
+        As ranks wait for one another here, all of them do what they do together (a collective, a barrier) on the same side of
+        this call.
+
         From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is used again.
 
         Raises ConflictError where some of the step's microbatches were not consumed.
