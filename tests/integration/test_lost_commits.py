@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import redis
+import torch
 
 import trainer
 from headrace.errors import ConflictError, SupersededError
 from headrace.ledger import ledger_sha256
+from trainer.pipeline.feed import PipelineLoader
+from trainer.pipeline.topology import PipelineTopology
 
 pytestmark = pytest.mark.integration
 
@@ -110,3 +113,27 @@ def test_ranks_whose_checkpoints_are_of_different_steps_are_told(calm: Any, spec
         with pytest.raises(ConflictError, match="state of rank 1 is of step 0, and that of rank 0 of step 1: load the newest"):
             second.open()
         second.close()
+
+
+def test_a_pipeline_that_catches_up_keeps_no_routes_of_the_steps_between(calm: Any, spec: Any) -> None:
+    units: dict[str, Any] = {"encoder": {}, "llm": {"dp": 2}}
+    topology = PipelineTopology.model_validate({"units": units})
+    job = calm.submit(spec("ahead-in-stages", steps=8))
+    first: list[int] = []
+    kept: list[set[int]] = []
+
+    def train(rank: int) -> None:
+        loader = PipelineLoader(calm.endpoint, job=job, topology=topology, rank=rank, device=torch.device("cpu"), catch_up=3)
+        loader.load_state_dict(loader.state_dict() | {"step": 3})
+        with loader:
+            step, _ = next(loader.steps())
+            first.append(step.index)
+            kept.append({step for step in loader._needed if step <= 3})
+
+    ranks = [threading.Thread(target=train, args=(rank,)) for rank in range(topology.world_size)]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join(60)
+    assert first == [3] * topology.world_size
+    assert kept == [set()] * topology.world_size

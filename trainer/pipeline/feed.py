@@ -190,6 +190,11 @@ class PipelineLoader(PortionLoader):
             feed.announce()
             yield step, feed
 
+    def commit(self, step: Step, *, loss: float = math.nan) -> None:
+        """As of StepLoader."""
+        super().commit(step, loss=loss)
+        self._needed.pop(step.index, None)  # of a step that is committed again, and was not handed out
+
     def commit_fed(self, step: Step, feed: StepFeed, *, loss: float) -> None:
         """The step is applied by this process."""
         step.rejected, step.consumed = feed.rejected, True
