@@ -93,7 +93,9 @@ class LightPreprocessor:
 
 
 def _listed(lease: str) -> fleet_pb2.ShardsListed:
-    shards = [common_pb2.Shard(source=0, url=f"memory://shard-{n:05d}", name=f"light/shard-{n:05d}") for n in range(SHARDS)]
+    shards = [
+        common_pb2.Shard(source=0, number=n, url=f"memory://shard-{n:05d}", name=f"light/shard-{n:05d}") for n in range(SHARDS)
+    ]
     vocabulary = common_pb2.Vocabulary(size=32_000, image_token=1, audio_token=2)
     return fleet_pb2.ShardsListed(lease=lease, shards=shards, vocabulary=vocabulary)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -18,7 +19,7 @@ from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from reorder_service import messages
 from reorder_service.leadership import Post
 from reorder_service.member import Member
-from reorder_service.reports import check_hello, check_length, check_report
+from reorder_service.reports import check_hello, check_listed, check_report
 from reorder_service.service import ReorderService
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,19 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 LOST = "connection closed"
 
-Listed = dict[str, fleet_pb2.ShardsListed]
-"""Lease -> the pages that have come of its list of shards, as one."""
+MOST_ERROR = 4096  # characters of the sentence with which an order fails: it ends in the job's record
+
+
+@dataclass(slots=True)
+class Listing:
+    """The pages that have come of one list of shards, as one, and their bytes."""
+
+    pages: fleet_pb2.ShardsListed = field(default_factory=fleet_pb2.ShardsListed)
+    num_bytes: int = 0
+
+
+Listed = dict[str, Listing]
+"""By lease."""
 
 
 class FleetServicer(fleet_pb2_grpc.FleetServicer):
@@ -116,7 +128,8 @@ def _hear(service: ReorderService, member: Member, kind: str, report: Any, liste
         member.store_bytes, member.store_budget_bytes = report.store_bytes, report.store_budget_bytes
         member.occupancy = report.occupancy
     elif kind == "order_failed":
-        service.fleet.fail(member, report.lease, report.error, [rejection_value(item) for item in report.damaged])
+        damaged = [rejection_value(item) for item in report.damaged]
+        service.fleet.fail(member, report.lease, report.error[:MOST_ERROR], damaged)
     elif kind == "shards_listed":
         _hear_page(service, member, report, listed)
     else:
@@ -127,8 +140,9 @@ def _hear_page(service: ReorderService, member: Member, page: fleet_pb2.ShardsLi
     if service.fleet.at_work(member, page.lease) is None:  # given up meanwhile: nothing of it is kept
         listed.pop(page.lease, None)
         return
-    pages = listed.setdefault(page.lease, fleet_pb2.ShardsListed())
-    pages.MergeFrom(page)
-    check_length(pages)
+    listing = listed.setdefault(page.lease, Listing())
+    listing.num_bytes += page.ByteSize()
+    check_listed(len(listing.pages.shards) + len(page.shards), listing.num_bytes)
+    listing.pages.MergeFrom(page)
     if not page.more:
-        service.fleet.finish(member, page.lease, listed.pop(page.lease))
+        service.fleet.finish(member, page.lease, listed.pop(page.lease).pages)

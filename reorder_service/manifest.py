@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.codec import rejection_value, shard_message, shard_table, vocabulary_value
+from headrace.errors import JobFailedError
 from headrace.manifest import UNCOUNTED, ShardTable, Vocabulary
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec
@@ -85,13 +86,26 @@ class Manifest(CountedShards):
             self.shards, self.num_rows = await self._store.load_manifest(self._job)
 
     async def list_shards(self, ask: Ask) -> None:
-        """Find the shards. Raises JobFailedError where a data set cannot be read."""
+        """Find the shards. Raises JobFailedError where a data set cannot be read, or the list is not one of this job's."""
         reply = await ask(_LIST_PRIORITY, lambda lease: messages.list_shards(lease, self._job), {})
-        shards = await asyncio.to_thread(shard_table, reply.shards)
+        shards = await asyncio.to_thread(self._checked, reply.shards)
         vocabulary = vocabulary_value(reply.vocabulary)
         await self._store.save_manifest(self._job, shards, vocabulary)
         self.shards, self.num_rows = shards, np.full(len(shards), UNCOUNTED, np.int64)
         self.vocabulary = vocabulary
+
+    def _checked(self, listed: Sequence[Shard]) -> ShardTable:
+        """What a preprocessor has listed, as a table. Raises JobFailedError where a source or a number cannot be: what is once in
+        the store is there for good."""
+        num_sources = len(self._spec.sources)
+        for place, shard in enumerate(listed):
+            if shard.source not in range(num_sources) or shard.number != place:
+                raise JobFailedError(
+                    f"a preprocessor listed shard {shard.number} of source {shard.source} of job {self._job!r} at place {place}: "
+                    f"shards are numbered by their places, and sources from 0 to {num_sources - 1}; "
+                    "run the same release on both sides and submit the job again"
+                )
+        return shard_table(listed)
 
     async def count(self, ask: Ask, shard: int, priority: tuple[int, ...]) -> None:
         """Find out how many rows a shard has. Raises JobFailedError where it cannot be read."""

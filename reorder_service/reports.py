@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from headrace.errors import ConflictError, UserError
+from headrace.limits import MAX_PATH
 from headrace.manifest import MOST_ROWS
 from headrace.quarantine import Reason
 from headrace.rpc import check_endpoint
@@ -20,6 +21,8 @@ from reorder_service.member import Member
 MOST_SLOTS = 1 << 14  # a preprocessor asks for about twice as many as it has threads
 MOST_CHARACTERS = 255  # of names and endpoints, as of a host's name
 MOST_SHARDS = 1 << 24  # of a job
+MOST_PATH = 2 * MAX_PATH  # characters of a shard's URL and of its name: a source's folder, and a path in it
+MOST_LISTED_BYTES = 1 << 30  # of a list of shards, all pages together: a million take some 200 MB
 MOST_BYTES = 1 << 50  # of anything that a heartbeat counts in bytes
 
 _REASONS = frozenset(map(str, Reason))
@@ -62,10 +65,13 @@ def check_report(fleet: Fleet, member: Member, kind: str, report: Any) -> None:
         )
 
 
-def check_length(listed: fleet_pb2.ShardsListed) -> None:
-    """Raises UserError where the pages that have come of a list of shards are too many."""
-    if len(listed.shards) > MOST_SHARDS:
-        raise UserError(f"a job has at most {MOST_SHARDS} shards, got {len(listed.shards)} and perhaps more")
+def check_listed(num_shards: int, num_bytes: int) -> None:
+    """Raises UserError where the pages that have come of a list of shards are too much."""
+    if num_shards > MOST_SHARDS or num_bytes > MOST_LISTED_BYTES:
+        raise UserError(
+            f"a job has at most {MOST_SHARDS} shards, whose list has up to {MOST_LISTED_BYTES} bytes, "
+            f"got {num_shards} of {num_bytes} bytes and perhaps more: make larger shards"
+        )
 
 
 def _heartbeat(beat: fleet_pb2.Heartbeat) -> None:
@@ -80,6 +86,9 @@ def _listed(page: fleet_pb2.ShardsListed) -> None:
     for shard in page.shards:
         if shard.source < 0 or not 0 <= shard.number < MOST_SHARDS:
             raise UserError(f"a shard's source and number must be 0 or more, got {shard.source} and {shard.number}")
+        for what, text in (("URL", shard.url), ("name", shard.name)):
+            if len(text) > MOST_PATH:
+                raise UserError(f"a shard's {what} must have up to {MOST_PATH} characters, got {len(text)}: {text[:64]!r}...")
 
 
 def _indexed(indexed: fleet_pb2.ShardIndexed) -> None:

@@ -50,7 +50,7 @@ class Preprocessor:
         match kind:
             case "list_shards":
                 sources = self.service.find(body.job).spec.sources
-                shards = [common_pb2.Shard(source=n, url="/d/a.tar", name=f"{s.name}/a") for n, s in enumerate(sources)]
+                shards = [common_pb2.Shard(source=n, number=n, url="/d/a.tar", name=f"{s.name}/a") for n, s in enumerate(sources)]
                 return fleet_pb2.ShardsListed(shards=shards, vocabulary=common_pb2.Vocabulary(size=9))
             case "index_shard":
                 return fleet_pb2.ShardIndexed(num_samples=ROWS)

@@ -36,7 +36,7 @@ class Archivist(Preprocessor):
     def _result(self, kind: str, body: Any) -> Any:
         match kind:
             case "list_shards":
-                shards = [common_pb2.Shard(url=f"/d/{n}", name=f"d/{n}") for n in range(SHARDS)]
+                shards = [common_pb2.Shard(number=n, url=f"/d/{n}", name=f"d/{n}") for n in range(SHARDS)]
                 return fleet_pb2.ShardsListed(shards=shards, vocabulary=common_pb2.Vocabulary(size=9))
             case "index_shard":
                 self.counted.append(body.shard.number)

@@ -16,6 +16,7 @@ from headrace.outbox import Outbox
 from headrace.rpc import Server
 from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
+from reorder_service import reports as rules
 from reorder_service.fleet_servicer import FleetServicer
 from reorder_service.leadership import Post
 from reorder_service.service import ReorderService
@@ -207,6 +208,58 @@ async def test_rows_that_cannot_be_never_reach_the_manifest(world: World, num_ro
         await run.wait_ready()
     _, counted = await world.service.store.load_manifest(run.name)
     assert counted.tolist() == [24]
+
+
+@pytest.mark.parametrize(("source", "number", "sentence"), [(7, 0, "shard 0 of source 7"), (0, 5, "shard 5 of source 0")])
+async def test_a_list_that_cannot_be_never_reaches_the_store(world: World, source: int, number: int, sentence: str) -> None:
+    """The job fails with a sentence, and goes on from a right list when it is submitted again."""
+    run = await submit(world.service, join=False)
+    rogue = world.stream(hello(preprocessor="rogue"))
+    order = await rogue.ordered("list_shards")
+    shards = [common_pb2.Shard(url="/d/a.tar", name="d/a", source=source, number=number)]
+    page = fleet_pb2.ShardsListed(lease=order.lease, shards=shards, vocabulary=common_pb2.Vocabulary(size=9))
+    rogue.say(FleetReport(shards_listed=page))
+    await eventually(lambda: run.state == "FAILED")
+    assert sentence in run.message
+    assert (await world.service.store.load_job(run.name)).vocabulary is None
+    await rogue.close()
+    await world.members()
+    Preprocessor(service=world.service, name="honest").join()
+    await run.resubmit()
+    async with asyncio.timeout(PATIENCE_S):
+        await run.wait_ready()
+    assert run.state == "RUNNING"
+
+
+@pytest.mark.parametrize("long", ["url", "name"])
+async def test_a_shard_with_a_path_that_no_system_takes_is_refused(world: World, long: str) -> None:
+    await submit(world.service, join=False)
+    rogue = world.stream(hello(preprocessor="rogue"))
+    order = await rogue.ordered("list_shards")
+    page = fleet_pb2.ShardsListed(lease=order.lease, shards=[common_pb2.Shard(**{long: "x" * 1_000_000})], more=True)
+    code, details = await rogue.say(FleetReport(shards_listed=page)).end()
+    assert (code, "up to 8192 characters, got 1000000" in details) == (INVALID, True), details
+
+
+async def test_a_list_without_an_end_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MOST_LISTED_BYTES", 1_000_000)
+    await submit(world.service, join=False)
+    rogue = world.stream(hello(preprocessor="rogue"))
+    order = await rogue.ordered("list_shards")
+    page = fleet_pb2.ShardsListed(lease=order.lease, shards=[common_pb2.Shard(url="x" * 8000)] * 25, more=True)
+    code, details = await rogue.say(*[FleetReport(shards_listed=page)] * 6).end()
+    assert (code, "up to 1000000 bytes, got 125 of 1000" in details) == (INVALID, True), details
+
+
+async def test_the_sentence_of_an_order_that_failed_stays_short(world: World) -> None:
+    run = await submit(world.service, join=False)
+    rogue = world.stream(hello(preprocessor="rogue"))
+    order = await rogue.ordered("list_shards")
+    rogue.say(FleetReport(order_failed=fleet_pb2.OrderFailed(lease=order.lease, error="no such folder " + "x" * 1_000_000)))
+    await eventually(lambda: run.state == "FAILED")
+    assert run.message.startswith("no such folder ")
+    assert len(run.message) < 10_000
+    await rogue.close()
 
 
 async def test_an_answer_to_another_order_is_refused_and_the_job_goes_on(world: World) -> None:
