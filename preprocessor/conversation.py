@@ -1,8 +1,9 @@
 """The text of a record as turns, media in it as places: the shapes that preprocessor.mapping lists, told apart by their values.
 
 What a turn says in other fields than those of its shape must not get lost. A system prompt beside the turns becomes the first
-one, and a weight of 0 keeps an answer from being learnt. Calls of tools, thoughts and media of single turns, which no template
-has a place for, are refused by name, unless the mapping leaves them out by name.
+one, and a weight of 0 keeps an answer from being learnt. Calls of tools, thoughts and media of single turns, a system prompt
+beside a document and other names of a weight, which no template has a place for, are refused by name, unless the mapping
+leaves them out by name.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _NOT_TAKEN = (
     "refusal", "image", "images", "audio", "audios", "video", "videos",
 )  # fmt: skip
 """Of a turn."""
+_FLAGS = ("loss", "train", "loss_weight", "mask")
+"""Of a turn: what other trainers call its weight. For some a mask of 1 has the turn learnt, for others it keeps it from that."""
 _INSIDE = ("image", "image_url", "audio", "audio_url", "input_audio", "url", "path", "bytes", "data")
 """Fields of a typed part that bring a medium themselves."""
 
@@ -80,12 +83,12 @@ def drafts(key: str, value: Any, fields: Mapping[str, Any], spec: MappingSpec) -
     Raises BadSampleError with schema_error or unused_media.
     """
     turns = _turns_of(key, value, spec)
-    if turns and turns[0].role is not Role.DOCUMENT:
-        for name in _TOOL_FIELDS:
-            _check_nothing(name, fields.get(name), name, spec)
-        for name in _SYSTEM_FIELDS:
-            if fields.get(name) and name not in spec.ignore:
-                _put_system_in_front(turns, name, _split(_string(name, fields[name]), spec))
+    is_document = bool(turns) and turns[0].role is Role.DOCUMENT
+    for name in (*_TOOL_FIELDS, *(_SYSTEM_FIELDS if is_document else ())):
+        _check_nothing(name, fields.get(name), name, spec)
+    for name in _SYSTEM_FIELDS:
+        if turns and not is_document and fields.get(name) and name not in spec.ignore:
+            _put_system_in_front(turns, name, _split(_string(name, fields[name]), spec))
     return turns
 
 
@@ -148,13 +151,16 @@ def _put_system_in_front(turns: list[Draft], name: str, pieces: list[Piece]) -> 
 
 def _pair(field: str, item: dict[str, Any], spec: MappingSpec) -> list[Draft]:
     user, assistant = (_split(_string(f"{field}.{name}", item[name]), spec) for name in ("user", "assistant"))
-    return [Draft(role=Role.USER, pieces=user), Draft(role=Role.ASSISTANT, pieces=assistant, learnt=_learnt(field, item))]
+    return [
+        Draft(role=Role.USER, pieces=user),
+        Draft(role=Role.ASSISTANT, pieces=assistant, learnt=_learnt(field, item, Role.ASSISTANT, spec)),
+    ]
 
 
 def _conversation(field: str, item: dict[str, Any], spec: MappingSpec) -> list[Draft]:
     role = _role(f"{field}.from", item["from"], spec)
     pieces = _split(_string(f"{field}.value", item["value"]), spec)
-    return [Draft(role=role, pieces=pieces, learnt=_learnt(field, item))]
+    return [Draft(role=role, pieces=pieces, learnt=_learnt(field, item, role, spec))]
 
 
 def _message(field: str, item: dict[str, Any], spec: MappingSpec) -> list[Draft]:
@@ -163,7 +169,7 @@ def _message(field: str, item: dict[str, Any], spec: MappingSpec) -> list[Draft]
         pieces = [_part(f"{field}.content[{index}]", part) for index, part in enumerate(content)]
     else:
         pieces = _split(_string(f"{field}.content", content), spec)
-    return [Draft(role=role, pieces=pieces, learnt=_learnt(field, item))]
+    return [Draft(role=role, pieces=pieces, learnt=_learnt(field, item, role, spec))]
 
 
 _SHAPES: dict[tuple[str, str], Callable[[str, dict[str, Any], MappingSpec], list[Draft]]] = {
@@ -173,11 +179,20 @@ _SHAPES: dict[tuple[str, str], Callable[[str, dict[str, Any], MappingSpec], list
 }
 
 
-def _learnt(field: str, item: dict[str, Any]) -> bool:
-    """OpenAI's weight of a turn."""
+def _learnt(field: str, item: dict[str, Any], role: Role, spec: MappingSpec) -> bool:
+    """OpenAI's weight of a turn. Raises BadSampleError for another name of it that does not ask for what is done anyway."""
+    for name in _FLAGS:
+        value = item.get(name)
+        usual = (None,) if name == "mask" else (None, 1) if role is Role.ASSISTANT else (None, 0, 1)
+        if value not in usual and name not in spec.ignore:
+            raise BadSampleError(
+                Reason.SCHEMA_ERROR,
+                f"{field}.{name} is {repr(value)[:80]}, which is not followed: write a weight of 0 or 1 to say whether a turn is "
+                f"learnt, and list {name!r} under the mapping's ignore",
+            )
     weight = item.get("weight")
     if weight not in (None, 0, 1):
-        raise schema_error(f"{field}.weight", "0 or 1", str(weight))
+        raise schema_error(f"{field}.weight", "0 or 1", repr(weight))
     return weight != 0
 
 

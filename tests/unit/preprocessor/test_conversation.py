@@ -71,7 +71,8 @@ def test_a_tools_turn_and_the_list_of_tools_are_refused_by_name() -> None:
     assert "got 'tool'" in refusal({"messages": [USER, {"role": "tool", "content": "5"}, ANSWER]}).detail
     for tools in ([{"type": "function"}], '[{"type": "function"}]'):
         assert refusal({"messages": [USER, ANSWER], "tools": tools}).detail.startswith("tools has no place in a template")
-    assert said({"caption": "A hammer.", "tools": ["hammer"]}) == ["document: A hammer."]
+    assert refusal({"caption": "A hammer.", "tools": ["hammer"]}).detail.startswith("tools has no place in a template")
+    assert said({"caption": "A hammer.", "tools": ["hammer"]}, ignore=("tools",)) == ["document: A hammer."]
 
 
 @pytest.mark.parametrize("field", ["system", "system_prompt"])
@@ -98,7 +99,13 @@ def test_two_system_turns_are_one_only_where_they_say_the_same() -> None:
     assert (
         "system and the first turn are two system turns" in refusal({"messages": [system, USER, ANSWER], "system": "No."}).detail
     )
-    assert said({"caption": "A mill.", "system": "hydraulic"}) == ["document: A mill."], "of a document it is no prompt"
+
+
+@pytest.mark.parametrize("field", ["system", "system_prompt"])
+@pytest.mark.parametrize("text", [{"caption": "A mill."}, {"texts": ["A ", "mill."]}], ids=["caption", "document"])
+def test_a_system_prompt_beside_a_document_is_refused_by_name(text: dict[str, Any], field: str) -> None:
+    assert refusal({**text, field: "Be brief."}).detail.startswith(f"{field} has no place in a template")
+    assert said({**text, field: ""}) == said({**text, field: "Be brief."}, ignore=(field,)) == ["document: A mill."]
 
 
 def test_an_answer_of_weight_0_is_context() -> None:
@@ -113,15 +120,46 @@ def test_an_answer_of_weight_0_is_context() -> None:
 
 
 def test_other_weights_and_answers_without_any_are_refused() -> None:
-    for weight in (0.5, 2, "1"):
+    for weight in (0.5, 2, "1", "0"):
         assert refusal({"messages": [USER, ANSWER | {"weight": weight}]}).detail == (
-            f"messages[1].weight: expected 0 or 1, got {weight}"
+            f"messages[1].weight: expected 0 or 1, got {weight!r}"
         )
     error = refusal({"messages": [USER, ANSWER | {"weight": 0}]})
     assert (error.reason, error.detail) == (
         Reason.EMPTY_SAMPLE,
         "no turn of an assistant that is to be learnt, so nothing to learn",
     )
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("loss", False),
+        ("loss", 0),
+        ("train", False),
+        ("train", "no"),
+        ("loss_weight", 0),
+        ("loss_weight", 0.5),
+        ("mask", 1),
+        ("mask", 0),
+    ],
+)
+def test_other_names_of_a_weight_are_refused_where_they_ask_for_something(flag: str, value: Any) -> None:
+    for fields in (
+        {"messages": [USER, ANSWER | {flag: value}]},
+        {"conversations": [{"from": "human", "value": "2 + 3?"}, {"from": "gpt", "value": "5", flag: value}]},
+        {"texts": [{"user": "2 + 3?", "assistant": "5", flag: value}]},
+    ):
+        error = refusal(fields)
+        assert error.reason is Reason.SCHEMA_ERROR
+        assert f".{flag} is {value!r}, which is not followed: write a weight of 0 or 1" in error.detail
+        assert said(fields, ignore=(flag,)) == ["user: 2 + 3?", "assistant: 5"]
+
+
+def test_other_names_of_a_weight_may_say_what_is_done_anyway() -> None:
+    usual = {"loss": True, "train": 1, "loss_weight": 1.0, "mask": None}
+    context = {"loss": False, "train": 0, "loss_weight": 0.0}
+    assert said({"messages": [USER | context, ANSWER | usual]}) == said({"messages": [USER | usual, ANSWER]})
 
 
 @pytest.mark.parametrize("content", ["", " \n", [], [{"type": "text", "text": ""}]], ids=repr)
