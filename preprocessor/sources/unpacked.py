@@ -57,13 +57,15 @@ _total = 0
 
 def _take(size: int, url: str) -> None:
     global _total
-    with _lock:
-        if _total + size > MAX_TOTAL_BYTES:
-            raise DatasetError(
-                f"cannot unpack {url}: the unpacked shards that are open have {_total} bytes, and may have {MAX_TOTAL_BYTES}; "
-                "write the data set unpacked, in smaller shards, or lower shuffle_shards"
-            )
-        _total += size
+    with _lock:  # whose holder makes no object: the collector could finalize a blob then, which takes the lock too
+        before = _total
+        if before + size <= MAX_TOTAL_BYTES:
+            _total = before + size
+            return
+    raise DatasetError(
+        f"cannot unpack {url}: the unpacked shards that are open have {before} bytes, and may have {MAX_TOTAL_BYTES}; "
+        "write the data set unpacked, in smaller shards, or lower shuffle_shards"
+    )
 
 
 def _give_back(size: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import os
 import struct
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from headrace.errors import DatasetError
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import SourceSpec, parse_spec
 from preprocessor.sources import list_shards, open_shard, unpacked
+from preprocessor.sources.blob import LocalBlob
 from preprocessor.sources.mds_columns import decoder
 from preprocessor.sources.parquet import ParquetShard
 from tests.unit.preprocessor.conftest import WriteTar
@@ -196,6 +200,42 @@ def test_unpacked_shards_that_are_open_share_one_bound(tmp_path: Path, monkeypat
     del shard
     assert unpacked._total == before
     open_shard(str(path), SourceSpec(path=str(path))).close()
+
+
+def test_a_blob_may_be_collected_while_another_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its finalizer gives back what the refused one wanted to take, in the same thread."""
+    before = unpacked._total
+
+    class CollectedError(DatasetError):
+        def __init__(self, message: str) -> None:
+            gc.collect()
+            super().__init__(message)
+
+    def leave_in_a_cycle() -> None:
+        writing = unpacked.Unpacking(packed, "packed")
+        writing.write(bytes(MIB))
+        blob = writing.finish()
+        blob.itself = blob  # type: ignore[attr-defined]
+
+    def refuse() -> None:
+        with pytest.raises(CollectedError):
+            unpacked._take(MIB, "packed")
+
+    with tempfile.TemporaryFile() as file:
+        packed = LocalBlob(file, "packed")
+        monkeypatch.setattr(unpacked, "MAX_TOTAL_BYTES", before + MIB)
+        monkeypatch.setattr(unpacked, "DatasetError", CollectedError)
+        gc.disable()
+        try:
+            leave_in_a_cycle()
+            assert unpacked._total == before + MIB
+            thread = threading.Thread(target=refuse, daemon=True)
+            thread.start()
+            thread.join(20)
+            assert not thread.is_alive()
+        finally:
+            gc.enable()
+    assert unpacked._total == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
