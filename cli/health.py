@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 if the process reports SERVING, and with --ready its services too. Raises EndpointError where TLS is what keeps it from
     answering."""
-    from headrace.rpc import is_serving, stands_by
+    from grpc_health.v1.health_pb2 import HealthCheckResponse
+
+    from headrace.rpc import JOBS, health_of
 
     credentials, ca = None, None
     if args.tls_ca:
@@ -31,13 +33,13 @@ def run(args: argparse.Namespace) -> int:
         from headrace.transport.tls import load_ca
 
         credentials = grpc.ssl_channel_credentials(ca := load_ca(args.tls_ca))
-    serving = is_serving(args.endpoint, credentials=credentials)
+    itself, jobs = health_of(args.endpoint, "", JOBS, credentials=credentials)
+    serving, standing_by = itself == HealthCheckResponse.SERVING, jobs == HealthCheckResponse.NOT_SERVING
     if not serving:
         from headrace.errors import EndpointError
         from headrace.transport.tls import mismatch
 
         if reason := mismatch(args.endpoint, ca):
             raise EndpointError(reason)
-    standing_by = serving and stands_by(args.endpoint, credentials)
-    print("standing by" if standing_by else "serving" if serving else "not serving")
+    print("not serving" if not serving else "standing by" if standing_by else "serving")
     return 0 if serving and not (standing_by and args.ready) else 1

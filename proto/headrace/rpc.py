@@ -30,13 +30,16 @@ MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload
 KEEPALIVE_MS = 2_000  # a cut wire is noticed after this time plus the timeout below
 KEEPALIVE_TIMEOUT_MS = 3_000
 
+JOBS = "headrace.v1.Jobs"
+"""The service of reorder services alone, of which they report whether they lead."""
+
 STARTING = "headrace.starting"
 """Of the health service: serving while a server is there whose own services are not ready yet."""
 
 # Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated. Streams
 # are not retried by gRPC: who reads one knows what it has had already, and where else to ask.
 _UNARY = {
-    "headrace.v1.Jobs": (
+    JOBS: (
         "Submit",
         "Show",
         "List",
@@ -66,7 +69,7 @@ _SERVICE_CONFIG = {
 # Of several endpoints those are asked that say that they serve: of several reorder services, the one that leads.
 _LEADER_CONFIG = _SERVICE_CONFIG | {
     "loadBalancingConfig": [{"round_robin": {}}],
-    "healthCheckConfig": {"serviceName": "headrace.v1.Jobs"},
+    "healthCheckConfig": {"serviceName": JOBS},
 }
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -244,19 +247,36 @@ class Server:
         await self._server.stop(grace_s)
 
 
-def is_serving(
-    endpoint: str, service: str = "", timeout_s: float = 2.0, credentials: grpc.ChannelCredentials | None = None
-) -> bool:
-    """Whether a server at `endpoint` reports SERVING for `service`, a full service name; empty: for itself.
+def health_of(
+    endpoint: str, *services: str, timeout_s: float = CONNECT_TIMEOUT_S, credentials: grpc.ChannelCredentials | None = None
+) -> list[int | None]:
+    """What a server at `endpoint` reports of each of the services, a HealthCheckResponse's status: None where it has no such
+    service, or does not answer.
 
-    `credentials`: of TLS; None: it is not spoken.
+    `services`: full names, the empty one for the server itself. `timeout_s`: for all of them. `credentials`: of TLS; None: it is
+    not spoken.
     """
+    deadline = time.monotonic() + timeout_s
     with channel(endpoint, credentials, token="") as ch:
-        try:
-            reply = health_pb2_grpc.HealthStub(ch).Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
-        except grpc.RpcError:
-            return False
-    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+        stub = health_pb2_grpc.HealthStub(ch)
+        return [_reported(stub, service, deadline - time.monotonic()) for service in services]
+
+
+def _reported(stub: health_pb2_grpc.HealthStub, service: str, timeout_s: float) -> int | None:
+    try:
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s).status)
+    except grpc.RpcError:
+        return None
+
+
+def is_serving(endpoint: str, service: str = "", timeout_s: float = 2.0) -> bool:
+    """Whether a server at `endpoint` reports SERVING for `service`, a full service name; empty: for itself."""
+    return health_of(endpoint, service, timeout_s=timeout_s) == [health_pb2.HealthCheckResponse.SERVING]
+
+
+def stands_by(endpoint: str) -> bool:
+    """Whether a reorder service is at `endpoint` that does not serve, since another one leads or its store is away."""
+    return health_of(endpoint, JOBS) == [health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
 def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
@@ -267,7 +287,7 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -
     """
     begin = time.monotonic()
     deadline, told = begin + timeout_s, False
-    while not is_serving(endpoint, "headrace.v1.Jobs"):  # a preprocessor has none
+    while not is_serving(endpoint, JOBS):  # a preprocessor has none
         now = time.monotonic()
         if now - begin < START_TIMEOUT_S and any(is_serving(one, STARTING) for one in endpoint.split(",")):
             deadline = time.monotonic() + timeout_s
@@ -277,17 +297,6 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -
         elif now > deadline:
             raise EndpointError(_absence(endpoint))
         time.sleep(0.1)
-
-
-def stands_by(endpoint: str, credentials: grpc.ChannelCredentials | None = None) -> bool:
-    """Whether a reorder service is at `endpoint` that does not serve, since another one leads or its store is away."""
-    with channel(endpoint, credentials, token="") as ch:
-        request = health_pb2.HealthCheckRequest(service="headrace.v1.Jobs")
-        try:
-            reply = health_pb2_grpc.HealthStub(ch).Check(request, timeout=CONNECT_TIMEOUT_S)
-        except grpc.RpcError:  # of a preprocessor: it has no such service
-            return False
-    return bool(reply.status == health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
 def _absence(endpoint: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headrace import errors, rpc
@@ -96,6 +97,31 @@ async def test_a_server_answers_and_reports_health() -> None:
         assert await asyncio.to_thread(rpc.is_serving, endpoint)
         assert (await show(endpoint, "ä")).job == "ä"
     assert not await asyncio.to_thread(rpc.is_serving, endpoint, timeout_s=0.5)
+
+
+async def test_several_services_are_asked_for_in_one_conversation_with_one_deadline() -> None:
+    status = health_pb2.HealthCheckResponse
+    async with listening() as (endpoint, connections):  # it never answers
+        assert await asyncio.to_thread(rpc.health_of, endpoint, "", rpc.JOBS, timeout_s=0.3) == [None, None]
+        assert len(connections) == 1
+    server = rpc.Server("127.0.0.1:0", {rpc.JOBS: lambda _: None})
+    await server.start(serving=False)
+    health = await asyncio.to_thread(rpc.health_of, server.endpoint, "", rpc.JOBS, "headrace.v1.Payload")
+    assert health == [status.SERVING, status.NOT_SERVING, None]
+    await server.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
+    """An endpoint that says nothing, and the connections to it."""
+    connections: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connections.append(writer), "127.0.0.1", 0)
+    try:
+        yield "127.0.0.1:{1}".format(*server.sockets[0].getsockname()), connections
+    finally:
+        server.close()
+        for writer in connections:
+            writer.close()
 
 
 async def test_a_server_describes_itself() -> None:
