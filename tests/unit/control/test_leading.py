@@ -164,14 +164,18 @@ async def test_a_store_of_the_release_before_goes_on_with_its_terms(server: Redi
 
 
 @pytest.mark.timeout(60)
-async def test_any_number_of_commands_at_a_time_is_carried_out_and_the_lease_waits_for_none(open_another: Open) -> None:
+async def test_any_number_of_commands_at_a_time_is_carried_out_and_the_lease_waits_for_none(
+    open_another: Open, redis_url: str
+) -> None:
     first = await open_another()
     await first.lead("a:1 x")
     await first.client.rpush("headrace:jobs", "job")
-    busy = asyncio.gather(*(first.read(first.client.blpop(["headrace:none"], timeout=0.5)) for _ in range(64)))
+    busy = asyncio.gather(*(first.read(first.client.blpop(["headrace:none"], timeout=30)) for _ in range(64)))
     waiting = asyncio.gather(*(first.write(("RPUSH", "headrace:x", n)) for n in range(500)))
     assert await first.renew("a:1 x")
     assert not busy.done()
+    with redis.Redis.from_url(redis_url) as client:
+        client.rpush("headrace:none", *range(64))
     await busy
     assert sum(await waiting) == 500
     assert await first.client.llen("headrace:x") == 500
