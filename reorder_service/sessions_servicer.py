@@ -28,14 +28,18 @@ MISSING_RANKS = 8  # of a step, that are named
 
 
 def add_to_server(servicer: SessionsServicer, server: grpc.aio.Server) -> None:
-    """Plans go out as the bytes that they are: a message that a thousand ranks hear is not written a thousand times."""
+    """Plans go out as the bytes that they are: a message that a thousand ranks hear is not written a thousand times.
+
+    gRPC asks generic handlers in the order of their addition, and finds registered ones by name, the last of each: ours is added
+    before the generated ones to the former, and after them to the latter, and so wins in both.
+    """
     plans = grpc.unary_stream_rpc_method_handler(
         servicer.Plans, request_deserializer=sessions_pb2.PlansRequest.FromString, response_serializer=bytes
     )
     service, handlers = "headrace.v1.Sessions", {"Plans": plans}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))  # of these the first is asked
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     sessions_pb2_grpc.add_SessionsServicer_to_server(servicer, server)
-    server.add_registered_method_handlers(service, handlers)  # and of these the last
+    server.add_registered_method_handlers(service, handlers)
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):

@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, UnauthenticatedError, UnavailableErro
 
 PROTOCOL = 1
 """To be raised with every change that a peer of the former release would misunderstand: a field of a job's spec that has another
-default, say. What is only added needs none: who does not know it leaves it alone."""
+default, say. What is only added needs none: a peer that does not know a new field ignores it."""
 
 _TOKEN = "authorization"
 _PROTOCOL = "headrace-protocol"
