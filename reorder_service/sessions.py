@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UserError
@@ -36,7 +36,9 @@ class Told:
 class Lane:
     """Sessions that serve the same replicas are told the same, and it is written once for all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_empty: Callable[[], None] = lambda: None) -> None:
+        """`on_empty` is called when the last session has left."""
+        self._on_empty = on_empty
         self._sessions: dict[Session, None] = {}
         self._steps: list[Step] = []
         self._places: dict[str, Part] = {}  # a part that moves twice is told once
@@ -48,7 +50,10 @@ class Lane:
 
     def leave(self, session: Session) -> None:
         """The session is told no more."""
-        self._sessions.pop(session, None)
+        if session in self._sessions:
+            del self._sessions[session]
+            if not self._sessions:
+                self._on_empty()
 
     def tell_step(self, step: Step) -> None:
         """A step is planned. Its parts' places follow by `tell_place`."""
@@ -233,8 +238,6 @@ class Sessions:
         for session in [*others, *filter(None, [self.by_rank.get(rank)])]:
             session.end(SupersededError(f"rank {session.rank} of job {self._job!r} was opened again"))
             self.by_rank.pop(session.rank, None)
-        if others:
-            self._forget_lanes()
         session = Session(
             id=f"{self._job}/{rank}/{uuid.uuid4().hex[:12]}",
             job=self._job,
@@ -266,15 +269,20 @@ class Sessions:
     def _join_lane(self, session: Session, replicas: int) -> None:
         key = session.replicas or session.rank
         if key not in self._lanes:
-            self._lanes[key] = session.lane
-            for replica in session.replicas or range(session.rank, replicas, session.num_ranks):
-                self._serving.setdefault(replica, []).append(session.lane)
+            serves = session.replicas or range(session.rank, replicas, session.num_ranks)
+            lane = self._lanes[key] = Lane(on_empty=lambda: self._drop_lane(key, serves))
+            for replica in serves:
+                self._serving.setdefault(replica, []).append(lane)
         session.lane = self._lanes[key]
         session.lane.join(session)
 
-    def _forget_lanes(self) -> None:
-        self._lanes.clear()
-        self._serving.clear()
+    def _drop_lane(self, key: Hashable, serves: Iterable[int]) -> None:
+        """Nobody is told what it is."""
+        lane = self._lanes.pop(key)
+        for replica in serves:
+            self._serving[replica].remove(lane)
+            if not self._serving[replica]:
+                del self._serving[replica]
 
     def check_brought(self, rank: int, step: int) -> None:
         """Raise ConflictError where another rank has come with the state of another step, and has not gone on since.
@@ -303,7 +311,6 @@ class Sessions:
         for session in self.by_rank.values():
             session.end(error)
         self.by_rank.clear()
-        self._forget_lanes()
 
 
 def _company(num_ranks: int, *, together: bool) -> str:

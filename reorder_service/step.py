@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +98,7 @@ class Step:
     tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     """(replica, microbatch) -> of its parts, in order; none for one without samples."""
     commits: dict[int, RankCommit] = field(default_factory=dict)
-    messages: dict[Hashable, bytes] = field(default_factory=dict)
+    messages: WeakKeyDictionary[object, bytes] = field(default_factory=WeakKeyDictionary)
     """What ranks are told of it, by the lane that they are of: written once for each."""
 
     def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from headrace.errors import ConflictError, SupersededError, UserError
+from headrace.errors import ConflictError, NotFoundError, SupersededError, UserError
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.spec import parse_spec
-from reorder_service.sessions import Ended, Session, Sessions
+from reorder_service.sessions import Ended, Session, Sessions, Told
+from reorder_service.sessions_servicer import plan_events
 from reorder_service.step import Part, RankCommit, Step
 from tests.unit.control.job_world import told_by
 
@@ -244,6 +245,21 @@ async def test_a_lane_that_nobody_is_left_in_keeps_nothing() -> None:
     again = sessions.open(0, 0, 1, together=True)
     again.tell_end("")
     assert [type(event) for event in [event async for event in told_by(again)]] == [Ended]
+
+
+def test_lanes_are_dropped_with_their_last_session() -> None:
+    """A process may name other replicas whenever it opens."""
+    sessions, step = Sessions("job"), make_step()
+    stays = sessions.open(1, 2, 64, [0])
+    for named in range(1, 64):
+        session = sessions.open(0, 2, 64, [0, named])
+        plan_events(Told([step]), session)
+    assert (len(sessions._lanes), len(step.messages)) == (2, 1)
+    sessions.by_rank[0].end(NotFoundError("closed"))
+    assert [list(lanes) for lanes in sessions._serving.values()] == [[stays.lane]]
+    sessions.end_all(SupersededError("set back"))
+    assert not sessions._lanes
+    assert not sessions._serving
 
 
 async def test_a_part_that_moves_twice_is_told_once_where_it_is_now() -> None:

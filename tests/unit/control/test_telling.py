@@ -88,6 +88,7 @@ async def test_each_rank_hears_the_whole_plan_and_the_parts_of_its_own_replicas(
 async def test_what_all_nodes_hear_is_written_once(start: Start) -> None:
     service = await start()
     run = await planned(service)
+    run.open_session(5, 0, together=True)  # stays, and what they were told with it
     async with served(service) as stub:
         answers = await asyncio.gather(*(heard(stub, run, rank=rank, together=True) for rank in range(5)))
     assert all(answer == answers[0] for answer in answers)
