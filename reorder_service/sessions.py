@@ -13,7 +13,6 @@ from headrace.limits import MAX_RANKS, MAX_REPLICAS
 from reorder_service.step import Part, Step
 
 OPENING_S = 5.0  # until a session that was opened hears of plans: longer than a call may be tried again
-VACANT_S = 7.0  # for a process that is gone to be noticed: longer than keepalive takes (headrace.rpc)
 VACANT_POLL_S = 0.05
 
 
@@ -251,12 +250,12 @@ class Sessions:
         self._join_lane(session, replicas)
         return session
 
-    async def vacant(self, rank: int, continues: str) -> None:
+    async def vacant(self, rank: int, continues: str, patience_s: float) -> None:
         """Wait until no other process is connected as `rank`. `continues`: id of the caller's own former session, if any.
 
-        Raises ConflictError where one stays connected. One that was lost without a word is taken for alive for some seconds.
+        Raises ConflictError where one is for `patience_s`. One that was lost without a word is taken for alive for some seconds.
         """
-        deadline_s = time.monotonic() + VACANT_S
+        deadline_s = time.monotonic() + patience_s
         while (session := self.by_rank.get(rank)) is not None and session.id != continues and session.is_live():
             if time.monotonic() > deadline_s:
                 raise ConflictError(

@@ -22,7 +22,8 @@ from reorder_service.step import Part, RankCommit, Step
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 2.0  # for a job to be ready, until a rank that asks again is told what it waits for
+PATIENCE_S = 2.0  # for a job to be ready, and for a rank to be vacant, until one that asks again is told what it waits for
+VACANT_S = 7.0  # for a rank to be vacant, where nobody asks again: longer than keepalive takes (headrace.rpc)
 COMMIT_PATIENCE_S = 4.0  # for the other ranks of a step, likewise
 MISSING_RANKS = 8  # of a step, that are named
 
@@ -57,7 +58,12 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         except TimeoutError:
             return sessions_pb2.OpenReply(waiting=_awaited(run, self._post.service.fleet))
         if not request.together:
-            await run.sessions.vacant(request.rank, request.continues)
+            try:
+                await run.sessions.vacant(request.rank, request.continues, PATIENCE_S if request.patient else VACANT_S)
+            except ConflictError as err:
+                if not request.patient:
+                    raise
+                return sessions_pb2.OpenReply(waiting=str(err), occupied=True)
         generation = request.generation if request.HasField("generation") else None
         if request.HasField("resume_step"):
             run.sessions.check_brought(request.rank, request.resume_step)

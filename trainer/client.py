@@ -39,6 +39,7 @@ _T = TypeVar("_T")
 INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
 AWAY_TIMEOUT_S = 600.0  # how long a trainer waits for a lost reorder service: its restart, and the planning of the window again
 MISSING_TIMEOUT_S = 3600.0  # how long a commit waits for those of other ranks, which may be saving or evaluating meanwhile
+OCCUPIED_TIMEOUT_S = 15.0  # how long `open` waits for a process that is connected as the same rank: it may be gone or hang
 RETRY_S = 0.2  # pause before a service is asked again
 REMIND_S = 30.0  # until what is waited for is said again
 
@@ -141,7 +142,10 @@ class SessionClient:
     def _open(
         self, resume_step: int | None, timeout_s: float, generation: int | None = None, *, catch_up: int = 0
     ) -> sessions_pb2.OpenReply:
-        """`generation`: of the session that the new one continues. Raises SupersededError where it is over."""
+        """`generation`: of the session that the new one continues.
+
+        Raises SupersededError where that is over, and ConflictError where another process stays connected as the rank.
+        """
         request = sessions_pb2.OpenRequest(
             job=self.job,
             rank=self._rank,
@@ -155,13 +159,19 @@ class SessionClient:
             continues=self._session,
         )
         deadline = time.monotonic() + timeout_s
+        occupied_s: float | None = None  # since when
         waits = Repeated(REMIND_S)
         while True:
             try:
                 reply: sessions_pb2.OpenReply = rpc.call(self._stub.Open, request, self.endpoint)
                 if not reply.waiting:
                     break
-                raise UnavailableError(f"job {self.job!r} has not begun: {reply.waiting}")
+                if not reply.occupied:
+                    raise UnavailableError(f"job {self.job!r} has not begun: {reply.waiting}")
+                occupied_s = occupied_s or time.monotonic()
+                if time.monotonic() > occupied_s + OCCUPIED_TIMEOUT_S:
+                    raise ConflictError(reply.waiting)
+                raise UnavailableError(reply.waiting)
             except UnavailableError as err:
                 if time.monotonic() > deadline or self._closed.is_set():
                     raise

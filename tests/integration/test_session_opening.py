@@ -42,8 +42,11 @@ def test_a_trainer_that_waits_for_a_preprocessor_says_so_and_goes_on_when_one_co
     assert caplog.text.count("no preprocessor is connected") == 1, "it is said again after a while only"
 
 
-def test_a_second_process_for_a_rank_is_refused_while_the_first_is_connected(calm: Any, spec: Any) -> None:
+def test_a_second_process_for_a_rank_is_refused_while_the_first_is_connected(
+    calm: Any, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ranks that all say they are rank 0, say, or those of a tensor-parallel group."""
+    monkeypatch.setattr("trainer.client.OCCUPIED_TIMEOUT_S", 1.0)
     job = calm.submit(spec("twice", steps=2))
     with trainer.connect(calm.endpoint, job=job) as former:
         steps = iter(former)
@@ -81,3 +84,25 @@ def test_more_ranks_than_replicas_are_refused_with_the_remedy(calm: Any, spec: A
         UserError, match=r"2 replica\(s\) for 3 ranks: use at most 2 \(of tensor- or context-parallel ranks one connects"
     ):
         trainer.connect(calm.endpoint, job=job, rank=2, num_ranks=3).open()
+
+
+def test_a_process_waits_for_one_that_is_connected_as_its_rank_and_is_noticed_to_be_gone_late(
+    calm: Any, spec: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The call itself does not wait for long: the former one goes when the latter has been told what it waits for."""
+    job = calm.submit(spec("late", steps=2))
+    opened: list[int] = []
+
+    def take_over() -> None:
+        with trainer.connect(calm.endpoint, job=job) as latter:
+            opened.append(latter.next_step)
+
+    with caplog.at_level(logging.INFO, "trainer.client"):
+        former = trainer.connect(calm.endpoint, job=job).open()
+        waiting = threading.Thread(target=take_over)
+        waiting.start()
+        wait_for(caplog, "waiting for job=late: another process is connected as rank 0 of 1")
+        assert not opened
+        former.close()
+        waiting.join(60)
+    assert opened == [0]

@@ -32,20 +32,22 @@ class OpenRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., together: _Optional[bool] = ..., patient: _Optional[bool] = ..., catch_up: _Optional[int] = ..., continues: _Optional[str] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary", "waiting")
+    __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary", "waiting", "occupied")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    OCCUPIED_FIELD_NUMBER: _ClassVar[int]
     session: str
     generation: int
     next_step: int
     spec_json: str
     vocabulary: _common_pb2.Vocabulary
     waiting: str
-    def __init__(self, session: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., spec_json: _Optional[str] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ..., waiting: _Optional[str] = ...) -> None: ...
+    occupied: bool
+    def __init__(self, session: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., spec_json: _Optional[str] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ..., waiting: _Optional[str] = ..., occupied: _Optional[bool] = ...) -> None: ...
 
 class PlansRequest(_message.Message):
     __slots__ = ("session",)
