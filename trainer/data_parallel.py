@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -17,11 +18,11 @@ _OTHERS = re.compile(r"(?<![a-z])(dp|ddp|fsdp|hsdp|ep|data|expert|embedding|embd
 def check_ranks(num_ranks: int) -> None:
     """Raise UserError where `num_ranks` counts every process, and some of them are to train on the same samples.
 
-    Seen in the process groups that there are. Without torch.distributed nothing is checked.
+    Seen in the process groups that there are. Without torch.distributed nothing is checked, nor where torch does not list them.
     """
     if not dist.is_available() or not dist.is_initialized() or not 1 < num_ranks == dist.get_world_size():
         return
-    for group in distributed_c10d._world.pg_map:
+    for group in _groups():
         name = group.group_desc.replace("_", " ")
         if group.size() > 1 and _SAME_SAMPLES.search(name) and not _OTHERS.search(name):
             raise UserError(
@@ -29,3 +30,8 @@ def check_ranks(num_ranks: int) -> None:
                 "same samples: connect on one of them, with rank= and num_ranks= of the data-parallel group, and broadcast "
                 "its microbatches"
             )
+
+
+def _groups() -> Collection[dist.ProcessGroup]:
+    """All process groups. Torch has no public name for them: one that keeps them elsewhere is not asked."""
+    return getattr(getattr(distributed_c10d, "_world", None), "pg_map", ())

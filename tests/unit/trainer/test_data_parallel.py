@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -51,3 +52,17 @@ def test_data_parallel_ranks_of_any_kind_are_counted(four_processes: None) -> No
 
 def test_without_process_groups_nothing_is_checked() -> None:
     check_ranks(4)
+
+
+def test_torch_still_lists_its_process_groups_where_they_are_looked_for(four_processes: None) -> None:
+    """By a name that is not public: where this fails, others are refused no more."""
+    assert dist.group.WORLD in distributed_c10d._world.pg_map
+
+
+def test_a_torch_that_lists_them_elsewhere_checks_nothing(four_processes: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.new_group([0, 1], group_desc="TENSOR_MODEL_PARALLEL_GROUP")
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.data_parallel.distributed_c10d", object())
+        check_ranks(4)
+    with pytest.raises(UserError, match="TENSOR_MODEL_PARALLEL_GROUP"):
+        check_ranks(4)
