@@ -140,7 +140,7 @@ class BlobCache(Protocol):
 def open_blob(url: str, cache: BlobCache | None = None) -> Blob:
     """The file at a local path or fsspec URL, a remote one through `cache`.
 
-    Raises DatasetError where it cannot be opened, or may not (preprocessor.sources.access).
+    Raises DatasetError where it cannot be opened, or may not (preprocessor.access).
     """
     path = local_path(url)
     if path is None:
