@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
     from cli.service import run_service
     from headrace import rpc
-    from headrace.cluster_token import check_exposure, cluster_token
+    from headrace.cluster_token import await_token_file, check_exposure, cluster_token
     from headrace.errors import UserError
     from headrace.transport.tls import load_certificate
 
@@ -131,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--tls-cert and --tls-key go together: name both, or neither")
     if args.ucx and args.tls_cert:
         raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
+    await_token_file()
     token = cluster_token()
     check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
     allowed = access(args)

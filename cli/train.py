@@ -127,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
     from cli.submission import read_spec
     from cli.summary import print_summary, summarise
     from headrace import metrics, tracing
+    from headrace.cluster_token import await_token_file
     from headrace.telemetry import configure_logging
     from headrace.transport import base
 
@@ -143,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     if args.optimizer is not None and (args.topology is not None or args.nodes is not None):
         raise UserError("--optimizer goes with neither --topology nor --nodes: their file has a section `optimizer:` for that")
     configure_logging("trainer", args.log_format)
+    await_token_file()
     with JobsClient(args.endpoint) as client:
         # takes three seconds, which a wrong argument need not wait for
         from trainer.devices import local_device

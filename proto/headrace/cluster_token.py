@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import os
 import secrets
 import tempfile
+import time
 from pathlib import Path
 
 from headrace.errors import UserError
 
+log = logging.getLogger(__name__)
+
 TOKEN = "HEADRACE_CLUSTER_TOKEN"
 TOKEN_FILE = "HEADRACE_CLUSTER_TOKEN_FILE"
 LEAST_CHARACTERS = 16
+FILE_TIMEOUT_S = 30.0  # for which a process waits for the file that another one is to make
 
 
 def cluster_token() -> str:
@@ -34,6 +39,19 @@ def cluster_token() -> str:
         return checked(Path(file).read_text(encoding="utf-8").strip(), file)
     except (OSError, UnicodeDecodeError) as err:
         raise UserError(f"cannot read the cluster's token from {file}: {err}") from err
+
+
+def await_token_file(timeout_s: float = FILE_TIMEOUT_S) -> None:
+    """Wait until the token's file is there, where the environment names one: of processes that are started together, the reorder
+    service makes it. After `timeout_s` without it nothing is raised: `cluster_token` says what is missing.
+    """
+    file = os.environ.get(TOKEN_FILE, "")
+    if os.environ.get(TOKEN, "").strip() or not file or os.path.exists(file):
+        return
+    log.warning("waiting up to %.0f s for the cluster's token in %s, which the reorder service makes", timeout_s, file)
+    deadline = time.monotonic() + timeout_s
+    while not os.path.exists(file) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def checked(token: str, where: str = "token") -> str:

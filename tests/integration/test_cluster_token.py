@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -38,6 +39,28 @@ def test_no_service_is_open_to_the_network_unasked(service: list[str], monkeypat
     if service[0] == "preprocessor":
         monkeypatch.setenv(TOKEN, "too-short")
         assert "at least 16 ASCII characters" in headrace(*service, "--listen", "0.0.0.0:0").stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["preprocessor", "--reorder", "127.0.0.1:1", "--listen", "0.0.0.0:0"], ["train", "--endpoint", "127.0.0.1:1", "--job", "j"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_who_starts_before_the_token_is_made_waits_for_its_file(arguments: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN} | {TOKEN_FILE: str(file)}
+    command = [sys.executable, "-m", "cli.main", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        try:
+            assert f"waiting up to 30 s for the cluster's token in {file}" in process.stderr.readline()
+            (tmp_path / "made").write_text("too-short")  # by which it shows that it has read it
+            (tmp_path / "made").rename(file)
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, len(said.splitlines())) == (2, 1), said
+    assert f"{file}: the cluster's token must be at least 16 ASCII characters" in said
 
 
 def test_a_job_in_a_cluster_with_a_secret(

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from headrace import rpc
-from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
+from headrace.cluster_token import TOKEN, TOKEN_FILE, await_token_file, check_exposure, cluster_token, make_token_file
 from headrace.errors import UnauthenticatedError, UserError
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 
@@ -224,3 +224,23 @@ def test_a_token_file_is_made_once_for_its_owner(tmp_path: Path, monkeypatch: py
     make_token_file(file)
     assert (cluster_token(), len(first), file.stat().st_mode & 0o777) == (first, 64, 0o600)
     assert [path.name for path in file.parent.iterdir()] == ["token"]
+
+
+def test_a_token_file_is_waited_for_only_where_it_is_missing_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "token"
+    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.delenv(TOKEN_FILE, raising=False)
+    await_token_file()
+    monkeypatch.setenv(TOKEN_FILE, str(file))
+    monkeypatch.setenv(TOKEN, SECRET)  # which goes before the file
+    await_token_file()
+    monkeypatch.delenv(TOKEN)
+    assert not caplog.messages
+    await_token_file(timeout_s=0.0)
+    with pytest.raises(UserError, match="cannot read the cluster's token from"):
+        cluster_token()
+    file.write_text(SECRET)
+    await_token_file()
+    assert len(caplog.messages) == 1
