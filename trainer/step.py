@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,9 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headrace.errors import HeadraceError
+from headrace.telemetry import pairs
 from trainer.collate import PackedMicrobatch
 from trainer.gradients import sum_gradients
 from trainer.optimizer_spec import PEAK_LEARNING_RATES, OptimizerSpec
+from trainer.steps import Step
+
+log = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 """Of matrix products and of what is sent; weights, gradients and optimizer are float32 with both."""
@@ -181,3 +186,30 @@ def make_optimizer(
 def embeddings_of(module: nn.Module) -> set[nn.Parameter]:
     """The tables of its embeddings, whatever else they are."""
     return {parameter for one in module.modules() if isinstance(one, nn.Embedding) for parameter in one.parameters()}
+
+
+def log_step(job: str, step: Step, result: StepResult, not_finite: Sequence[int] = ()) -> None:
+    """A line on a committed step, and a warning where its update was skipped. `not_finite`: samples that this process blames."""
+    if result.skipped:
+        log.warning(
+            "update skipped, the step is not finite %s",
+            pairs(
+                job=job,
+                step=step.index,
+                loss=result.loss,
+                grad_norm=result.grad_norm,
+                skipped_in_row=result.skipped,
+                samples=",".join(map(str, not_finite)) or "unknown",
+            ),
+        )
+    log.info(
+        "step %s",
+        pairs(
+            job=job,
+            step=step.index,
+            loss=result.loss,
+            targets=result.num_targets,
+            grad_norm=result.grad_norm,
+            data_wait_s=step.data_wait_s,
+        ),
+    )

@@ -30,8 +30,8 @@ from trainer.pipeline.stage import Stage
 from trainer.pipeline.stages import build_stages
 from trainer.pipeline.step import PipelineStep
 from trainer.pipeline.topology import PipelineTopology
-from trainer.step import PRECISIONS
-from trainer.train import check_fresh, log_step, num_ranks, process_group, rank
+from trainer.starting import check_fresh, num_ranks, process_group, rank
+from trainer.step import PRECISIONS, log_step
 
 log = logging.getLogger(__name__)
 

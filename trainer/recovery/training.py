@@ -30,8 +30,8 @@ from trainer.recovery.mesh import Mesh, MeshCutError
 from trainer.recovery.movement import Agreement, Standing, agree, move, named
 from trainer.recovery.spec import RecoverySpec
 from trainer.recovery.step import RecoverableStep, Share, apply
-from trainer.step import Skips, StepResult, make_optimizer
-from trainer.train import check_fresh, log_step
+from trainer.starting import check_fresh
+from trainer.step import Skips, StepResult, log_step, make_optimizer
 
 log = logging.getLogger(__name__)
 
