@@ -27,20 +27,18 @@ from reorder_service.indexing import Indexing
 from reorder_service.layout import Layout
 from reorder_service.manifest import Manifest
 from reorder_service.orders import Orders
+from reorder_service.patience import STORE_RETRY_S
 from reorder_service.planner import Planner
 from reorder_service.sessions import Session, Sessions
-from reorder_service.state import JobRecord, StateStore
+from reorder_service.state import FINAL, JobRecord, StateStore
 from reorder_service.step import RankCommit, Step
 from reorder_service.stopping import stop_task
 from reorder_service.window import bytes_ahead, has_room
 
 log = logging.getLogger(__name__)
 
-STORE_RETRY_S = 1.0  # pause before a job goes on after its store did not answer
 PLACED_AT_A_TIME = 512  # parts of a step: tens of milliseconds; several orders to a preprocessor go in one message
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
-
-FINAL = ("DONE", "FAILED", "CANCELLED")
 
 
 class JobRun:

@@ -13,11 +13,12 @@ from headrace.limits import MAX_NODE_NAME
 from headrace.telemetry import pairs
 from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 from reorder_service.clock import Clock
-from reorder_service.job import FINAL, JobRun
+from reorder_service.job import JobRun
 from reorder_service.membership import LEASE_S, Membership, Record
+from reorder_service.patience import patiently
 from reorder_service.recovery.templates import Templates
 from reorder_service.snapshots import Change, Successor, shape, succeed, templates_of
-from reorder_service.state import StateStore
+from reorder_service.state import FINAL, StateStore
 from reorder_service.stopping import stop_task
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,6 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1
 SETTLE_S = 0.005  # the streams of processes that are killed together end within milliseconds: that is one loss, and one recovery
 PULSE_S = 0.5  # a node hears from this service so often, if only that there is nothing new: else it looks for another one
-STORE_RETRY_S = 0.5
 NUM_RECOVERIES = 32  # that can still be shown
 
 
@@ -328,13 +328,8 @@ class Nodes:
         snapshot, streams, document = record.snapshot, self._streams, record.to_json()
         if not snapshot.nodes:  # those that come from now on begin anew
             self._membership, self._streams, self.snapshot = None, {}, snapshot
-        while True:
-            try:
-                await self._store.save_membership(self._run.name, document)
-                break
-            except UnavailableError as err:
-                log.warning("waiting for the store %s", pairs(job=self._run.name, error=err))
-                await asyncio.sleep(STORE_RETRY_S)
+        job = self._run.name
+        await patiently(lambda: self._store.save_membership(job, document), job=job)
         self.snapshot = snapshot
         for stream in streams.values():
             stream.tell(snapshot)

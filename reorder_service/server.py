@@ -14,14 +14,14 @@ from headrace.rpc import Server
 from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
 from reorder_service import planning, snapshots
 from reorder_service.fleet_servicer import FleetServicer
-from reorder_service.job import FINAL, JobRun
+from reorder_service.job import JobRun
 from reorder_service.jobs_servicer import JobsServicer
 from reorder_service.leadership import Post, elected, keep_leading
 from reorder_service.member import Member
 from reorder_service.membership_servicer import MembershipServicer
 from reorder_service.service import ReorderService
 from reorder_service.sessions_servicer import SessionsServicer, add_to_server
-from reorder_service.state import StateStore
+from reorder_service.state import FINAL, StateStore
 from reorder_service.step import Step
 from reorder_service.stopping import stop_task
 

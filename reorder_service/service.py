@@ -6,27 +6,23 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.spec import load_spec_json
 from headrace.telemetry import pairs
-from reorder_service.caution import SETTLED_S, STRIKES
+from reorder_service.caution import SETTLED_S
 from reorder_service.clock import Clock
 from reorder_service.fleet import LOOK_S, Fleet
-from reorder_service.job import FINAL, JobRun
+from reorder_service.job import JobRun
 from reorder_service.nodes import Nodes
+from reorder_service.patience import patiently
 from reorder_service.sessions import Session
-from reorder_service.state import StateStore
+from reorder_service.state import FINAL, StateStore
 from reorder_service.stopping import stop_task
 
-STORE_RETRY_S = 0.5  # pause before a store that does not answer is asked again
 LOOK_SHARE = 0.02  # of the time, at most, for looking after the preprocessors
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 class ReorderService:
@@ -51,12 +47,12 @@ class ReorderService:
 
         Raises UnavailableError where it is an embedded one whose server has ended.
         """
+        check = self.store.database.check
         self._looking = asyncio.create_task(self._look())
-        if found := await self._patiently(self.store.caution.begin):
-            await self._patiently(lambda: self._fail(found))
+        await self.store.caution.begin()
         self._settling = asyncio.create_task(self._settle())
-        for name in await self._patiently(self.store.jobs):
-            await self._patiently(lambda name=name: self._take_up_or_set_aside(name))  # type: ignore[misc]
+        for name in await patiently(self.store.jobs, check):
+            await patiently(lambda name=name: self._take_up_or_set_aside(name), check, job=name)  # type: ignore[misc]
         for nodes in self.nodes.values():
             nodes.start()
 
@@ -141,27 +137,7 @@ class ReorderService:
 
     async def _settle(self) -> None:
         await asyncio.sleep(SETTLED_S)
-        await self._patiently(self.store.caution.settle)
-
-    async def _fail(self, job: str) -> None:
-        """Set a job aside whose planning ends the service."""
-        message = (
-            f"planning a step of job {job!r} ended {STRIKES} reorder services in a row, as one does that takes too much memory: "
-            "lower its global_batch, window or topology in a new job, or submit it again to have it tried once more"
-        )
-        log.error("job set aside %s", pairs(job=job, error=message))
-        with contextlib.suppress(NotFoundError):
-            await self.store.set_state(job, "FAILED", message)
-
-    async def _patiently(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """What `ask` gives, asked again as long as the store does not answer."""
-        while True:
-            try:
-                return await ask()
-            except UnavailableError as err:
-                log.warning("waiting for the store %s", pairs(error=err))
-            self.store.database.check()
-            await asyncio.sleep(STORE_RETRY_S)
+        await patiently(self.store.caution.settle, self.store.database.check)
 
     async def _take_up_or_set_aside(self, job: str) -> None:
         """One record that cannot be read, whatever was done to it, keeps no other job from going on."""

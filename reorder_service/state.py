@@ -47,6 +47,8 @@ _NIL = "false"  # how a script sees that there is nothing
 _MOST_ROWS = 2**31 - 1
 _COUNTS_PAGE = 16_384  # shards
 
+FINAL = ("DONE", "FAILED", "CANCELLED")  # states of a job that is over
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
@@ -77,7 +79,7 @@ class StateStore:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.caution = Caution(database)
+        self.caution = Caution(database, self._failing)
 
     @classmethod
     async def open(cls, url: str) -> StateStore:
@@ -156,6 +158,12 @@ class StateStore:
 
     async def set_state(self, job: str, state: str, message: str = "") -> None:
         await self._change(job, _hset(_key(job, "job"), {"state": state, "message": message}))
+
+    async def _failing(self, job: str, message: str) -> list[Command]:
+        """The commands that set a job to failed; none where it is over or gone."""
+        key = _key(job, "job")
+        state = await self._read(self._redis.hget(key, "state"))
+        return [] if state is None or state in FINAL else [_hset(key, {"state": "FAILED", "message": message})]
 
     async def set_paused(self, job: str, paused: bool) -> None:
         await self._change(job, _hset(_key(job, "job"), {"paused": str(int(paused))}))

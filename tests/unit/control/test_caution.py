@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from reorder_service.caution import RECKLESS, STRIKES, Caution
+import pytest
+
+from headrace.errors import UnavailableError
+from reorder_service.caution import RECKLESS, STRIKES
+from reorder_service.database import Command, Database
 from reorder_service.state import StateStore
 from tests.unit.control.job_world import Start, submit
 
@@ -59,8 +64,47 @@ def test_it_is_found_and_the_others_go_on(tmp_path: Path) -> None:
     assert poison.startswith("poison FAILED planning a step of job 'poison' ended 3 reorder services in a row")
 
 
+async def accuse(store: StateStore) -> None:
+    """As many leaders as it takes ended while they planned a step of the job, but for the one that is to find it."""
+    assert await store.create_job("job", "{}")
+    await store.database.write(
+        ("SET", "headrace:ends", RECKLESS + STRIKES),
+        ("SET", "headrace:noted", "job"),
+        ("HSET", "headrace:strikes", "job", STRIKES - 1),
+    )
+
+
+async def test_a_job_that_is_found_has_failed_at_once(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the answer of the store was lost: what was written is written again, and nothing counts twice."""
+    await accuse(store)
+    write, lost = Database.write, [True]
+
+    async def write_and_lose(database: Database, *commands: Command, when: Sequence[Command] = ()) -> bool:
+        done = await write(database, *commands, when=when)
+        if lost:
+            lost.pop()
+            raise UnavailableError("the answer was lost")
+        return done
+
+    monkeypatch.setattr(Database, "write", write_and_lose)
+    assert await store.caution.begin() == "job"
+    record = await store.load_job("job")
+    assert (record.state, "ended 3 reorder services in a row" in record.message) == ("FAILED", True)
+    assert await store.database.client.get("headrace:ends") == str(RECKLESS + STRIKES + 1)
+    assert not await store.database.client.exists("headrace:noted", "headrace:strikes")
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "DONE"])
+async def test_a_job_that_is_over_stays_as_it_ended(store: StateStore, state: str) -> None:
+    await accuse(store)
+    await store.set_state("job", state, "so it ended")
+    assert await store.caution.begin() == "job"
+    record = await store.load_job("job")
+    assert (record.state, record.message) == (state, "so it ended")
+
+
 async def test_leaders_that_end_in_order_or_live_long_are_not_counted(store: StateStore) -> None:
-    caution = Caution(store.database)
+    caution = store.caution
     for _ in range(RECKLESS + STRIKES + 1):
         assert await caution.begin() == ""
         assert caution._turn is None
@@ -70,7 +114,7 @@ async def test_leaders_that_end_in_order_or_live_long_are_not_counted(store: Sta
 
 async def test_a_leader_that_ends_while_it_plans_nothing_accuses_nobody(store: StateStore) -> None:
     for _ in range(RECKLESS + STRIKES + 1):
-        caution = Caution(store.database)
+        caution = store.caution
         assert await caution.begin() == ""
         async with caution.around("job"):
             pass
