@@ -13,7 +13,7 @@ from tests.wire import free_ports
 
 pytestmark = pytest.mark.integration
 
-LOSSES = 4
+LOSSES = 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
