@@ -1,0 +1,59 @@
+"""`headrace train --topology` and `--nodes` begin with fresh weights only where the job begins too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainer
+from cli.processes import Process, ProcessGroup
+from tests.integration.trainers import start, wait
+
+pytestmark = pytest.mark.integration
+
+UNITS: dict[str, Any] = {"encoder": {}, "llm": {}}
+NODES = {"nodes": 2, "max_failures": 0, "units": UNITS}
+REFUSAL = "committed 1 step(s), which fresh weights have not seen: go on from a checkpoint"
+
+
+@pytest.fixture
+def begun(calm: Any, spec: Callable[..., Any], request: pytest.FixtureRequest) -> str:
+    """A job of which one step is committed."""
+    planned = {"replicas": 1, "microbatches": 2, "stages": dict.fromkeys(UNITS, 1)}
+    job: str = calm.submit(spec(request.node.name.replace("_", "-"), steps=2, topology=planned))
+    with trainer.connect(calm.endpoint, job=job) as loader:
+        for step in loader:
+            for _ in step:
+                pass
+            loader.commit(step, loss=1.0)
+            return job
+    raise AssertionError("the job has no step")
+
+
+def test_a_pipeline_refuses_a_job_that_has_begun(calm: Any, begun: str, tmp_path: Path) -> None:
+    with ProcessGroup() as group:
+        processes = start(group, calm, begun, tmp_path, UNITS, 2, 2)
+        assert_refused(calm, begun, processes)
+
+
+def test_nodes_refuse_a_job_that_has_begun(calm: Any, begun: str, tmp_path: Path) -> None:
+    (tmp_path / "nodes.yaml").write_text(json.dumps(NODES))
+    arguments = ["train", "--endpoint", calm.endpoint, "--job", begun, "--threads", "1", "--nodes", str(tmp_path / "nodes.yaml")]
+    with ProcessGroup() as group:
+        nodes = [group.add(Process(name, [*arguments, "--node", name], tmp_path / f"{name}.log")) for name in ("a", "b")]
+        assert_refused(calm, begun, nodes)
+
+
+def assert_refused(cluster: Any, job: str, processes: list[Process]) -> None:
+    """All have ended: who looked said why, and another one may have seen no more than that it was left."""
+    codes = wait(processes)
+    refused = [code for code, process in zip(codes, processes, strict=True) if REFUSAL in process.last_words()]
+    assert refused, processes[0].last_words()
+    assert set(refused) == {2}
+    assert all(codes), codes
+    with cluster.client() as client:
+        assert client.show(job).committed_steps == 1
