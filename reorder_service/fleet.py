@@ -71,7 +71,7 @@ class Fleet:
         self._by_row[member.row] = member
         self._roster.note(member.row, member.shards)
         for work in self._died.pop(member.name, (0.0, []))[1]:
-            work.deaths -= 1  # only its stream has died
+            work.deaths = max(0, work.deaths - 1)  # only its stream has died; somebody may have done the work meanwhile
         self._trials.is_back(member.name)
         self._count_all_free(member)
         log.info("joined %s", pairs(preprocessor=member.name, endpoint=member.endpoint, slots=member.slots))
@@ -95,7 +95,8 @@ class Fleet:
         member.leases, member.kept, member.overdue = {}, {}, {}  # its stream may still bring results: they are void
         log.info("left %s", pairs(preprocessor=member.name, why=why, work_to_redo=len(orphans)))
         for work in orphans:
-            if not (self._trials.orphan(work, member.name, died=died) or (died and self._trials.suspect(work))):
+            suspected = died and work in at_work  # it did not die of what it had done already
+            if not (self._trials.orphan(work, member.name, died=died) or (suspected and self._trials.suspect(work))):
                 self._wait_again(work)
         self._dispatch()
 
@@ -144,6 +145,7 @@ class Fleet:
         counts = lease in member.leases or work.late[lease]
         self._end(lease)
         if counts:
+            work.deaths = 0
             if work.lease != lease:
                 self._recall(work)
                 work.lease = lease

@@ -152,6 +152,23 @@ def test_a_member_that_is_back_has_not_died() -> None:
     assert (world.bench.done, world.guilty) == (["part"], {})
 
 
+def test_work_that_was_done_after_deaths_is_not_tried_when_its_keeper_dies() -> None:
+    """It is done again, and what another member died of before does not count any more."""
+    world = World(num_members=1)
+    bench = world.bench
+    die(world)
+    for _ in range(3):
+        keeper = world.join()
+        finish(bench, keeper, world.work)
+        bench.fleet.leave(keeper, "connection closed", died=True)
+        world.pass_s(2 * GONE_S)
+    world.join()
+    assert not any("try" in order for sent in bench.sent.values() for order in sent)
+    die(world)
+    world.join()
+    assert not any("try" in order for sent in bench.sent.values() for order in sent), "one death since it was done"
+
+
 def test_a_job_that_ends_ends_its_trials() -> None:
     world = World(deadly=(0,))
     while not any("try" in order for sent in world.bench.sent.values() for order in sent):
