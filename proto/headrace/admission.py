@@ -25,7 +25,8 @@ MIB = 1 << 20
 MOST_BYTES = 1 * MIB  # of a request, but for those below
 _MOST_BYTES = {
     "/headrace.v1.Fleet/Work": 64 * MIB,  # probes of hundreds of samples, pages of lists of shards, hundreds at a time
-    "/headrace.v1.Sessions/Commit": 16 * MIB,  # names and reasons of refused samples, in the worst case of a whole global batch
+    "/headrace.v1.Jobs/Submit": 8 * MIB,  # a spec of as many sources, with paths as long, as headrace.limits lets it have
+    "/headrace.v1.Sessions/Commit": 64 * MIB,  # names and reasons of refused samples, in the worst case of a whole global batch
 }
 
 Metadata = tuple[tuple[str, str], ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from headrace import rpc
 from headrace.cluster_token import TOKEN, TOKEN_FILE, await_token_file, check_exposure, cluster_token, make_token_file
 from headrace.errors import UnauthenticatedError, UserError
+from headrace.limits import MAX_PATH, MAX_SOURCE_NAME, MAX_SOURCES
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc, jobs_pb2, jobs_pb2_grpc
 
 SECRET = "s3cret-of-this-cluster"
@@ -173,14 +175,25 @@ async def test_what_is_no_message_is_refused_in_a_sentence(
 
 async def test_a_request_that_is_too_large_is_not_decoded(serve: Serve) -> None:
     endpoint, jobs, fleet = await serve("")
-    with pytest.raises(UserError, match=r"of 2000004 bytes is too large: this method takes 1048576 at most"):
-        await submit(endpoint, spec_json="x" * 2_000_000)
+    with pytest.raises(UserError, match=r"of 9000005 bytes is too large: this method takes 8388608 at most"):
+        await submit(endpoint, spec_json="x" * 9_000_000)
+    code, details = await sent(endpoint, "/headrace.v1.Jobs/Ledger", b"x" * 2_000_000)
+    assert (code, "of 2000000 bytes is too large: this method takes 1048576" in details) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        True,
+    )
     assert not jobs.calls
     pages = fleet_pb2.FleetReports(
         reports=[fleet_pb2.FleetReport(order_failed=fleet_pb2.OrderFailed(error="x" * 2_000_000))]
     ).SerializeToString()
     assert (await sent(endpoint, "/headrace.v1.Fleet/Work", pages, stream=True))[0] is grpc.StatusCode.OK
     assert fleet.heard == [1], "preprocessors say more at a time"
+
+
+async def test_a_spec_at_its_limits_is_let_in(serve: Serve) -> None:
+    endpoint, _, _ = await serve("")
+    sources = [{"name": f"{n:0{MAX_SOURCE_NAME}}", "path": f"{n:0{MAX_PATH}}"} for n in range(MAX_SOURCES)]
+    assert await submit(endpoint, spec_json=json.dumps({"sources": sources})) == "j"
 
 
 @pytest.mark.parametrize(
