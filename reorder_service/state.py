@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from headrace.codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.errors import ConflictError, JobFailedError, NotFoundError
 from headrace.ledger import LedgerEntry
-from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
+from headrace.manifest import MOST_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.ticket import make_key
@@ -44,7 +44,6 @@ _PAGE = 32  # entries read at a time; a step of a large job names thousands of s
 _NAMES_PAGE = 1_000  # of the quarantine, read or written at a time; a script's command has at most some 8,000 words
 _DIGITS = 8  # of the rows of a shard
 _NIL = "false"  # how a script sees that there is nothing
-_MOST_ROWS = 2**31 - 1
 _COUNTS_PAGE = 16_384  # shards
 
 FINAL = ("DONE", "FAILED", "CANCELLED")  # states of a job that is over
@@ -200,9 +199,9 @@ class StateStore:
 
         Raises JobFailedError where there is no such number of rows, or more than are kept.
         """
-        if not 0 <= num_rows <= _MOST_ROWS:
+        if not 0 <= num_rows <= MOST_ROWS:
             raise JobFailedError(
-                f"shard {shard} of job {job!r} has {num_rows} rows, not 0 to {_MOST_ROWS}: make smaller shards of it"
+                f"shard {shard} of job {job!r} has {num_rows} rows, not 0 to {MOST_ROWS}: make smaller shards of it"
             )
         damage = iter({item.name: _rejected_json(item, step=None) for item in rejected}.items())
         while batch := dict(itertools.islice(damage, _NAMES_PAGE)):

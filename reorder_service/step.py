@@ -46,14 +46,13 @@ class Part:
     work: Work | None = None
     lease: str = ""
     endpoint: str = ""
+    message: tuple[str, bytes] = ("", b"")
+    """A lease, and what ranks are told of it: written once for all of them."""
 
     @property
     def name(self) -> str:
         """What logs say of it: its ticket without the signature."""
         return part_of(self.ticket)
-
-    message: tuple[str, bytes] = ("", b"")
-    """A lease, and what ranks are told of it: written once for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
