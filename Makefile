@@ -24,6 +24,9 @@ demo: setup  ## run the main job on the bundled example: one reorder service, tw
 test: setup lint  ## the whole suite
 	@$(BIN)/pytest -n 2 --dist loadfile
 
+test-slow: setup  ## what the suite leaves out for its time: more variants of some tests
+	@$(BIN)/pytest -n 2 --dist loadfile -m slow
+
 unit: setup  ## the fast tests only
 	@$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/architecture
 
@@ -70,4 +73,4 @@ verify: setup  ## compare the pipeline runtime with one process in all 7,470 com
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-scale chaos chaos-trainer verify stubs
+.PHONY: help setup demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-scale chaos chaos-trainer verify stubs

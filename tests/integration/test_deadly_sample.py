@@ -79,7 +79,7 @@ def write_shards(folder: Path) -> None:
         (folder / f"{shard}.jsonl").write_text("".join(json.dumps({"texts": [text]}) + "\n" for text in texts))
 
 
-@pytest.mark.parametrize("stage", ["load", "fill", "index"])
+@pytest.mark.parametrize("stage", ["load", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("fill", "index"))])
 def test_a_job_outlives_what_its_preprocessors_die_of(cluster: Any, spec: Any, fragile: Any, tmp_path: Path, stage: str) -> None:
     data = tmp_path / "data"
     data.mkdir()

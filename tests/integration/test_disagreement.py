@@ -50,7 +50,7 @@ def add_poor(cluster: Any, folder: Path) -> None:
 @pytest.fixture
 def whole(calm: Any, spec: Any) -> str:
     """The ledger's hash where every preprocessor has every codec."""
-    job = calm.submit(spec("whole", steps=STEPS, topology=PLANNED))
+    job = calm.submit(spec("every-codec", steps=STEPS, topology=PLANNED))
     calm.consume(job)
     with calm.client() as client:
         assert not client.quarantine(job)

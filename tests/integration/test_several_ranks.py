@@ -38,7 +38,7 @@ def within_a_minute(do: Callable[[], Any]) -> Any:
 
 
 def test_a_step_is_in_the_ledger_when_the_last_rank_of_a_thread_has_committed_it(calm: Any, spec: Any) -> None:
-    job = calm.submit(spec("one-thread", steps=4))
+    job = calm.submit(spec("ranks-of-a-thread", steps=4))
 
     def train() -> list[int]:
         durable = []

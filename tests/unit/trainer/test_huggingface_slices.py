@@ -62,7 +62,13 @@ class Run:
     """Which the slices saved."""
 
 
-@pytest.fixture(scope="module", params=zip(LLMS, TOWERS, strict=True), ids=" ".join)
+PAIRS = [
+    pytest.param(pair, marks=[] if pair[0] == "Qwen3Config" else [pytest.mark.slow], id=" ".join(pair))
+    for pair in zip(LLMS, TOWERS, strict=True)
+]
+
+
+@pytest.fixture(scope="module", params=PAIRS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Of models that start from the seed."""
     folder = tmp_path_factory.mktemp("slices")
