@@ -20,7 +20,7 @@ from headrace.quarantine import Rejected
 from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
 from headrace.ticket import part_of
-from reorder_service.agreement import Agreement
+from reorder_service.left_out import Agreement
 from reorder_service.member import Work
 from reorder_service.planning import sample_costs
 from reorder_service.planning.batch import make_batch
