@@ -15,7 +15,7 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@echo "compiling the planner (half a minute)"
-	@$(BIN)/python -c "from reorder_service import planning, snapshots; planning.warm_up(); snapshots.warm_up()"
+	@$(BIN)/python -c "from headrace.reorder_service import planning; from headrace.reorder_service.nodes import snapshots; planning.warm_up(); snapshots.warm_up()"
 	@touch $@
 
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
@@ -33,7 +33,7 @@ unit: setup  ## the fast tests only
 lint: setup  ## style, types and layers
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy proto/headrace preprocessor reorder_service trainer cli benchmarks
+	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
 format: setup  ## rewrite the sources in the project's style

@@ -35,7 +35,7 @@ from engine import (
     wait_until,
 )
 
-from cli.processes import free_port
+from headrace.cli.run.processes import free_port
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -156,7 +156,7 @@ def check_running(protocol: Protocol, compose: Compose, endpoint: str, folder: P
                 lacking = [name for name in CONFINED if not container["HostConfig"][name]]
                 expect(f"what {service} is not confined by", lacking, [])
     with protocol.check("a container's quota is what its threads follow"):
-        code = "from cli.processors import usable_processors; print(usable_processors())"
+        code = "from headrace.cli.run.processors import usable_processors; print(usable_processors())"
         command = ["docker", "run", "--rm", "--cpus", "1", "--entrypoint", "python", "headrace:latest", "-c", code]
         expect("processors of --cpus 1", run(command).strip(), "1")
     with protocol.check("payload came through shared memory"):

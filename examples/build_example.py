@@ -49,7 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="build_example", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of the data sets")
     parser.add_argument("--out", type=Path, default=ROOT / "examples/data", help="folder of the shards")
-    parser.add_argument("--tokenizer", type=Path, default=ROOT / "preprocessor/tokenizer.json", help="tokenizer to write")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        default=ROOT / "preprocessor/headrace/preprocessor/text/tokenizer.json",
+        help="tokenizer to write",
+    )
     parser.add_argument("--vocab-size", type=int, default=4096, help="most tokens of the tokenizer (default %(default)s)")
     parser.add_argument("--max-sample-bytes", type=int, default=45_000, help="larger samples stay out (default %(default)s)")
     return parser

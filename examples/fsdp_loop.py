@@ -13,7 +13,7 @@ import torch.distributed as dist
 from plain_loop import SmallModel, arguments
 from torch.distributed.fsdp import fully_shard
 
-import trainer
+from headrace import trainer
 
 
 def in_lockstep(step: trainer.Step) -> Iterator[trainer.Microbatch | None]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import trainer
+from headrace import trainer
 
 
 class LlamaWithImages(nn.Module):

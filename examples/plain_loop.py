@@ -1,4 +1,4 @@
-"""A small model of one's own, trained in plain PyTorch on the batches of `trainer.connect`.
+"""A small model of one's own, trained in plain PyTorch on the batches of `headrace.trainer.connect`.
 
 python examples/plain_loop.py --endpoint 127.0.0.1:7070 --job demo
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import trainer
+from headrace import trainer
 
 
 class SmallModel(nn.Module):

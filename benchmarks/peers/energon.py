@@ -18,8 +18,8 @@ from megatron.energon import (  # type: ignore[import-not-found]
     stateless,
 )
 
-from benchmarks.preprocess_workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
-from preprocessor.pipeline import Row
+from benchmarks.preprocess.workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
+from headrace.preprocessor.decoding import Row
 
 
 def convert(photos: Path, folder: Path) -> None:

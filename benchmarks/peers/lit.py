@@ -8,8 +8,8 @@ from pathlib import Path
 import litdata  # type: ignore[import-not-found]
 
 from benchmarks.peers.members import read_samples
-from benchmarks.preprocess_workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
-from preprocessor.pipeline import Row
+from benchmarks.preprocess.workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
+from headrace.preprocessor.decoding import Row
 
 _CHUNK_BYTES = "16MB"
 

@@ -9,8 +9,8 @@ from streaming import MDSWriter, StreamingDataset  # type: ignore[import-not-fou
 from torch.utils.data import DataLoader
 
 from benchmarks.peers.members import read_samples
-from benchmarks.preprocess_workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
-from preprocessor.pipeline import Row
+from benchmarks.preprocess.workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
+from headrace.preprocessor.decoding import Row
 
 _SHARD_BYTES = 1 << 24
 

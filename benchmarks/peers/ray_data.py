@@ -10,7 +10,7 @@ import numpy as np
 import ray  # type: ignore[import-not-found]
 import torch
 
-from benchmarks.preprocess_workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
+from benchmarks.preprocess.workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
 
 _STORE_BYTES = 2 << 30
 _PASSES = 20  # over the shards: more than any measurement takes

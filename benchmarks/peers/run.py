@@ -7,8 +7,8 @@ import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.preprocess_meter import Meter
-from benchmarks.preprocess_workload import Batch, touch
+from benchmarks.preprocess.meter import Meter
+from benchmarks.preprocess.workload import Batch, touch
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import spdl.io  # type: ignore[import-not-found]
 from spdl.pipeline import PipelineBuilder  # type: ignore[import-not-found]
 
-from benchmarks.preprocess_workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
-from preprocessor.pipeline import Row
+from benchmarks.preprocess.workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
+from headrace.preprocessor.decoding import Row
 
 
 def batches(folder: Path) -> Iterable[Batch]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import webdataset  # type: ignore[import-not-found]
 from torch.utils.data import DataLoader
 
-from benchmarks.preprocess_workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
-from preprocessor.pipeline import Row
+from benchmarks.preprocess.workload import BATCH_SAMPLES, Batch, SampleDecoder, collate
+from headrace.preprocessor.decoding import Row
 
 
 def batches(folder: Path) -> Iterable[Batch]:

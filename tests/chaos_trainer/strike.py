@@ -14,21 +14,21 @@ from typing import Any
 
 import torch
 
+from headrace.trainer.pipeline import executor
+from headrace.trainer.pipeline.feed import StepFeed
+from headrace.trainer.pipeline.stage import Stage
+from headrace.trainer.pipeline.wire import Wire
+from headrace.trainer.recovery import node_training
+from headrace.trainer.recovery import recoverable_step as recovery_step
+from headrace.trainer.recovery.layout import Layout
+from headrace.trainer.recovery.mesh import Mesh, MeshCutError
+from headrace.trainer.recovery.node_feed import NodeLoader
+from headrace.trainer.recovery.node_training import Training
+from headrace.trainer.recovery.presence import Membership
+from headrace.trainer.recovery.recoverable_step import RecoverableStep
 from headrace.v1 import membership_pb2, sessions_pb2
 from tests.chaos_trainer import memory
 from tests.chaos_trainer.faults import OUTSIDE, Fault, Kind, Place
-from trainer.pipeline import executor
-from trainer.pipeline.feed import StepFeed
-from trainer.pipeline.stage import Stage
-from trainer.pipeline.wire import Wire
-from trainer.recovery import step as recovery_step
-from trainer.recovery import training
-from trainer.recovery.feed import NodeLoader
-from trainer.recovery.layout import Layout
-from trainer.recovery.membership import Membership
-from trainer.recovery.mesh import Mesh, MeshCutError
-from trainer.recovery.step import RecoverableStep
-from trainer.recovery.training import Training
 
 TOGETHER_S = 5.0  # how long a fault waits for another one of the same moment
 OTHERS_KNOW_S = 0.3  # what this node does not see: by then all others have
@@ -163,16 +163,16 @@ def install(strikes: Strikes) -> None:
     before(executor._Run, "_send", Place.BROKER)
     before(recovery_step, "_sum_gradients", Place.GRADIENTS)
     before(RecoverableStep, "vote", Place.VOTE)
-    before(training, "apply", Place.UPDATE)
-    behind(training, "apply", Place.UPDATED)
+    before(node_training, "apply", Place.UPDATE)
+    behind(node_training, "apply", Place.UPDATED)
     before(Mesh, "connect", Place.CONNECT)
     before(Mesh, "group", Place.GROUPS)
     before(Mesh, "barrier", Place.BARRIER)
-    before(training, "agree", Place.AGREE)
-    before(training, "move", Place.MOVE)
-    before(training, "write", Place.SAVE)
-    behind(training, "write", Place.SAVED)
-    before(training, "publish", Place.PUBLISH)
+    before(node_training, "agree", Place.AGREE)
+    before(node_training, "move", Place.MOVE)
+    before(node_training, "write", Place.SAVE)
+    behind(node_training, "write", Place.SAVED)
+    before(node_training, "publish", Place.PUBLISH)
 
     def send(run: Any, wire: Wire, tensor: torch.Tensor, to: int, tag: int) -> None:
         if to != wire._rank:
@@ -240,13 +240,13 @@ def install(strikes: Strikes) -> None:
     _wrap(Wire, "send", send)
     _wrap(RecoverableStep, "compute", compute)
     _wrap(RecoverableStep, "vote", vote)
-    _wrap(training, "move", move)
+    _wrap(node_training, "move", move)
     _wrap(Training, "prepare", prepare)
     _wrap(Training, "rescue", rescue)
     _wrap(NodeLoader, "begin", begin)
     _wrap(Membership, "_take", take)
     _wrap(NodeLoader, "commit_for_all", commit_for_all)
-    _wrap(training, "log_step", log_step)
+    _wrap(node_training, "log_step", log_step)
 
 
 def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:

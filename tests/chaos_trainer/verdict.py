@@ -21,7 +21,7 @@ WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs
 ALLOWED = {"memory_kib": 20 << 10, "num_fds": 8, "num_threads": 4}
 """The memory: of buffers for the largest microbatch so far, which keeps its size."""
 STOOD_STILL_S = 15.0
-"""Whoever needs so long has waited for somebody who was gone: that ends after `trainer.recovery.mesh.MEET_TIMEOUT`."""
+"""Whoever needs so long has waited for somebody who was gone: that ends after `headrace.trainer.recovery.mesh.MEET_TIMEOUT`."""
 
 
 @dataclass(slots=True, kw_only=True)

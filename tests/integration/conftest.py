@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-import trainer
-from cli.client import JobsClient
-from cli.example import example_data
-from cli.processes import Process, ProcessGroup
-from headrace import rpc
+from headrace import rpc, trainer
+from headrace.cli.example import example_data
+from headrace.cli.jobs_client import JobsClient
+from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.ledger import LedgerEntry, ledger_sha256
 from headrace.spec import JobSpec, parse_spec
 from tests.redis_server import RedisServer
@@ -89,7 +88,7 @@ class Cluster:
             return list(client.ledger(job))
 
     def wait_for_state(self, job: str, state: str, timeout_s: float = 100.0) -> Any:
-        from cli.client import state_name
+        from headrace.cli.jobs_client import state_name
 
         deadline = time.monotonic() + timeout_s
         with self.client() as client:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from headrace.trainer.recovery.presence import Membership
 from headrace.v1.membership_pb2 import ModelProfile, NodeHello, NodesSpec, UnitLayers
-from trainer.recovery.membership import Membership
 
 PROFILE = ModelProfile(units=[UnitLayers(unit="llm", num_layers=4)], seconds=[1.0] * 4, layer_bytes=[1] * 4, memory_bytes=4)
 SPEC = NodesSpec(num_nodes=4, max_failures=1, num_microbatches=4, profile=PROFILE)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import trainer
+from headrace import trainer
 from headrace.errors import ConflictError, JobFailedError
 
 pytestmark = pytest.mark.integration
@@ -117,7 +117,7 @@ def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(calm, spec, t
         ["inspect", str(members), "--out", str(tmp_path / "out")],
     ):
         shown = subprocess.run(
-            [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, timeout=100, check=False
+            [sys.executable, "-m", "headrace.cli", *command], capture_output=True, text=True, timeout=100, check=False
         )
         assert "cleared" in shown.stdout or command[0] == "inspect"  # which shows the first few
         assert not [c for c in shown.stdout + shown.stderr if not (c.isprintable() or c == "\n")]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.processes import ProcessGroup
+from headrace.cli.run.processes import ProcessGroup
 from tests.integration.trainers import Units, start, wait
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cli.processes import Process
+from headrace.cli.run.processes import Process
 from headrace.cluster_token import TOKEN, TOKEN_FILE
 from headrace.errors import UnauthenticatedError
 from headrace.ledger import ledger_sha256
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-m", "headrace.cli", *arguments], capture_output=True, text=True, timeout=100, check=False
     )
 
 
@@ -49,7 +49,7 @@ def test_no_service_is_open_to_the_network_unasked(service: list[str], monkeypat
 def test_who_starts_before_the_token_is_made_waits_for_its_file(arguments: list[str], tmp_path: Path) -> None:
     file = tmp_path / "token"
     environment = {name: value for name, value in os.environ.items() if name != TOKEN} | {TOKEN_FILE: str(file)}
-    command = [sys.executable, "-m", "cli.main", *arguments]
+    command = [sys.executable, "-m", "headrace.cli", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stderr is not None
         try:

@@ -25,7 +25,7 @@ QUICK = ["--steps", "3", "--global-batch", "8"]
 
 def headrace(*arguments: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
+        [sys.executable, "-m", "headrace.cli", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 
@@ -50,7 +50,7 @@ def left_of(processes: set[int]) -> list[int]:
 @contextlib.contextmanager
 def started_demo(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A demo in the background, once it has committed a step. It does not outlive the block."""
-    command = [sys.executable, "-m", "cli.main", "demo", "--out", str(out), "--format", "json", *arguments]
+    command = [sys.executable, "-m", "headrace.cli", "demo", "--out", str(out), "--format", "json", *arguments]
     log = out / "trainer-0.log"
     deadline = time.monotonic() + 100.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as demo:

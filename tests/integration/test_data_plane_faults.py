@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import trainer
-from cli.example import example_data
-from cli.processes import Process
-from headrace import metrics
+from headrace import trainer
+from headrace.cli.example import example_data
+from headrace.cli.run.processes import Process
+from headrace.observability import metrics
 from tests.http_site import Site, running_site
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli.processes import Process, ProcessGroup
+from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.ledger import ledger_sha256
 from tests.integration.trainers import END_S, losses, start, wait
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from cli.main import EXIT_USER_ERROR, main
+from headrace.cli.main import EXIT_USER_ERROR, main
 from headrace.schedule import Kind, build
 
 STEPS, MICROBATCHES, STAGES = 2, 4, {"encoder": 1, "llm": 2}

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-import trainer
+from headrace import trainer
 from headrace.errors import ConflictError
 from headrace.ledger import ledger_sha256
 from headrace.spec import STRATEGIES

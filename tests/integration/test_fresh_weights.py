@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import trainer
-from cli.processes import Process, ProcessGroup
+from headrace import trainer
+from headrace.cli.run.processes import Process, ProcessGroup
 from tests.integration.trainers import start, wait
 
 pytestmark = pytest.mark.integration

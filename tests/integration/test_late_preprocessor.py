@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-import trainer
+from headrace import trainer
 from headrace.ledger import ledger_sha256
 
 pytestmark = pytest.mark.integration

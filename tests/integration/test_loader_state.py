@@ -11,7 +11,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.stateful import Stateful
 
-import trainer
+from headrace import trainer
 from headrace.errors import ConflictError
 from headrace.ledger import ledger_sha256
 

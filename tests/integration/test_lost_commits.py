@@ -9,11 +9,11 @@ import pytest
 import redis
 import torch
 
-import trainer
+from headrace import trainer
 from headrace.errors import ConflictError, SupersededError
 from headrace.ledger import ledger_sha256
-from trainer.pipeline.feed import PipelineLoader
-from trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.feed import PipelineLoader
+from headrace.trainer.pipeline.topology import PipelineTopology
 
 pytestmark = pytest.mark.integration
 

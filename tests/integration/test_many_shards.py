@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import trainer
-from cli.main import main
+from headrace import trainer
+from headrace.cli.main import main
 from headrace.ledger import ledger_sha256
 
 pytestmark = pytest.mark.integration

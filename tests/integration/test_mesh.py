@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 import torch
 
-from trainer.recovery.mesh import Meeting, Mesh, MeshCutError
+from headrace.trainer.recovery.mesh import Meeting, Mesh, MeshCutError
 
 pytestmark = pytest.mark.integration
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from headrace.plan import Topology
+from headrace.reorder_service.planning.strategies import plan
 from headrace.spec import parse
-from reorder_service.planning.strategies import plan
+from headrace.trainer.pipeline.topology import PipelineTopology
 from tests.verify.batches import costs_of, make_row
 from tests.verify.processes import TIMEOUT_S, Answer, Order, Processes
-from trainer.pipeline.topology import PipelineTopology
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(TIMEOUT_S)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.processes import ProcessGroup
+from headrace.cli.run.processes import ProcessGroup
 from tests.integration.trainers import END_S, Units, losses, start, wait
 
 pytestmark = pytest.mark.integration

@@ -18,11 +18,11 @@ from moto.server import ThreadedMotoServer
 
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
+from headrace.preprocessor.records.record_to_sample import Text, to_sample
+from headrace.preprocessor.sources import list_shards, open_shard
+from headrace.preprocessor.sources.cache import ShardCache
+from headrace.preprocessor.sources.download import Retry
 from headrace.spec import SourceSpec, parse_spec
-from preprocessor.mapping import Text, to_sample
-from preprocessor.sources import list_shards, open_shard
-from preprocessor.sources.cache import ShardCache
-from preprocessor.sources.download import Retry
 
 pytestmark = [
     pytest.mark.integration,

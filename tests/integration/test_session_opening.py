@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import trainer
-from cli.processes import Process
+from headrace import trainer
+from headrace.cli.run.processes import Process
 from headrace.errors import ConflictError, UserError
 
 pytestmark = pytest.mark.integration
@@ -31,7 +31,7 @@ def test_a_trainer_that_waits_for_a_preprocessor_says_so_and_goes_on_when_one_co
     cluster.start_reorder()
     job = cluster.submit(spec("alone", steps=1))
     done: list[int] = []
-    with caplog.at_level(logging.INFO, "trainer.client"):
+    with caplog.at_level(logging.INFO, "headrace.trainer.loading.session"):
         training = threading.Thread(target=lambda: done.extend(cluster.consume(job)))
         training.start()
         wait_for(caplog, "job 'alone' has not begun: no preprocessor is connected: start one with `headrace preprocessor")
@@ -46,7 +46,7 @@ def test_a_second_process_for_a_rank_is_refused_while_the_first_is_connected(
     calm: Any, spec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that all say they are rank 0, say, or those of a tensor-parallel group."""
-    monkeypatch.setattr("trainer.client.OCCUPIED_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("headrace.trainer.loading.session.OCCUPIED_TIMEOUT_S", 1.0)
     job = calm.submit(spec("twice", steps=2))
     with trainer.connect(calm.endpoint, job=job) as former:
         steps = iter(former)
@@ -97,7 +97,7 @@ def test_a_process_waits_for_one_that_is_connected_as_its_rank_and_is_noticed_to
         with trainer.connect(calm.endpoint, job=job) as latter:
             opened.append(latter.next_step)
 
-    with caplog.at_level(logging.INFO, "trainer.client"):
+    with caplog.at_level(logging.INFO, "headrace.trainer.loading.session"):
         former = trainer.connect(calm.endpoint, job=job).open()
         waiting = threading.Thread(target=take_over)
         waiting.start()

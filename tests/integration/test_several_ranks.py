@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import trainer
+from headrace import trainer
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-import trainer
+from headrace import trainer
 from headrace.ledger import ledger_sha256
 
 pytestmark = pytest.mark.integration

@@ -18,8 +18,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-import trainer
-from cli.processes import Process
+from headrace import trainer
+from headrace.cli.run.processes import Process
 from headrace.errors import EndpointError
 from headrace.ledger import ledger_sha256
 from headrace.sample import LABEL_IGNORED

@@ -14,8 +14,8 @@ import torch
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.sample import LABEL_IGNORED, SCHEMA, UNIT_COLUMNS
 from headrace.spec import AudioSpec, ImageSpec
-from trainer.collate import PackedMicrobatch, collate
-from trainer.models.multimodal import MultimodalModel
+from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.models.multimodal import MultimodalModel
 
 VOCAB, IMAGE_TOKEN, AUDIO_TOKEN = 64, 1, 2
 IMAGE = ImageSpec(patch=2, merge=2, min_pixels=16, max_pixels=4096)

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import UserError
 from headrace.spec import STRATEGIES, parse
-from trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.topology import PipelineTopology
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "1f1b": {},

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 
 from headrace.plan import GENERATOR, StepPlan, Topology
+from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.spec import parse
-from reorder_service.planning.strategies import plan as make_plan
+from headrace.trainer.models.multimodal import MultimodalModel, initialise
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS
+from headrace.trainer.pipeline.tensor import cut_dimension
+from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
+from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
 from tests.verify.batches import GENERATING, SHAPE, costs_of, enlarge, make_row, packed, whole_model
 from tests.verify.cases import Case, frozen_in
 from tests.verify.processes import SEED, Answer, Order, Processes
-from trainer.models.multimodal import MultimodalModel, initialise
-from trainer.optimizer_spec import OptimizerSpec
-from trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS
-from trainer.pipeline.tensor import cut_dimension
-from trainer.pipeline.topology import ENCODER, PipelineTopology
-from trainer.step import StepResult, TrainStep, make_optimizer
 
 MICROBATCHES, SAMPLES, STEPS = 4, 18, 2
 LEARNING_RATE = 1e-3

@@ -21,18 +21,18 @@ import torch.distributed as dist
 
 from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
+from headrace.trainer.pipeline.checkpoint_files import Checkpoint
+from headrace.trainer.pipeline.groups import ProcessGroups
+from headrace.trainer.pipeline.layer_partition import bounds
+from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.routes import Portion, Routes
+from headrace.trainer.pipeline.stage import Stage
+from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.topology import Groups, PipelineTopology
+from headrace.trainer.train_step import StepResult
 from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, packed_samples, whole_model
-from trainer.optimizer_spec import OptimizerSpec
-from trainer.pipeline.checkpoint import CheckpointWriter, load
-from trainer.pipeline.checkpoint_files import Checkpoint
-from trainer.pipeline.groups import ProcessGroups
-from trainer.pipeline.partition import bounds
-from trainer.pipeline.routes import Portion, Routes
-from trainer.pipeline.stage import Stage
-from trainer.pipeline.stages import build_stages
-from trainer.pipeline.step import PipelineStep
-from trainer.pipeline.topology import Groups, PipelineTopology
-from trainer.step import StepResult
 
 TIMEOUT_S = 300.0  # of a case on a busy machine, the first one with the start of the processes
 SEED = 1

@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 
-from headrace.telemetry import pairs
+from headrace.observability.logs import pairs
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.telemetry import pairs
+from headrace.observability.logs import pairs
 from headrace.ticket import part_of
 from headrace.transport.base import UCX, Delivery, Receiver, refusal_value
 from headrace.transport.ucx_buffers import MAX_IDLE_BYTES, Allocate, Lease, ReceiveBuffers, allocate_pageable

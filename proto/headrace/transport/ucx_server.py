@@ -19,7 +19,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from headrace.errors import HeadraceError, NotFoundError, UnavailableError
-from headrace.telemetry import pairs
+from headrace.observability.logs import pairs
 from headrace.transport.base import UCX, checksum, read_batches, refusal_message
 from headrace.transport.flight_server import Lend, Loan
 from headrace.transport.ucx import VERSION

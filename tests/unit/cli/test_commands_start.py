@@ -14,9 +14,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from cli import demo, example
-from cli.main import main
-from cli.processes import MAX_SHORT_LIVES, Process, ProcessGroup
+from headrace.cli import example
+from headrace.cli.demo import demo
+from headrace.cli.main import main
+from headrace.cli.run.processes import MAX_SHORT_LIVES, Process, ProcessGroup
 from headrace.errors import HeadraceError
 
 
@@ -47,7 +48,7 @@ def test_sigterm_counts_as_ctrl_c() -> None:
 def test_a_service_hears_ctrl_c_unless_its_shell_has_it_ignored(inherited: str, words: str) -> None:
     script = f"""
 import asyncio, signal
-from cli.service import run_service
+from headrace.cli.run.serve import run_service
 
 async def service():
     signal.raise_signal(signal.SIGINT)
@@ -86,9 +87,9 @@ def test_output_that_cannot_be_written_ends_quietly_or_with_one_sentence(redirec
 
 LOADED = """
 import sys
-from cli.main import main
+from headrace.cli.main import main
 code = main(["health", sys.argv[1]])
-print(*{"numpy", "pydantic", "yaml", "rich", "redis", "cli.top", "headrace.spec"} & {*sys.modules})
+print(*{"numpy", "pydantic", "yaml", "rich", "redis", "headrace.cli.watch.top", "headrace.spec"} & {*sys.modules})
 sys.exit(code)
 """
 

@@ -19,7 +19,7 @@ class Lacking:
 
 sys.meta_path.insert(0, Lacking())
 """
-COMMAND = "from cli.main import main; sys.exit(main())"
+COMMAND = "from headrace.cli.main import main; sys.exit(main())"
 
 
 def run(lacking: tuple[str, ...], program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,11 @@ def test_a_job_is_submitted_where_nothing_can_be_decoded(tmp_path: Path) -> None
 
 
 def test_a_trainer_decodes_nothing() -> None:
-    done = run(OF_PREPROCESSOR, "import cli.submission, trainer, trainer.train, trainer.pipeline.train, trainer.recovery.node")
+    done = run(
+        OF_PREPROCESSOR,
+        "import headrace.cli.watch.submission, headrace.trainer.train\n"
+        "import headrace.trainer.pipeline.pipeline_training, headrace.trainer.recovery.node",
+    )
     assert done.returncode == 0, done.stderr
 
 

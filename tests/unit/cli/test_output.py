@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from headrace.cli.main import main
 
 SMALL = """
 import resource, sys
-from cli.main import main
+from headrace.cli.main import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 sys.exit(main(sys.argv[1:]))
 """

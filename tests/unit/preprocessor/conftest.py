@@ -14,10 +14,10 @@ import pytest
 import soundfile
 from PIL import Image
 
+from headrace.preprocessor.decoding import Pipeline
+from headrace.preprocessor.sources.cache import ShardCache
+from headrace.preprocessor.sources.download import Retry
 from headrace.spec import JobSpec, SourceSpec, parse_spec
-from preprocessor.pipeline import Pipeline
-from preprocessor.sources.cache import ShardCache
-from preprocessor.sources.download import Retry
 from tests.http_site import Site, running_site
 
 HOSTILE = Path(__file__).parents[2] / "data" / "hostile"

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cli import preprocessor
+from headrace.cli.run import preprocessor
 from headrace.errors import DatasetError, SpecError, UserError
+from headrace.preprocessor.access import NOTHING, Access, check_url, granting
+from headrace.preprocessor.sources import list_shards, open_shard
+from headrace.preprocessor.sources.cache import ShardCache
+from headrace.preprocessor.text import BUNDLED, load_encoder
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import SourceSpec, parse_spec
-from preprocessor.access import NOTHING, Access, check_url, granting
-from preprocessor.sources import list_shards, open_shard
-from preprocessor.sources.cache import ShardCache
-from preprocessor.text import BUNDLED, load_encoder
 from tests.http_site import Site, running_site
 
 LINE = b'{"caption": "secret", "image": "a.jpg"}\n'
@@ -201,7 +201,7 @@ def test_media_beside_a_remote_file_are_bounded_by_what_comes(
     site: Site, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server need not say how long its answer is."""
-    monkeypatch.setattr("preprocessor.sources.jsonl.MAX_MEDIUM_BYTES", 1000)
+    monkeypatch.setattr("headrace.preprocessor.sources.jsonl.MAX_MEDIUM_BYTES", 1000)
     site.sizes = False
     site.files = {"s.jsonl": LINE, "a.jpg": bytes(1000), "b.jpg": bytes(1001)}
     with open_shard(f"{site.url}/s.jsonl", SourceSpec(path=site.url), cache) as shard:

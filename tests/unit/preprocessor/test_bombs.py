@@ -15,11 +15,11 @@ import pytest
 import soundfile
 from PIL import Image
 
+from headrace.preprocessor import audio, image
+from headrace.preprocessor.image.decode_cost import check_cost
+from headrace.preprocessor.image.header import Header
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec, ImageSpec
-from preprocessor import audio, image
-from preprocessor.image.cost import check_cost
-from preprocessor.image.header import Header
 
 # In a process of its own: the images are refused while hardly any more memory can be had than is in use.
 CHILD = """
@@ -123,7 +123,7 @@ from pathlib import Path
 import torch
 from headrace.spec import AudioSpec, ImageSpec
 from preprocessor import audio, image
-from preprocessor.image.cost import decode_bytes
+from headrace.preprocessor.image.decode_cost import decode_bytes
 torch.set_num_threads(1)
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -13,15 +13,15 @@ import pytest
 import soundfile
 
 from headrace.manifest import ShardInfo
+from headrace.preprocessor.decoding import Loaded, Pipeline, Row
+from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.payload.arena import Arena
+from headrace.preprocessor.payload.probed import Probed
+from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.quarantine import Reason
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec
 from headrace.transport.base import read_batches
-from preprocessor.arena import Arena
-from preprocessor.jobs import Job
-from preprocessor.pipeline import Loaded, Pipeline, Row
-from preprocessor.probed import Probed
-from preprocessor.writer import PayloadWriter
 
 NAMES = ("whole", "cut", "sound", "words", "last")
 

@@ -13,9 +13,9 @@ import pytest
 import soundfile
 from PIL import Image
 
+from headrace.preprocessor import audio, image
+from headrace.preprocessor.decode_memory import DecodeMemory, decoding_within
 from headrace.spec import AudioSpec, ImageSpec
-from preprocessor import audio, image
-from preprocessor.decode_memory import DecodeMemory, decoding_within
 
 MIB = 1 << 20
 TOGETHER_S = 0.3  # how long a thread waits for another one to decode beside it

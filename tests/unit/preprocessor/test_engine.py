@@ -15,22 +15,22 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from headrace import metrics
 from headrace.codec import ref_message, shard_message
 from headrace.manifest import ShardInfo
+from headrace.observability import metrics
+from headrace.preprocessor.engine import Engine, read_ahead_parts
+from headrace.preprocessor.payload.part import Stage
+from headrace.preprocessor.payload.payload_store import PayloadStore
+from headrace.preprocessor.payload.staging import ReadAhead
+from headrace.preprocessor.payload.writer import PayloadWriter
+from headrace.preprocessor.sources.blob import Blob, BlobCache, LocalBlob
+from headrace.preprocessor.sources.cache import ShardCache
 from headrace.rpc import Server
 from headrace.sample import SampleRef
 from headrace.spec import parse_spec
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from headrace.v1.common_pb2 import Rejection
 from headrace.v1.fleet_pb2 import FleetOrder, FleetOrders, FleetReport, FleetReports
-from preprocessor.engine import Engine, read_ahead_parts
-from preprocessor.part import Stage
-from preprocessor.sources.blob import Blob, BlobCache, LocalBlob
-from preprocessor.sources.cache import ShardCache
-from preprocessor.staging import ReadAhead
-from preprocessor.store import PayloadStore
-from preprocessor.writer import PayloadWriter
 
 PATIENCE_S = 30
 MIB = 1 << 20
@@ -304,7 +304,7 @@ async def test_shards_are_known_while_parts_of_them_are_held(start: Start, tar: 
 async def test_shards_are_listed_in_pages_with_the_vocabulary_on_the_last(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("preprocessor.engine.PAGE_SHARDS", 2)
+    monkeypatch.setattr("headrace.preprocessor.engine.PAGE_SHARDS", 2)
     for n in range(5):
         (tmp_path / f"{n}.jsonl").write_text("{}\n")
     worker = await start()

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli.train import metrics_of_rank
-from headrace import metrics
+from headrace.cli.run.train import metrics_of_rank
 from headrace.errors import EndpointError
+from headrace.observability import metrics
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 DECLARED = {name: item for name, item in vars(metrics).items() if isinstance(item, Counter | Gauge | Histogram)}

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.preprocessor import audio, image
+from headrace.preprocessor.decoding import Pipeline, Row, probe_of
+from headrace.preprocessor.sources import open_shard
+from headrace.preprocessor.text import CONTROL_TOKENS, load_encoder
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import Probe
 from headrace.spec import JobSpec, SourceSpec
-from preprocessor import audio, image
-from preprocessor.pipeline import Pipeline, Row, probe_of
-from preprocessor.sources import open_shard
-from preprocessor.text import CONTROL_TOKENS, load_encoder
 
 HOSTILE = Path(__file__).parents[2] / "data" / "hostile"
 CASES = {case["case"]: case for case in json.loads((HOSTILE / "expectations.json").read_text())["cases"]}

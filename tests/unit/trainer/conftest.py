@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +14,8 @@ import torch
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.sample import LABEL_IGNORED, SCHEMA
 from headrace.spec import AudioSpec, ImageSpec
-from trainer.models.multimodal import MultimodalModel, initialise
+from headrace.trainer.models.multimodal import MultimodalModel, initialise
+from tests.unit.proto.transport import payload_world
 
 VOCAB, IMAGE_TOKEN, AUDIO_TOKEN = 64, 1, 2
 IMAGE = ImageSpec(patch=2, merge=2, min_pixels=16, max_pixels=4096)
@@ -106,28 +103,15 @@ def make_model() -> Callable[..., MultimodalModel]:
     return make
 
 
-@pytest.fixture(scope="session")
-def payload_world() -> ModuleType:
-    """The real preprocessor stores of the transports' tests."""
-    path = Path(__file__).parents[1] / "transport" / "payload_world.py"
-    module_spec = importlib.util.spec_from_file_location("trainer_payload_world", path)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules["trainer_payload_world"] = module
-    module_spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def make_part(payload_world: ModuleType) -> Callable[..., pa.RecordBatch]:
+def make_part() -> Callable[..., pa.RecordBatch]:
     """(num_bytes, sample_id) -> a part of one sample whose payload bytes are all sample_id % 256."""
     make: Callable[..., pa.RecordBatch] = payload_world.make_batch
     return make
 
 
 @pytest.fixture
-def make_producer(payload_world: ModuleType) -> Iterator[Callable[..., Any]]:
+def make_producer() -> Iterator[Callable[..., Any]]:
     """(budget_bytes, **options) -> a preprocessor's store and servers, stopped at the end."""
     with ExitStack() as stack:
 

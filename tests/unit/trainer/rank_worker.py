@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from headrace.spec import JobSpec
-from trainer.collate import PackedMicrobatch, collate
-from trainer.models.multimodal import build_model
-from trainer.optimizer_spec import OptimizerSpec
-from trainer.step import TrainStep
+from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.models.multimodal import build_model
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.train_step import TrainStep
 
 
 def read_part(path: str) -> PackedMicrobatch:

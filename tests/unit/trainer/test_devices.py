@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from headrace.errors import UserError
-from trainer.devices import check_nodes, check_pipeline, local_device
-from trainer.pipeline.topology import PipelineTopology
-from trainer.pipeline.train import train_pipeline
-from trainer.recovery.node import train_recoverable
-from trainer.recovery.spec import RecoverySpec
+from headrace.trainer.devices import check_nodes, check_pipeline, local_device
+from headrace.trainer.pipeline.pipeline_training import train_pipeline
+from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.recovery.node import train_recoverable
+from headrace.trainer.recovery.nodes_spec import RecoverySpec
 
 GPU = torch.device("cuda", 0)
 NOBODY = "127.0.0.1:1"

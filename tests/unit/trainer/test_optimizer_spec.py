@@ -10,11 +10,11 @@ import pytest
 
 from headrace.errors import SpecError, UserError
 from headrace.spec import parse
+from headrace.trainer.optimizer_spec import PEAK_LEARNING_RATES, OptimizerSpec, load_optimizer_yaml
+from headrace.trainer.pipeline.topology import PipelineTopology, load_topology_yaml
+from headrace.trainer.recovery.nodes_spec import RecoverySpec, nodes_message
 from headrace.v1.membership_pb2 import NodesSpec
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB
-from trainer.optimizer_spec import PEAK_LEARNING_RATES, OptimizerSpec, load_optimizer_yaml
-from trainer.pipeline.topology import PipelineTopology, load_topology_yaml
-from trainer.recovery.spec import RecoverySpec, nodes_message
 
 
 def rates(steps: int, **fields: Any) -> list[float]:

@@ -15,10 +15,10 @@ import torch
 
 from headrace.errors import HeadraceError
 from headrace.spec import JobSpec
-from trainer.collate import collate
-from trainer.models.multimodal import build_model
-from trainer.optimizer_spec import OptimizerSpec
-from trainer.step import TrainStep, embeddings_of, make_optimizer
+from headrace.trainer.loading.collate import collate
+from headrace.trainer.models.multimodal import build_model
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.train_step import TrainStep, embeddings_of, make_optimizer
 
 SPEC = {"name": "job", "sources": [{"path": "data"}], "image": {"patch": 2, "min_pixels": 16}, "audio": {"mel_bins": 4}}
 

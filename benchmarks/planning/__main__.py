@@ -1,0 +1,41 @@
+"""`python -m benchmarks.planning`: every figure of the planner, in one table and in results/planning.json."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.planning import optimum, permutation, quality, scale, speed
+from benchmarks.report import Report
+from benchmarks.timing import progress
+from headrace.reorder_service.planning import warm_up
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def main() -> None:
+    """Measure, print, write. The verdict is in the table: a goal that is missed is no error of this program."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, sizes and instances")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where planning.json and planning-scaling.png go")
+    options = parser.parse_args()
+
+    progress("compiling or loading the kernels")
+    warm_up()
+    sections = [
+        *quality.sections(),
+        *speed.sections(quick=options.quick),
+        *scale.sections(options.results / "planning-scaling.png", quick=options.quick),
+        *optimum.sections(quick=options.quick),
+        *permutation.sections(quick=options.quick),
+    ]
+    report = Report(
+        benchmark="planning", date=datetime.now(UTC).isoformat(timespec="seconds"), quick=options.quick, sections=sections
+    )
+    report.write(options.results / "planning.json")
+    report.show()
+
+
+if __name__ == "__main__":
+    main()

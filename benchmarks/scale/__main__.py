@@ -1,0 +1,236 @@
+"""`python -m benchmarks.scale`: one reorder service beside 1,024 trainer ranks and 256 preprocessors; a table and a JSON file.
+
+The reorder service is the real one, in a process of its own, with an embedded store; ranks and preprocessors are light
+clients (benchmarks.scale.ranks, benchmarks.scale.fleet) that speak the real protocol over a connection each. All of them
+share this machine, so that the service has less of it than it would have in a cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from benchmarks.preprocess.meter import tree_cpu_s
+from benchmarks.report import Report, Row, Section, at_most
+from benchmarks.scale.workload import (
+    MICROBATCHES,
+    PREPROCESSORS,
+    RANK_SAMPLES,
+    RANKS,
+    ROWS,
+    SHARDS,
+    STEP_S,
+    TOLD_LANES,
+    TOLD_MODES,
+)
+from benchmarks.timing import progress
+from headrace import rpc
+from headrace.child import ending_with_us
+from headrace.cli.jobs_client import JobsClient
+from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.spec import parse_spec
+
+RESULTS = Path(__file__).parent / "results"
+STEPS = 30
+RANK_PROCESSES = 2
+GOAL_S = 0.1
+TOLD_GOAL_S = 0.5  # a lease is 1.5 s, and everything else of a step is the event loop's too
+WINDOW = 4
+PLANNED_TIMEOUT_S = 60.0
+BEGIN_S = 2.0  # from a window of planned steps to the first commit
+_FIRST = WINDOW  # steps that are not counted: their plans are made at once when the job begins
+
+
+class Client:
+    """A process of light clients."""
+
+    def __init__(self, module: str, *arguments: object) -> None:
+        command = ending_with_us([sys.executable, "-m", module, *map(str, arguments)], signal.SIGKILL)
+        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def wait_open(self) -> None:
+        assert self._popen.stdout is not None
+        if (line := self._popen.stdout.readline().strip()) != "open":
+            raise RuntimeError(f"light ranks said {line!r} instead of 'open'")
+
+    def result(self, text: str = "", *, end: bool = False) -> Any:
+        """What it prints at its end, given `text`; `end`: it is told to."""
+        if end:
+            self._popen.terminate()
+        printed = self._popen.communicate(text)[0]
+        if not printed:
+            raise RuntimeError(f"light clients ended with {self._popen.returncode}")
+        return json.loads(printed)
+
+    def begin(self, at_s: float) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(f"{at_s}\n")
+        self._popen.stdin.flush()
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a sixteenth of the clients, and ten steps")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where scale.json goes")
+    parser.add_argument("--told-only", action="store_true", help="only what whole plans take of the event loop; writes no file")
+    options = parser.parse_args()
+    part, steps = (16, 10) if options.quick else (1, STEPS)
+    sections = [] if options.told_only else [_measure(RANKS // part, PREPROCESSORS // part, steps)]
+    report = Report(
+        benchmark="scale",
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        quick=options.quick,
+        sections=[*sections, _measure_telling(TOLD_LANES // part)],
+    )
+    if not options.told_only:
+        report.write(options.results / "scale.json")
+    report.show()
+
+
+def _measure_telling(lanes: int) -> Section:
+    rows = []
+    for mode, meaning in TOLD_MODES.items():
+        progress(f"told: {mode}")
+        command = [sys.executable, "-m", "benchmarks.scale.telling", mode, str(lanes)]
+        told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+        sizes = f"{told['rank_bytes'] / 1e3:,.0f} kB to a rank at most, {told['all_bytes'] / 1e6:,.0f} MB to all"
+        rows.append(
+            Row(
+                name=f"{mode}, event loop's time for a step's plans and places",
+                value=told["loop_s"],
+                unit="s",
+                goal=at_most(TOLD_GOAL_S),
+                detail=f"{sizes}; {told['turn_s']:.3f} s at a time at most; {meaning}",
+            )
+        )
+    title = f"{told['ranks']:,} ranks that are told whole plans of {told['samples']:,} samples, which nobody trains"
+    return Section(title=title, rows=rows)
+
+
+def _measure(num_ranks: int, num_preprocessors: int, steps: int) -> Section:
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name, ProcessGroup() as group:
+        arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{name}/store"]
+        service = group.add(Process("reorder service", arguments, Path(name) / "reorder.log"))
+        endpoint = service.endpoint()
+        rpc.await_reorder_service(endpoint)
+        progress(f"{num_preprocessors} preprocessors join")
+        fleet = Client("benchmarks.scale.fleet", endpoint, num_preprocessors)
+        with JobsClient(endpoint) as client:
+            job = client.submit(_spec(num_ranks, steps))
+        progress(f"{num_ranks} ranks connect")
+        each = num_ranks // RANK_PROCESSES
+        ranks = [Client("benchmarks.scale.ranks", endpoint, job, n * each, each, num_ranks) for n in range(RANK_PROCESSES)]
+        for process in ranks:
+            process.wait_open()
+        _wait_for_window(endpoint, job)
+        progress(f"{steps} steps, one every {STEP_S:g} s")
+        begin_s = time.monotonic() + BEGIN_S
+        cpu_s = tree_cpu_s(service.pid)
+        for process in ranks:
+            process.begin(begin_s)
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            results = [done.result() for done in as_completed(pool.submit(process.result) for process in ranks)]
+        cpu_s, memory_mib = tree_cpu_s(service.pid) - cpu_s, _peak_mib(service.pid)
+        probed = {int(step): at_s for step, at_s in fleet.result(end=True).items()}
+    return _section(num_ranks, results, probed, begin_s, steps, cpu_s / steps, memory_mib)
+
+
+def _wait_for_window(endpoint: str, job: str) -> None:
+    deadline = time.monotonic() + PLANNED_TIMEOUT_S
+    with JobsClient(endpoint) as client:
+        while (planned := client.show(job).planned_steps) < WINDOW:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"only {planned} of {WINDOW} steps were planned within {PLANNED_TIMEOUT_S:g} s")
+            time.sleep(0.1)
+
+
+def _spec(num_ranks: int, steps: int) -> Any:
+    document = {
+        "name": "scale",
+        "sources": [{"path": "memory://shards"}],
+        "global_batch": num_ranks * RANK_SAMPLES,
+        "window": WINDOW,
+        "window_bytes": 1 << 40,  # nothing is decoded
+        "topology": {"replicas": num_ranks, "microbatches": MICROBATCHES},
+        "steps": steps,
+    }
+    return parse_spec(document)
+
+
+def _section(
+    num_ranks: int,
+    results: list[dict[str, list[list[float]]]],
+    probed: dict[int, float],
+    begin_s: float,
+    steps: int,
+    cpu_s: float,
+    memory_mib: float,
+) -> Section:
+    counted = range(_FIRST, steps)
+
+    def of(what: str) -> list[tuple[int, float]]:
+        return [(int(step), value) for result in results for _, step, value in result[what] if step in counted]
+
+    waits = [max(0.0, at_s - begin_s - step * STEP_S) for step, at_s in of("places")]
+    plans = [at_s - probed[step] for step, at_s in of("plans")]
+    places = [at_s - probed[step] for step, at_s in of("places")]
+    commits = [seconds for _, seconds in of("commits")]
+    rows = [
+        Row(
+            name="a rank waits for its next plan, places of the parts included, p99",
+            value=_percentile(waits, 99),
+            unit="s",
+            goal=at_most(GOAL_S),
+            detail=f"{sum(wait > 0 for wait in waits):,} of {len(waits):,} waited; {_spread(waits)}",
+        ),
+        Row(
+            name="from the last sample's probe to a rank's plan, p99",
+            value=_percentile(plans, 99),
+            unit="s",
+            goal=at_most(GOAL_S),
+            detail=_spread(plans),
+        ),
+        Row(name="and to the places of all its parts, p99", value=_percentile(places, 99), unit="s", detail=_spread(places)),
+        Row(
+            name="a rank's commit, where all commit at once, p99",
+            value=_percentile(commits, 99),
+            unit="s",
+            detail=_spread(commits),
+        ),
+        Row(name="CPU of the reorder service and its store in a step", value=cpu_s, unit="s", goal=at_most(STEP_S)),
+        Row(name="memory of the reorder service at most", value=memory_mib, unit="MiB"),
+    ]
+    title = (
+        f"{num_ranks:,} ranks (each {RANK_SAMPLES} samples in {MICROBATCHES} microbatches), light preprocessors, "
+        f"{SHARDS * ROWS:,} samples in {SHARDS:,} shards, a step every {STEP_S:g} s"
+    )
+    return Section(title=title, rows=rows)
+
+
+def _peak_mib(pid: int) -> float:
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _spread(values: list[float]) -> str:
+    return f"median {_percentile(values, 50):.3f}, longest {max(values):.3f} s"
+
+
+if __name__ == "__main__":
+    main()

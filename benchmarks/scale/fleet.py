@@ -1,0 +1,122 @@
+"""`python -m benchmarks.scale.fleet ENDPOINT COUNT`: light preprocessors, which speak the real protocol and decode nothing.
+
+Each has a connection and a stream of its own. They list shards that do not exist, and report sizes from a table for what
+they are to probe. At SIGTERM: one JSON object on standard output, step -> when the last of its samples was reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from time import monotonic
+
+import grpc
+
+from benchmarks.scale.workload import ROWS, SHARDS, SLOTS, own_channel
+from headrace.outbox import Outbox
+from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
+
+_SIZES = [
+    (int(random.Random(n).lognormvariate(6.0, 0.8)) + 16, int(random.Random(~n).lognormvariate(6.5, 1.0)) // 4 * 4)
+    for n in range(4096)
+]
+"""(tokens, patches) of the samples, over and over."""
+
+
+class LightPreprocessor:
+    """One stream. `probed`: told the step of each sample that is reported."""
+
+    def __init__(self, number: int, probed: Callable[[int], None]) -> None:
+        self._name = f"light-{number:03d}"
+        self._probed = probed
+        self._reports = Outbox[fleet_pb2.FleetReport]()
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._global_batch = 0  # of the one job
+
+    async def run(self, endpoint: str) -> None:
+        """Until the stream ends."""
+        hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=f"{self._name}:1", slots=SLOTS)
+        self._reports.put(fleet_pb2.FleetReport(hello=hello))
+        async with own_channel(endpoint) as channel:
+            async for message in fleet_pb2_grpc.FleetStub(channel).Work(self._drain()):
+                for order in message.orders:
+                    self._obey(order)
+
+    async def _drain(self) -> AsyncIterator[fleet_pb2.FleetReports]:
+        async for reports in self._reports.batches():
+            yield fleet_pb2.FleetReports(reports=reports)
+
+    def _obey(self, order: fleet_pb2.FleetOrder) -> None:
+        kind = order.WhichOneof("order")
+        if kind == "decode_part":
+            self._report(part_decoded=fleet_pb2.PartDecoded(lease=order.decode_part.lease))
+        elif kind == "probe_samples":
+            self._report(samples_probed=self._probe(order.probe_samples))
+        elif kind == "index_shard":
+            self._report(shard_indexed=fleet_pb2.ShardIndexed(lease=order.index_shard.lease, num_samples=ROWS))
+        elif kind == "list_shards":
+            self._report(shards_listed=_listed(order.list_shards.lease))
+        elif kind == "job_opened":
+            self._global_batch = json.loads(order.job_opened.spec_json)["global_batch"]
+        elif kind == "welcome":
+            self._heartbeat = asyncio.create_task(self._beat(order.welcome.heartbeat_s))
+
+    def _report(self, **report: object) -> None:
+        self._reports.put(fleet_pb2.FleetReport(**report))  # type: ignore[arg-type]
+
+    def _probe(self, order: fleet_pb2.ProbeSamples) -> fleet_pb2.SamplesProbed:
+        probes = []
+        for ref in order.samples:
+            tokens, patches = _SIZES[ref.row % len(_SIZES)]
+            name = f"light/shard-{ref.shard:05d}/{ref.row:06d}"
+            probes.append(
+                common_pb2.Probe(
+                    sample_id=ref.sample_id,
+                    name=name,
+                    num_tokens=tokens + patches // 4,
+                    num_targets=tokens // 2,
+                    image_patches=[patches] if patches else [],
+                )
+            )
+            self._probed(ref.sample_id // self._global_batch)
+        return fleet_pb2.SamplesProbed(lease=order.lease, probes=probes)
+
+    async def _beat(self, pause_s: float) -> None:
+        await asyncio.sleep(random.random() * pause_s)  # not all at once
+        while True:
+            self._report(heartbeat=fleet_pb2.Heartbeat(store_budget_bytes=1 << 30))
+            await asyncio.sleep(pause_s)
+
+
+def _listed(lease: str) -> fleet_pb2.ShardsListed:
+    shards = [
+        common_pb2.Shard(source=0, number=n, url=f"memory://shard-{n:05d}", name=f"light/shard-{n:05d}") for n in range(SHARDS)
+    ]
+    vocabulary = common_pb2.Vocabulary(size=32_000, image_token=1, audio_token=2)
+    return fleet_pb2.ShardsListed(lease=lease, shards=shards, vocabulary=vocabulary)
+
+
+async def _run(endpoint: str, count: int) -> dict[int, float]:
+    last: dict[int, float] = {}
+
+    def probed(step: int) -> None:
+        last[step] = monotonic()
+
+    tasks = [asyncio.create_task(LightPreprocessor(number, probed).run(endpoint)) for number in range(count)]
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    await ended.wait()
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, grpc.RpcError):
+            print(f"a light preprocessor's stream broke: {result}", file=sys.stderr)
+    return last
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_run(sys.argv[1], int(sys.argv[2])))), flush=True)

@@ -1,0 +1,153 @@
+"""`headrace bench`: what this machine can do, and what holds it up."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from headrace.cli.run.processors import usable_processors
+from headrace.errors import UserError
+
+if TYPE_CHECKING:
+    from headrace.cli.bench import bench_preprocess, bench_transport
+
+_EPILOG = """\
+examples:
+  headrace bench preprocess                  the bundled example
+  headrace bench preprocess /data/charts --limit 1000
+  headrace bench transport
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    preprocess = kinds.add_parser("preprocess", help="reading, tokenising and decoding a data set, stage by stage")
+    preprocess.add_argument("path", nargs="?", metavar="PATH", help="folder, file, glob or URL of shards (default: the example)")
+    preprocess.add_argument("--limit", type=int, default=256, metavar="N", help="take the first N samples (default: %(default)s)")
+    preprocess.add_argument(
+        "--threads", type=int, default=usable_processors(), metavar="N", help="beside one thread (default: all processors)"
+    )
+    transport = kinds.add_parser("transport", help="payload from one process to another, by every transport")
+    transport.add_argument("--rounds", type=int, default=3, metavar="N", help="the best of N counts (default: %(default)s)")
+    for kind in (preprocess, transport):
+        kind.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and tell."""
+    if args.kind == "preprocess":
+        _preprocess(args)
+    else:
+        _transport(args)
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def _preprocess(args: argparse.Namespace) -> None:
+    from headrace.cli.bench.bench_preprocess import measure
+    from headrace.cli.example import example_data
+    from headrace.preprocessor.sources.metadataset import expand
+    from headrace.spec import parse_spec
+
+    if min(args.limit, args.threads) < 1:
+        raise UserError("--limit and --threads must be at least 1")
+    sources = [{"path": args.path or str(example_data())}]
+    figures = measure(expand(parse_spec({"name": "bench", "sources": sources})), args.limit, args.threads, _say)
+    if args.format == "json":
+        print(json.dumps(dataclasses.asdict(figures) | {"verdict": preprocess_verdict(figures)}))
+        return
+    total = sum(stage.cpu_s_per_sample for stage in figures.stages)
+    table = Table("stage", "ms of a core per sample", "share", "rate of a core")
+    for stage in figures.stages:
+        share = stage.cpu_s_per_sample / total
+        table.add_row(stage.name, f"{1e3 * stage.cpu_s_per_sample:.2f}", f"{share:.0%}", f"{_number(stage.rate)} {stage.unit}/s")
+    out = Console()
+    out.print(table)
+    out.print(preprocess_verdict(figures), highlight=False, markup=False, soft_wrap=True)
+
+
+def preprocess_verdict(figures: bench_preprocess.Figures) -> str:
+    """Rates, and what to look at first, in words."""
+    slowest = max(figures.stages, key=lambda stage: stage.cpu_s_per_sample)
+    total = sum(stage.cpu_s_per_sample for stage in figures.stages)
+    one = figures.samples_per_s[1]
+    threads, rate = max(figures.samples_per_s.items())
+    verdict = f"{figures.num_samples} samples ({figures.num_refused} refused): {_number(one)} samples/s on one thread"
+    if threads > 1:
+        verdict += f", {_number(rate)} on {threads} ({rate / one:.2f} x)"
+    return (
+        f"{verdict}. The bottleneck is {slowest.name}: {slowest.cpu_s_per_sample / total:.0%} of a core's time. "
+        f"A trainer that takes R samples a second needs about R / {_number(one)} cores of preprocessors."
+    )
+
+
+def _transport(args: argparse.Namespace) -> None:
+    from headrace.cli.bench.bench_transport import MIB, SIZES, THREADS, measure
+    from headrace.transport.base import SHARED_MEMORY
+
+    if args.rounds < 1:
+        raise UserError(f"--rounds must be at least 1, got {args.rounds}")
+    figures = measure(args.rounds, _say)
+    if args.format == "json":
+        print(json.dumps(dataclasses.asdict(figures) | {"verdict": transport_verdict(figures)}))
+        return
+    table = Table("from process to process", *(f"{size // MIB} MiB parts" for size in SIZES), "receiver's CPU")
+    table.add_row("raw TCP socket", *_rates(figures.raw))
+    for name, rates in figures.rates.items():
+        if name != SHARED_MEMORY:
+            table.add_row(f"{name}, {THREADS} at a time", *_rates(rates))
+    if figures.hand_off_s:
+        table.add_row("shared memory, hand-off", *(f"{1e6 * figures.hand_off_s[size]:.0f} us" for size in SIZES))
+    table.add_row("shared memory, write", *(f"{size / figures.write_s[size] / 1e9:.2f} GB/s" for size in SIZES))
+    table.add_row("one memcpy", *(f"{size / figures.memcpy_s[size] / 1e9:.2f} GB/s" for size in SIZES))
+    out = Console()
+    out.print(table)
+    for name, why in figures.impossible.items():
+        out.print(f"{name}: {why}", highlight=False, markup=False, soft_wrap=True)
+    out.print(transport_verdict(figures), highlight=False, markup=False, soft_wrap=True)
+
+
+def transport_verdict(figures: bench_transport.Figures) -> str:
+    """Which transport is the best here, and what holds it up, in words."""
+    from headrace.transport.base import SHARED_MEMORY
+
+    size = max(figures.raw)
+    written = size / figures.write_s[size]
+    network = {name: of[size].bytes_per_s for name, of in figures.rates.items() if name != SHARED_MEMORY}
+    words = []
+    if SHARED_MEMORY in figures.rates:
+        words.append(
+            f"On this host payload stays in shared memory: {figures.hand_off_s[size] * 1e6:.0f} us a part; "
+            f"the bottleneck is the preprocessor's one write, {written / 1e9:.1f} GB/s."
+        )
+    if network:
+        name, rate = max(network.items(), key=lambda item: item[1])
+        raw = figures.raw[size].bytes_per_s
+        limit = "the network stack, at its limit" if rate > 0.8 * raw else f"{name} itself"
+        words.append(
+            f"Over the network {name} carries {rate / 1e9:.1f} GB/s, {rate / raw:.2f} of a raw socket; the bottleneck is {limit}."
+        )
+    return " ".join(words)
+
+
+def _rates(rates: Mapping[int, bench_transport.Rate]) -> list[str]:
+    """The cells of a line."""
+    cpu = rates[max(rates)].cpu_s_per_gb
+    return [*(f"{rate.bytes_per_s / 1e9:.2f} GB/s" for rate in rates.values()), f"{cpu:.2f} s/GB"]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

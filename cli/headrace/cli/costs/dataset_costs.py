@@ -1,0 +1,175 @@
+"""The cost table of a real data set, estimated from the headers and texts of its samples and the size of a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from headrace.errors import UserError
+from headrace.model_shape import MODEL_SHAPES
+from headrace.plan import GENERATOR, LLM
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.cli.costs.cost_table import CostTable, CostTableWriter
+    from headrace.reorder_service.planning.cost_model.coefficients import Coefficients
+    from headrace.reorder_service.planning.cost_model.cost import SampleCosts
+    from headrace.sample import Probe
+    from headrace.spec import JobSpec
+
+MODEL_OPTIONS = ("model", "units", "coefficients")  # of `add_model_arguments`
+DEFAULT_MODEL = "7b"
+DEFAULT_UNITS = "encoder,llm"
+ROWS_AT_ONCE = 16_384  # samples of a row group
+
+
+def add_model_arguments(parser: argparse._ActionsContainer) -> None:
+    """What costs are estimated from."""
+    parser.add_argument("--model", metavar="NAME", help=f"its size: {', '.join(MODEL_SHAPES)} (default: {DEFAULT_MODEL})")
+    parser.add_argument(
+        "--units",
+        metavar="UNIT,...",
+        help=f"encoder,llm or any of vision,audio,llm; and generator where the model has one (default: {DEFAULT_UNITS})",
+    )
+    parser.add_argument(
+        "--coefficients", type=Path, metavar="FILE", help="JSON with measured times of layers, in place of counted operations"
+    )
+
+
+def refuse_options(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise UserError if one of the options, which would have no effect, is given."""
+    for name in names:
+        if getattr(args, name) not in (None, ""):
+            raise UserError(f"--{name.replace('_', '-')} {why}")
+
+
+def check_inspected(args: argparse.Namespace) -> None:
+    """Raise UserError where `headrace inspect` would ignore an option, or has been given a cost table to look into."""
+    from headrace.cli.costs.cost_table import is_cost_table
+
+    if not args.costs:
+        refuse_options(args, MODEL_OPTIONS, "says what costs are estimated from, so it needs --costs FILE")
+    if is_cost_table(args.path):
+        raise UserError(f"{args.path} is a cost table, not a data set; `headrace plan`, `simulate` and `compare` read it")
+
+
+class Estimator:
+    """From probes to columns of costs, for one model and job spec."""
+
+    def __init__(self, args: argparse.Namespace, spec: JobSpec, vocab: int) -> None:
+        """args: of `add_model_arguments`. vocab: size of the tokenizer's vocabulary. Raises UserError."""
+        from headrace.cli.costs.cost_table import in_pipeline_order
+
+        model = args.model or DEFAULT_MODEL
+        if model not in MODEL_SHAPES:
+            raise UserError(f"no model {model!r}; there are {', '.join(MODEL_SHAPES)}")
+        self._shape = MODEL_SHAPES[model]
+        self._spec = spec
+        self._vocab = vocab
+        self._measured = _measured(args.coefficients)
+        self._units = in_pipeline_order(unit.strip() for unit in (args.units or DEFAULT_UNITS).split(","))
+        self.estimate([])
+
+    def layers(self) -> dict[str, int]:
+        """Of each unit: it can have no more stages than that. An `encoder` has those of vision and audio."""
+        stacks = {"vision": self._shape.vision.layers, "audio": self._shape.audio.layers, LLM: self._shape.llm.layers}
+        if self._shape.generator is not None:
+            stacks[GENERATOR] = self._shape.generator.layers
+        if self._measured is not None:
+            stacks = {unit: len(layers) for unit, layers in self._measured.items()}
+        stacks["encoder"] = stacks.get("vision", 0) + stacks.get("audio", 0)
+        return {unit: stacks[unit] for unit in self._units if stacks.get(unit)}
+
+    def estimate(
+        self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward: Mapping[str, float] | None = None
+    ) -> SampleCosts:
+        """Columns of the samples, units in pipeline order. Raises UserError.
+
+        checkpointing, backward (factors by unit): what memory depends on besides the model.
+        """
+        from headrace.reorder_service.planning.cost_model.cost import estimate
+
+        try:
+            return estimate(
+                probes, self._shape, image=self._spec.image, audio=self._spec.audio, vocab=self._vocab, units=self._units,
+                measured=self._measured, checkpointing=checkpointing, backward=backward,
+            )  # fmt: skip
+        except ValueError as err:
+            raise UserError(str(err)) from err
+
+    def table(
+        self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward: Mapping[str, float] | None = None
+    ) -> CostTable:
+        """The same as a table of at least one sample; sample ids count the samples."""
+        import numpy as np
+
+        from headrace.cli.costs.cost_table import MEMORY_BYTES, SECONDS, CostTable
+
+        costs = self.estimate(probes, checkpointing=checkpointing, backward=backward)
+        return CostTable(
+            sample_ids=np.arange(len(probes)),
+            costs=costs.seconds,
+            memory=costs.memory_bytes,
+            transfer_bytes=costs.transfer_bytes,
+            tokens=num_tokens(probes),
+            name="the data set",
+            time_unit=SECONDS,
+            memory_unit=MEMORY_BYTES,
+        )
+
+
+class CostRecorder:
+    """Writes the cost table of the samples that it is given, a row group at a time."""
+
+    def __init__(self, writer: CostTableWriter, estimator: Estimator) -> None:
+        self._writer = writer
+        self._estimator = estimator
+        self._probes: list[Probe] = []
+
+    def __enter__(self) -> CostRecorder:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self._flush()
+        self._writer.__exit__(kind, error, trace)
+
+    def add(self, probe: Probe) -> None:
+        """The next row."""
+        self._probes.append(probe)
+        if len(self._probes) == ROWS_AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._probes:
+            costs = self._estimator.estimate(self._probes)
+            names = [probe.name for probe in self._probes]
+            self._writer.add(names, num_tokens(self._probes), costs.seconds, costs.memory_bytes, costs.transfer_bytes)
+            self._probes.clear()
+
+
+def num_tokens(probes: Sequence[Probe]) -> NDArray[np.int64]:
+    """(n,)"""
+    import numpy as np
+
+    return np.array([probe.num_tokens for probe in probes], np.int64)
+
+
+def _measured(coefficients: Path | None) -> Coefficients | None:
+    from headrace.reorder_service.planning.cost_model.coefficients import parse_coefficients
+
+    if coefficients is None:
+        return None
+    try:
+        return parse_coefficients(json.loads(coefficients.read_text(encoding="utf-8")))
+    except OSError as err:
+        raise UserError(f"cannot read {coefficients}: {err.strerror}") from err
+    except ValueError as err:
+        raise UserError(f"{coefficients}: {err}") from err

@@ -1,0 +1,198 @@
+"""`headrace demo`: the whole job on one machine, every part a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from headrace.cli.output import make_folder, writing
+from headrace.cli.run.processors import usable_processors
+from headrace.cli.run.train import TRANSPORTS
+from headrace.errors import UserError
+
+if TYPE_CHECKING:
+    from headrace.cli.jobs_client import JobsClient
+    from headrace.spec import JobSpec
+
+POLL_S = 0.2
+JOB = "demo"
+MAX_PIXELS = 224 * 224  # 64 image tokens at most: a laptop's CPU trains on them
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("path", nargs="?", metavar="PATH", help="folder, file or URL of shards (default: the bundled example)")
+    parser.add_argument("--steps", type=int, metavar="N", help="stop after so many steps (default: one epoch)")
+    parser.add_argument("--global-batch", type=int, default=16, metavar="N", help="samples of a step (default: %(default)s)")
+    parser.add_argument("--preprocessors", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="data-parallel replicas (default: %(default)s)")
+    parser.add_argument("--microbatches", type=int, default=4, metavar="N", help="per replica (default: %(default)s)")
+    parser.add_argument(
+        "--strategy",
+        default="auto",
+        metavar="NAME",
+        help="random (arrival order), disttrain, entrain, orchmllm, joint, taper or auto (default: %(default)s)",
+    )
+    parser.add_argument("--transport", choices=TRANSPORTS, default="auto", help="of payload (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the global order and the model (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--kill",
+        choices=("node",),
+        help="train on five nodes without torchrun, kill one of them on the way, and draw the loss beside that of a run without",
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job to its end."""
+    from headrace.cli.demo.display import Display
+    from headrace.cli.watch.summary import print_summary
+
+    if args.preprocessors < 1:
+        raise UserError(f"--preprocessors must be at least 1, got {args.preprocessors}")
+    spec = _spec(args)
+    _check_data(spec)
+    make_folder(args.out)
+    with _alone(args.out), Display() as display:
+        with writing(args.out):
+            (args.out / "job.yaml").write_text(yaml.safe_dump(json.loads(spec.to_json()), sort_keys=False))
+        if args.kill:
+            from headrace.cli.demo.demo_kill import run_with_a_loss
+
+            summary = run_with_a_loss(spec, args.preprocessors, args.transport, args.out, display)
+        else:
+            summary = _run_processes(spec, args.preprocessors, args.transport, args.out, display)
+    print_summary(summary, args.format)
+    return 0
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """One demo at a time writes its logs, job and picture there. Raises UserError where another one does."""
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another demo is running in {out}: wait for its end, or name another folder with --out") from None
+        yield
+    finally:
+        os.close(folder)
+
+
+def _spec(args: argparse.Namespace) -> JobSpec:
+    from headrace.cli.example import example_data
+    from headrace.preprocessor.sources.metadataset import expand
+    from headrace.spec import parse_spec
+
+    if args.path is None:
+        source = {"path": str(example_data()), "name": "data"}  # one name wherever it lies
+    else:
+        local = Path(args.path)
+        source = {"path": str(local.resolve()) if local.exists() else args.path}
+    return expand(
+        parse_spec(
+            {
+                "name": JOB,
+                "sources": [source],
+                "global_batch": args.global_batch,
+                "steps": args.steps,
+                "seed": args.seed,
+                "strategy": args.strategy,
+                "topology": {"replicas": args.replicas, "microbatches": args.microbatches, "stages": {"encoder": 1, "llm": 1}},
+                "image": {"max_pixels": MAX_PIXELS},
+            }
+        )
+    )
+
+
+def _check_data(spec: JobSpec) -> None:
+    """Fail at once, before any process starts, where there is no data set. Raises DatasetError."""
+    from headrace.preprocessor.sources import list_shards
+
+    list_shards(spec)
+
+
+def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Any) -> dict[str, Any]:
+    from headrace.cli.demo.demo_services import Services
+    from headrace.cli.jobs_client import JobsClient
+    from headrace.cli.run.processes import Process, ProcessGroup, torchrun_environments
+    from headrace.cli.watch.summary import summarise
+    from headrace.errors import UnavailableError
+
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
+        trainers = 1 + spec.topology.replicas
+        display.say(
+            f"starting 1 reorder service, {num_preprocessors} preprocessors and {trainers} trainers "
+            f"(encoders on 1, the LLM's {spec.topology.replicas} replica(s) behind it); logs in {out}/"
+        )
+        services = Services.start(group, num_preprocessors, transport, out, store)
+        endpoint = services.endpoint
+        with JobsClient(endpoint) as client:
+            job = client.submit(spec)
+            display.say(f"to watch it from another terminal: headrace top --endpoint {endpoint}")
+            arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, usable_processors() // trainers))]
+            arguments += ["--topology", str(_write_topology(spec, out)), "--format", "json", "--transport", transport]
+            ranks = [
+                group.add(Process(f"trainer {n}", arguments, out / f"trainer-{n}.log", environment))
+                for n, environment in enumerate(torchrun_environments(trainers))
+            ]
+            while any(rank.exit_code() is None for rank in ranks) and not any(rank.exit_code() for rank in ranks):
+                services.look_after(display)
+                with contextlib.suppress(UnavailableError):  # busy for a moment: its process lives
+                    display.update(client.show(job))
+                time.sleep(POLL_S)
+            for rank in ranks:
+                _check_trainer(rank, client, job)
+            summary = summarise(client, job)
+            summary["picture"] = _draw(client, job, out)
+        return summary
+
+
+def _write_topology(spec: JobSpec, out: Path) -> Path:
+    """One process for the encoders, one for each replica of the LLM."""
+    path = out / "topology.yaml"
+    path.write_text(yaml.safe_dump({"units": {"encoder": {"dp": 1}, "llm": {"dp": spec.topology.replicas}}}, sort_keys=False))
+    return path
+
+
+def _check_trainer(trainer: Any, client: JobsClient, job: str) -> None:
+    from headrace.errors import HeadraceError, JobFailedError
+
+    if trainer.exit_code():
+        message = client.show(job).message
+        if message:
+            raise JobFailedError(message)
+        raise HeadraceError(f"the trainer ended with exit code {trainer.exit_code()}: {trainer.last_words()}")
+
+
+def _draw(client: JobsClient, job: str, out: Path) -> str | None:
+    """The picture's path; None where no step had a sample."""
+    import numpy as np
+
+    from headrace.cli.planning.timeline import draw_comparison
+    from headrace.errors import NotFoundError
+    from headrace.reorder_service.planning import plan as make_plan
+
+    try:
+        step, planned, sample_ids, costs = client.show_plan(job)
+    except NotFoundError:
+        return None
+    ids = np.array(sample_ids, dtype=np.int64)
+    columns: dict[str, np.ndarray] = {unit: np.array(values) for unit, values in costs.items()}
+    arrival = make_plan("random", ids, columns, planned.topology, planned.seed)
+    title = f"step {step}: {len(sample_ids)} samples in arrival order, and as planned by {planned.strategy}"
+    return str(draw_comparison(out / "timeline.png", arrival, planned, ids, columns, title=title))

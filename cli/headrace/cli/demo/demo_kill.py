@@ -1,0 +1,111 @@
+"""`headrace demo --kill node`: the demo's job twice, on nodes of which one is killed in the second run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from headrace.cli.demo.demo_services import Services
+from headrace.cli.demo.display import Display
+from headrace.cli.demo.loss_picture import draw_losses
+from headrace.cli.jobs_client import JobsClient, state_name
+from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.cli.run.processors import usable_processors
+from headrace.cli.watch.summary import summarise
+from headrace.errors import HeadraceError, JobFailedError, UnavailableError
+from headrace.spec import JobSpec
+
+NODES = 5
+VICTIM = 1  # the node that is killed
+KILL_AT = 1 / 3  # of the steps
+POLL_S = 0.05
+END_S = 10.0  # from the last commit to the end of a node
+
+
+def run_with_a_loss(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Display) -> dict[str, Any]:
+    """The summary of the second run, with the picture of both losses.
+
+    Raises HeadraceError where a process ends that was not killed, or the two runs differ in their samples.
+    """
+    topology = spec.topology.model_copy(update={"stages": {"encoder": 1, "llm": 1}})
+    nodes = out / "nodes.yaml"
+    nodes.write_text(yaml.safe_dump({"nodes": NODES, "max_failures": 1, "units": {"encoder": {}, "llm": {}}}, sort_keys=False))
+    with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
+        display.say(f"starting 1 reorder service, {num_preprocessors} preprocessors and {NODES} nodes; logs in {out}/")
+        services = Services.start(group, num_preprocessors, transport, out, store)
+        display.say(f"to watch it from another terminal: headrace top --endpoint {services.endpoint}")
+        with JobsClient(services.endpoint) as client:
+            summaries, losses = [], []
+            for name, kill in (("undisturbed", False), (spec.name, True)):
+                display.say(f"\njob {name}: {f'node-{VICTIM} will be killed' if kill else 'nothing happens to it'}")
+                job = client.submit(spec.model_copy(update={"name": name, "topology": topology}))
+                run = _Run(client, services, job, display)
+                run.train(group, nodes, transport, out, kill=kill)
+                summaries.append(summarise(client, job))
+                losses.append([entry.loss for entry in client.ledger(job)])
+            first, second = summaries
+            if first["ledger_sha256"] != second["ledger_sha256"]:
+                raise HeadraceError("the two runs trained on different samples: this is a fault of Headrace, please report it")
+            furthest = max((abs(a / b - 1) for a, b in zip(*losses, strict=True)), default=0.0)
+            display.say(f"the same samples in every step of both runs; losses differ by {furthest:.1e} at most")
+            second["picture"] = str(draw_losses(out / "recovery.png", losses[0], losses[1], run.killed_after, run.words))
+        return second
+
+
+class _Run:
+    """One job on its nodes."""
+
+    def __init__(self, client: JobsClient, services: Services, job: str, display: Display) -> None:
+        self._client, self._services, self._job, self._display = client, services, job, display
+        self.killed_after: int | None = None
+        """Steps that were committed before."""
+        self.words = ""
+        """On how training went on."""
+
+    def train(self, group: ProcessGroup, nodes: Path, transport: str, out: Path, *, kill: bool) -> None:
+        """Until the job is done. Raises HeadraceError where it is not."""
+        threads = str(max(1, usable_processors() // NODES))
+        arguments = ["train", "--endpoint", self._services.endpoint, "--job", self._job, "--nodes", str(nodes)]
+        arguments += ["--transport", transport, "--threads", threads]
+        processes = [
+            group.add(Process(f"node-{n}", [*arguments, "--node", f"node-{n}"], out / f"{self._job}-node-{n}.log"))
+            for n in range(NODES)
+        ]
+        status = self._client.show(self._job)
+        while state_name(status) not in ("done", "failed", "cancelled"):
+            self._services.look_after(self._display)
+            if kill and self.killed_after is None and status.num_steps and status.committed_steps >= KILL_AT * status.num_steps:
+                os.kill(processes[VICTIM].pid, signal.SIGKILL)
+                self.killed_after, killed_s = status.committed_steps, time.monotonic()
+                self._display.say(f"killed node-{VICTIM} after {status.committed_steps} steps")
+            if self.killed_after is not None and not self.words and len(status.recoveries) > 1:
+                self.words = _words(status.recoveries[-1], time.monotonic() - killed_s)
+                self._display.say(self.words)
+            self._check(processes)
+            with contextlib.suppress(UnavailableError):  # busy for a moment: its process lives
+                status = self._client.show(self._job)
+                self._display.update(status)
+            time.sleep(POLL_S)
+        if status.message:
+            raise JobFailedError(status.message)
+        for process in processes:
+            process.wait(END_S)
+
+    def _check(self, processes: Sequence[Process]) -> None:
+        for number, process in enumerate(processes):
+            killed = number == VICTIM and self.killed_after is not None
+            if process.exit_code() and not killed:
+                raise HeadraceError(f"{process.name} ended with exit code {process.exit_code()}: {process.last_words()}")
+
+
+def _words(recovery: Any, seen_s: float) -> str:
+    phases = ", ".join(f"{phase.name} {1e3 * phase.seconds:.0f} ms" for phase in recovery.phases)
+    return f"{recovery.change}; the others go on with step {recovery.step}, {seen_s:.2f} s after the kill ({phases})"

@@ -1,0 +1,188 @@
+"""A sample taken through its preprocessing piece by piece, so that each piece shows what it found, or why it is refused.
+
+The pieces are the pipeline's own, in its order: read, map, look into the headers, make the tokens, decode. So the verdict,
+and the reason of a refusal, are those that a preprocessor would come to.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import soundfile
+from PIL import Image as Pillow
+
+from headrace.cli.inspect.preview import tokens_of
+from headrace.errors import DatasetError
+from headrace.preprocessor import audio, image
+from headrace.preprocessor.decoding import Loaded, Pipeline
+from headrace.preprocessor.image import header
+from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Segment, Text, to_sample
+from headrace.preprocessor.sources import Shard
+from headrace.preprocessor.text.template import Sequence, load_template
+from headrace.quarantine import BadSampleError, Reason, Rejected
+from headrace.spec import JobSpec, SourceSpec
+
+_T = TypeVar("_T")
+MAX_TEXT = 200  # characters of a field or a segment that are kept
+
+
+def dissect(spec: JobSpec, shard: Shard, row: int, source: SourceSpec) -> dict[str, Any]:
+    """What was found, up to the first piece that refuses the sample; the public JSON form.
+
+    pieces       {piece, ms} that were gone through, in order; ms is the wall time
+    fields       {name, kind, size, value} of the record; members: the names of its media (tar shards only)
+    turns        {role, loss, segments: {kind, size, text}}
+    media        {medium, bytes, format, codec, ...}, an image with size_px, mode, orientation and patches, a recording with
+                 rate_hz, channels, seconds and mel_frames; with the tokens it becomes, and the array it was decoded to
+    tokens       {count, with_loss, text}; text is [[piece, whether it carries loss], ...]; null where it did not come to that
+    refusal      {piece, reason, detail, traceback}; null where the sample is good
+
+    Raises DatasetError, OSError or MemoryError where the sample cannot be read here, SpecError where the tokenizer does not fit.
+    """
+    dissection = _Dissection(spec)
+    try:
+        dissection.run(shard, row, source)
+    except BadSampleError as err:
+        dissection.refuse(err.reason, err.detail, err)
+    except (DatasetError, OSError, MemoryError):
+        raise
+    except Exception as err:  # a preprocessor refuses the sample then, too
+        dissection.refuse(Reason.CORRUPT_MEDIA, f"unexpected {type(err).__name__}: {err}", err)
+    return dissection.report
+
+
+def refusal_of(damage: Rejected) -> dict[str, Any]:
+    """The same of an entry that was refused when its shard was indexed: there is nothing else to show of it."""
+    refusal = {"piece": "index the shard", "reason": str(damage.reason), "detail": damage.detail, "traceback": None}
+    return {**_nothing(), "refusal": refusal}
+
+
+def _nothing() -> dict[str, Any]:
+    return {"pieces": [], "fields": [], "members": [], "turns": [], "media": [], "tokens": None, "refusal": None}
+
+
+class _Dissection:
+    """One sample; `report` grows piece by piece."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self.report = _nothing()
+        self._spec = spec
+        self._pipeline = Pipeline(spec)
+        self._piece = ""
+
+    def run(self, shard: Shard, row: int, source: SourceSpec) -> None:
+        """All pieces. Raises BadSampleError, and what reading and decoding raise."""
+        record = self._timed("read the record", lambda: shard.read(row))
+        self.report["fields"] = [_field(name, value) for name, value in record.fields.items()]
+        self.report["members"] = list(record.members)
+        sample = self._timed("map its fields and load its media", lambda: to_sample(record, source.mapping))
+        self.report["turns"] = _turns(sample)
+        media = [segment for segment in sample.segments if not isinstance(segment, Text)]
+        names = [_name(media[: number + 1]) for number in range(len(media))]
+        for name, medium in zip(names, media, strict=True):
+            self.report["media"].append({"medium": name, "bytes": len(medium.data), **_header(medium)})
+        for name, medium, about in self._by_kind(names, media):
+            about |= self._timed(f"look into the header of {name}", partial(self._sizes, medium))
+        sizes = self._timed("make the tokens", lambda: self._pipeline.size(Loaded(sample=sample)))
+        self.report["tokens"] = self._tokens(sizes.sequence)
+        for name, medium, about in self._by_kind(names, media):
+            self._piece = f"decode {name}"
+            self._decode(medium)  # the first time compiles, and makes filters, which is no part of a sample's time
+            about["decoded"] = self._timed(self._piece, partial(self._decode, medium))
+
+    def refuse(self, reason: Reason, detail: str, error: Exception) -> None:
+        self.report["refusal"] = {
+            "piece": self._piece,
+            "reason": str(reason),
+            "detail": detail,
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+
+    def _by_kind(self, names: list[str], media: list[Image | Audio]) -> list[tuple[str, Image | Audio, dict[str, Any]]]:
+        """As the pipeline has them: images first."""
+        return sorted(zip(names, media, self.report["media"], strict=True), key=lambda item: isinstance(item[1], Audio))
+
+    def _timed(self, piece: str, work: Callable[[], _T]) -> _T:
+        self._piece = piece
+        begin_s = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.report["pieces"].append({"piece": piece, "ms": (time.perf_counter() - begin_s) * 1e3})
+
+    def _sizes(self, medium: Image | Audio) -> dict[str, Any]:
+        """What the model will have of a medium. Raises BadSampleError."""
+        if isinstance(medium, Image):
+            grid = image.probe(medium.data, self._spec.image)
+            return {"patches": [grid.height, grid.width], "tokens": grid.tokens(self._spec.image.merge)}
+        frames = audio.probe(medium.data, self._spec.audio)
+        return {"mel_frames": frames, "tokens": audio.num_tokens(frames, self._spec.audio)}
+
+    def _decode(self, medium: Image | Audio) -> str:
+        """Shape and kind of what came of it. Raises BadSampleError."""
+        if isinstance(medium, Image):
+            array, _ = image.decode(medium.data, self._spec.image)
+            return f"{' x '.join(map(str, array.shape))} {array.dtype}"
+        mel = audio.decode(medium.data, self._spec.audio)
+        return f"{' x '.join(map(str, mel.shape))} {mel.dtype}"
+
+    def _tokens(self, sequence: Sequence) -> dict[str, Any]:
+        template = load_template(self._spec.text)
+        shown = [[token.text, token.learnt] for token in tokens_of(sequence.input_ids, sequence.labels, template)]
+        return {"count": len(sequence.input_ids), "with_loss": sequence.num_targets, "text": shown}
+
+
+def _name(media: list[Image | Audio]) -> str:
+    """Of the last one: `image 2`, counted by kind."""
+    kind = type(media[-1])
+    return f"{'image' if kind is Image else 'recording'} {sum(type(medium) is kind for medium in media)}"
+
+
+def _field(name: str, value: Any) -> dict[str, Any]:
+    """A field's kind, its size (characters, bytes or items; null for numbers) and the beginning of its value."""
+    size = len(value) if isinstance(value, str | bytes | list | dict) else None
+    shown = f"{value[:16]!r}..." if isinstance(value, bytes) else str(value)
+    return {"name": name, "kind": type(value).__name__, "size": size, "value": shown[:MAX_TEXT]}
+
+
+def _turns(sample: Sample) -> list[dict[str, Any]]:
+    return [
+        {"role": str(turn.role), "loss": turn.loss, "segments": [_segment(segment) for segment in turn.segments]}
+        for turn in sample.turns
+    ]
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    if isinstance(segment, Text):
+        return {"kind": "text", "size": len(segment.text), "text": segment.text[:MAX_TEXT]}
+    return {"kind": "image" if isinstance(segment, Image) else "recording", "size": len(segment.data), "text": None}
+
+
+def _header(medium: Image | Audio) -> dict[str, Any]:
+    """What a file says of itself, as far as its header can be read: whether it is taken is another question."""
+    return _image_header(medium.data) if isinstance(medium, Image) else _recording_header(medium.data)
+
+
+def _image_header(data: bytes) -> dict[str, Any]:
+    try:
+        with Pillow.open(io.BytesIO(data)) as file:
+            about = {"format": file.format, "mode": file.mode, "size_px": list(file.size)}
+    except Exception as err:  # whatever Pillow makes of damaged bytes
+        return {"format": None, "codec": None, "starts_with": data[:16].hex(" "), "error": f"{type(err).__name__}: {err}"}
+    parsed = header.parse(data)
+    codec = image.codecs()["jpeg" if parsed is not None and parsed.plain_jpeg else "other"]
+    return {**about, "orientation": parsed.orientation if parsed else None, "codec": codec}
+
+
+def _recording_header(data: bytes) -> dict[str, Any]:
+    try:
+        about = soundfile.info(io.BytesIO(data))
+    except Exception as err:  # likewise
+        return {"format": None, "codec": None, "starts_with": data[:16].hex(" "), "error": f"{type(err).__name__}: {err}"}
+    found = {"format": about.format, "codec": about.subtype, "rate_hz": about.samplerate, "channels": about.channels}
+    return {**found, "seconds": about.frames / about.samplerate if about.samplerate else None}

@@ -1,0 +1,127 @@
+"""`headrace inspect --preview`: samples as the model will see them, taken through the real pipeline.
+
+What a card of the contact sheet shows is made here, from the arrays that a trainer would get; inspect.contact_sheet draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from numpy.typing import NDArray
+from PIL import Image
+
+from headrace.cli.inspect.contact_sheet import Card, Medium, Token, draw_sheet
+from headrace.errors import UserError
+from headrace.manifest import Shards
+from headrace.preprocessor.audio import num_tokens
+from headrace.preprocessor.decoding import Row
+from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.text.template import ChatTemplate, load_template
+from headrace.quarantine import Rejected
+from headrace.sample import LABEL_IGNORED, SampleRef
+from headrace.spec import AudioSpec, ImageSpec, JobSpec
+
+_SPECTRUM_SPAN = 2.0  # log-mel values lie within so much of their maximum: 8 / 4, see headrace.preprocessor.audio
+
+
+class PreviewJob(Job):
+    """A job that gives samples one by one, decoded."""
+
+    def row(self, ref: SampleRef) -> Row | Rejected:
+        """The sample, or why it is refused. Raises DatasetError, OSError or MemoryError where it cannot be read here."""
+        return self._attempt(ref, self.pipeline.decode)
+
+
+def write_preview(out: Path, spec: JobSpec, shards: Shards, refs: Sequence[SampleRef], *, subtitle: str) -> Path:
+    """Decode the samples, at least one, and write their contact sheet as PNG; returns `out`.
+
+    Raises SpecError, or UserError where `out` cannot be written.
+    """
+    template = load_template(spec.text)
+    job = PreviewJob(spec.name, spec)
+    job.shards = shards
+    try:
+        with ThreadPoolExecutor() as pool:
+            cards = list(pool.map(lambda ref: _card(job, ref, template), refs))
+    finally:
+        job.close()
+    sheet = draw_sheet(cards, title=spec.sources[0].path.rstrip("/"), subtitle=f"{subtitle}; template {spec.text.template}")
+    try:
+        sheet.save(out)
+    except OSError as err:
+        raise UserError(f"cannot write {out}: {err.strerror}; name another folder with --out") from err
+    return out
+
+
+def _card(job: PreviewJob, ref: SampleRef, template: ChatTemplate) -> Card:
+    row = job.row(ref)
+    name = job.sample_name(ref)
+    if isinstance(row, Rejected):
+        return Card(name=name, reason=str(row.reason), detail=row.detail)
+    learnt = int(np.count_nonzero(row.labels != LABEL_IGNORED))
+    return Card(
+        name=name,
+        detail=f"{len(row.input_ids):,} tokens, {learnt:,} with loss",
+        images=tuple(_images(row, job.spec.image)),
+        spectra=tuple(_spectra(row, job.spec.audio)),
+        tokens=tuple(tokens_of(row.input_ids, row.labels, template)),
+    )
+
+
+def tokens_of(input_ids: NDArray[np.int32], labels: NDArray[np.int32], template: ChatTemplate) -> Iterator[Token]:
+    """The sequence as it is shown, a row of equal placeholders as one. Both arrays (T,)."""
+    media = {template.vocabulary.image_token: "image", template.vocabulary.audio_token: "audio"}
+    control = set(template.encoder.control.values())
+    start = 0
+    for medium, group in groupby(input_ids.tolist(), key=media.get):
+        ids = list(group)
+        if medium is not None:
+            yield Token(text=f"<{medium} x {len(ids):,}>", kind=medium, learnt=False, count=len(ids))
+            start += len(ids)
+            continue
+        for text, count in template.encoder.pieces(ids):
+            kind = "control" if count == 1 and int(input_ids[start]) in control else "text"
+            learnt = bool((labels[start : start + count] != LABEL_IGNORED).any())
+            yield Token(text=text, kind=kind, learnt=learnt, count=count)
+            start += count
+
+
+def reassemble(patches: NDArray[np.uint8], height: int, width: int, spec: ImageSpec) -> NDArray[np.uint8]:
+    """The pixels (height * patch, width * patch, 3) of (height * width, 3 * patch * patch) patches of one image.
+
+    The inverse of headrace.preprocessor.image.to_patches.
+    """
+    patch, merge = spec.patch, spec.merge
+    # axes: group row, group column, row in group, column in group, channel, y, x
+    cells = patches.reshape(height // merge, width // merge, merge, merge, 3, patch, patch)
+    return np.ascontiguousarray(cells.transpose(0, 2, 5, 1, 3, 6, 4)).reshape(height * patch, width * patch, 3)
+
+
+def _images(row: Row, spec: ImageSpec) -> Iterator[Medium]:
+    start = 0
+    for _, height, width in row.image_grids.tolist():
+        pixels = reassemble(row.patches[start : start + height * width], height, width, spec)
+        start += height * width
+        tokens = height * width // spec.merge**2
+        caption = f"{width * spec.patch} x {height * spec.patch} px, {width} x {height} patches = {_tokens(tokens)}"
+        yield Medium(picture=Image.fromarray(pixels), caption=caption, cell_px=spec.patch * spec.merge)
+
+
+def _spectra(row: Row, spec: AudioSpec) -> Iterator[Medium]:
+    start = 0
+    for frames in row.mel_frames.tolist():
+        mel = row.mel[start : start + frames].astype(np.float32)
+        start += frames
+        bright = 1 + (mel - mel.max(initial=-np.inf)) / _SPECTRUM_SPAN
+        pixels = (colormaps["magma"](bright.T[::-1])[..., :3] * 255).round().astype(np.uint8)
+        caption = f"{frames * spec.hop_s:.1f} s, {frames:,} frames x {spec.mel_bins} bins = {_tokens(num_tokens(frames, spec))}"
+        yield Medium(picture=Image.fromarray(pixels), caption=caption)
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} token{'' if count == 1 else 's'}"

@@ -1,0 +1,158 @@
+"""The `headrace` command: reads arguments, calls a command's module, turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+
+TYPE_CHECKING = False  # typing's own would be imported before `main` can catch an interrupt
+if TYPE_CHECKING:
+    import argparse
+    from typing import NoReturn
+
+# Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# Command -> (module of headrace.cli, one line). A module has `add_arguments(parser)` and `run(args) -> exit code`, and imports
+# the services only when it runs, so that `--help` is quick and a machine needs only the extras of what it runs.
+COMMANDS = {
+    "demo": ("demo.demo", "run the whole job on one machine, with a live display, a summary and a picture"),
+    "reorder": ("run.reorder", "run the reorder service"),
+    "preprocessor": ("run.preprocessor", "run a preprocessor"),
+    "train": ("run.train", "train the compact model on a job's batches"),
+    "job": ("watch.job", "submit jobs, list, show and change them"),
+    "top": ("watch.top", "watch a running service: rates, waits, and what holds the jobs up"),
+    "audit": ("watch.audit", "prove from a job's ledger that every sample was consumed once, or show what is wrong"),
+    "replay": ("watch.replay", "take one sample of a job through its preprocessing again, and show every piece"),
+    "inspect": ("inspect.inspect", "look into a data set: counts, modalities, sizes, tokens, refused samples"),
+    "compare": ("planning.compare", "what planning would gain on your data: every strategy against arrival order"),
+    "plan": ("planning.plan", "plan one global batch from a cost table"),
+    "simulate": ("planning.simulate", "simulate every strategy on one global batch: times, pictures, traces"),
+    "simulate-failures": (
+        "failures.simulate_failures",
+        "simulate lost nodes: throughput over time, beside what others do about them",
+    ),
+    "bench": ("bench.bench", "measure what this machine can do: preprocessing, transports"),
+    "health": ("run.health", "exit 0 if the service at an endpoint is serving"),
+}
+_EXTRAS = {
+    "preprocessor": "preprocessor",
+    "bench": "preprocessor,trainer",
+    "inspect": "preprocessor",
+    "compare": "preprocessor",
+    "train": "trainer",
+    "replay": "preprocessor",
+    "audit": "preprocessor",
+}
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+EXIT_USER_ERROR = 2
+EXIT_FAILURE = 1
+EXIT_UNRECOVERABLE = 3  # nodes or layers are lost for good
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ends, as it does most others
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the process's exit code."""
+    _open_closed_streams()
+    try:
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()  # here, where what goes wrong can still be told
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _drop_output()
+        return EXIT_BROKEN_PIPE
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return EXIT_BROKEN_PIPE  # rich turns a broken pipe into an exit
+    except OSError as err:
+        if err.errno not in _FULL:
+            raise
+        _drop_output()
+        print(f"headrace: cannot write {err.filename or 'to standard output'}: {err.strerror}", file=sys.stderr)
+        return EXIT_FAILURE
+
+
+def _open_closed_streams() -> None:
+    """What is written to a closed standard stream (`>&-`) is dropped. Else the next file that is opened would get it."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Nothing more goes to standard output, not even what the interpreter flushes when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _run(argv: list[str] | None) -> int:
+    # takes a moment, in which Ctrl-C is pressed too
+    from headrace.cli.run.processors import share_processors
+
+    share_processors()  # before anything loads torch or numpy
+    from headrace.errors import HeadraceError, JobFailedError, UnrecoverableError, UserError
+    from headrace.printable import printable
+
+    args = _parse(argv)
+    if getattr(args, "cluster_token_file", None) is not None:  # before that of the environment, and for processes that we start
+        os.environ["HEADRACE_CLUSTER_TOKEN_FILE"] = str(args.cluster_token_file)
+        os.environ.pop("HEADRACE_CLUSTER_TOKEN", None)
+    try:
+        return int(args.run(args))
+    except HeadraceError as err:
+        print(f"headrace {args.command}: {printable(str(err), keep=chr(10))}", file=sys.stderr)
+        if isinstance(err, UserError | JobFailedError):
+            return EXIT_USER_ERROR
+        return EXIT_UNRECOVERABLE if isinstance(err, UnrecoverableError) else EXIT_FAILURE
+    except ModuleNotFoundError as err:
+        print(f"headrace {args.command}: this installation lacks {err.name}; {_remedy(args.command)}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    import argparse  # takes a moment too
+
+    class Parser(argparse.ArgumentParser):
+        """Says in one line what is wrong, without the usage."""
+
+        def error(self, message: str) -> NoReturn:
+            self.exit(EXIT_USER_ERROR, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
+
+    class Version(argparse.Action):
+        """Looked up when it is asked for, since that takes a moment as well."""
+
+        def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+            from importlib.metadata import version
+
+            print(f"headrace {version('headrace')}")
+            parser.exit()
+
+    parser = Parser(
+        prog="headrace",
+        description="Disaggregated data preprocessing and batch planning for multimodal LLM training.",
+        epilog="Start with `headrace demo`. "
+        "Exit codes: 0 done, 1 failed, 2 something for you to fix, 3 too many nodes lost, 130 interrupted.",
+    )
+    parser.add_argument("--version", action=Version, nargs=0, help="say which release this is, and exit")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    arguments = sys.argv[1:] if argv is None else argv
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
+    for name, (module, line) in COMMANDS.items():
+        sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
+        if name == command:  # the others' modules need not be loaded, and a health check comes every few seconds
+            loaded = importlib.import_module(f"headrace.cli.{module}")
+            loaded.add_arguments(sub)
+            sub.set_defaults(run=loaded.run)
+    return parser.parse_args(arguments)
+
+
+def _remedy(command: str) -> str:
+    extra = _EXTRAS.get(command, "preprocessor,trainer")
+    return f"install it with `pip install 'headrace[{extra}]'`"

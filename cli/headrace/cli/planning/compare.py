@@ -1,0 +1,306 @@
+"""`headrace compare`: what planning would gain on a data set, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.costs.dataset_costs import DEFAULT_MODEL, MODEL_OPTIONS, Estimator, add_model_arguments, refuse_options
+from headrace.cli.inspect.inspect import add_reading_arguments, look, reading_spec, spread
+from headrace.cli.output import attempted, make_folder
+from headrace.cli.planning.plan import print_whole, say_none_fits
+from headrace.cli.planning.planning_options import (
+    DEFAULT_MICROBATCHES,
+    Problem,
+    add_pipeline_arguments,
+    check_numbers,
+    check_strategies,
+    count,
+    execution_of,
+    topology_of,
+)
+from headrace.errors import DatasetError, UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from headrace.cli.costs.cost_table import CostTable
+    from headrace.cli.planning.gain import Gain
+    from headrace.reorder_service.planning.batch import Batch
+    from headrace.sample import Probe
+
+BASELINE, SHUFFLED = "random", "shuffled order"  # samples are shuffled before they are dealt
+NO_GAIN = 1.01
+DEFAULT_GLOBAL_BATCH, DEFAULT_LIMIT = 512, 4096
+MAX_BATCHES = 8  # enough for a mean; the rest of the samples would take longer and say the same
+SAMPLES_PER_MICROBATCH = 4  # with as many, single samples no longer outweigh a microbatch in most data sets
+_EPILOG = f"""\
+DATASET is what `headrace inspect` takes, or a cost table (.parquet or .jsonl with columns cost_<unit>). Of a data set, headers
+and texts are read, and the costs are counted in operations of --model. Samples are shuffled, dealt into global batches of
+--global-batch, and every strategy plans each batch (at most {MAX_BATCHES}); the figures are those of all batches together.
+
+examples:
+  headrace compare /data/charts
+  headrace compare s3://bucket/mixture --limit 4096 --model 8b --units vision,audio,llm --replicas 16 --num-stages 16
+  headrace compare costs.parquet --schedule interleaved --chunks 2
+
+DIR gets compare.png: a bar for each strategy, and the pipelines of one batch in shuffled order above those of the best
+strategy: of the batch whose gain is the nearest to the mean.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    parser.add_argument("path", metavar="DATASET", help="folder, file, glob or URL of shards, or a cost table (- for JSONL)")
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help=f"use N samples, evenly spread (default: {DEFAULT_LIMIT} of a data set, all of a cost table)",
+    )
+    parser.add_argument(
+        "--global-batch", type=int, metavar="N", help=f"samples of a step (default: {DEFAULT_GLOBAL_BATCH}, or all there are)"
+    )
+    add_reading_arguments(parser)
+    add_model_arguments(parser.add_argument_group("costs of a data set"))
+    add_pipeline_arguments(parser, microbatches=f"{SAMPLES_PER_MICROBATCH} samples in each, 32 at most")
+    parser.add_argument(
+        "--out", type=Path, default=Path("headrace-compare"), metavar="DIR", help="for the picture (default: %(default)s)"
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Estimate costs, plan with every strategy, and say what is gained."""
+    from headrace.cli.costs.cost_table import SECONDS
+    from headrace.cli.planning.gain import measure
+    from headrace.cli.planning.gain_picture import draw_gains
+    from headrace.reorder_service.planning import warm_up
+
+    for flag, number in (("--limit", args.limit), ("--global-batch", args.global_batch)):
+        if number is not None and number < 1:
+            raise UserError(f"{flag} must be at least 1, got {number}")
+    check_numbers(args)
+    problems, num_samples = _problems(args)
+    make_folder(args.out)
+    warm_up()
+    gains = [measure(BASELINE, problems)]
+    for strategy in check_strategies(["all"]):
+        if strategy != BASELINE:
+            try:
+                gains.append(measure(strategy, problems))
+            except UserError as err:
+                print(f"{strategy} is left out: {err}", file=sys.stderr)
+    seconds = problems[0].time_unit == SECONDS
+    title = _title(args, problems)
+    picture, failure = attempted(args.out, lambda: draw_gains(args.out / "compare.png", gains, title=title, seconds=seconds))
+    if not any(gain.fits for gain in gains):
+        print(say_none_fits(problems[0], [(gain.strategy, gain.peak_memory) for gain in gains]), file=sys.stderr)
+    report = _report(args, problems, gains, num_samples) | {"picture": str(picture) if picture else None}
+    if args.format == "json":
+        print(json.dumps(report))
+    else:
+        _print(args, problems, gains, report)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
+    """The global batches on their pipelines, and how many samples there are to choose from. Raises UserError."""
+    from headrace.cli.costs.cost_table import read_cost_table
+
+    if _is_table(args):
+        refuse_options(args, (*MODEL_OPTIONS, "tokenizer", "max_pixels"), "is for data sets; a cost table has its costs already")
+        table = read_cost_table(args.path)
+        num_samples = len(table.sample_ids)
+        return _deal(args, table.take(spread([num_samples], args.limit)[1])), num_samples
+    probes, estimator, num_samples, note = _probe(args)
+    problems = _deal(args, estimator.table(probes), estimator.layers())
+    if args.checkpointing or args.frozen:  # they change what memory is kept, and are checked against the pipeline first
+        backward = problems[0].batch.execution.backward
+        table = estimator.table(probes, checkpointing=args.checkpointing.split(","), backward=backward)
+        problems = _deal(args, table, estimator.layers())
+    print(note, file=sys.stderr)
+    return problems, num_samples
+
+
+def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
+    """At least one sample of the data set, what estimates their costs, the number of all samples, and what was read in words.
+
+    Raises UserError.
+    """
+    from headrace.cli.costs.survey import MeasuringJob
+    from headrace.preprocessor.sources import list_shards
+
+    spec = reading_spec(args)
+    job = MeasuringJob(spec)
+    job.shards = tuple(list_shards(spec))
+    probes: list[Probe] = []
+    try:
+        estimator = Estimator(args, spec, job.pipeline.vocabulary.size)
+        refused, left = look(job, args.limit or DEFAULT_LIMIT, probes.append)
+    finally:
+        job.close()
+    if not probes:
+        raise DatasetError(f"{args.path} holds no good sample; `headrace inspect {args.path}` says what is wrong")
+    notes = [f"{len(refused):,} refused"] * bool(refused) + [f"{left:,} not looked at (--limit)"] * bool(left)
+    note = ", ".join([f"read {count(len(probes), 'sample')}", *notes])
+    return probes, estimator, len(probes) + len(refused) + left, note
+
+
+def _deal(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] | None = None) -> list[Problem]:
+    """Shuffled samples as global batches of equal size, at least one. Raises UserError."""
+    import numpy as np
+
+    num_samples = len(table.sample_ids)
+    if args.global_batch is not None and args.global_batch > num_samples:
+        raise UserError(f"--global-batch must be from 1 to the {count(num_samples, 'sample')} there are, got {args.global_batch}")
+    size = min(args.global_batch or DEFAULT_GLOBAL_BATCH, num_samples)
+    topology = topology_of(args, table, layers)
+    if args.microbatches is None:
+        topology = dataclasses.replace(topology, microbatches=_microbatches(size / topology.replicas, topology.num_stages))
+    execution = execution_of(args, topology, table)
+    order = np.random.default_rng(args.seed).permutation(num_samples)
+    num_batches = min(num_samples // size, MAX_BATCHES)
+    problems = [Problem.of(table.take(order[b * size : (b + 1) * size]), topology, execution, args) for b in range(num_batches)]
+    if problems[0].empty_places:
+        print(problems[0].empty_places, file=sys.stderr)
+    return problems
+
+
+def _microbatches(samples: float, num_stages: int) -> int:
+    """Of a replica with so many samples: enough to fill the pipeline, but with samples enough in each."""
+    wanted = max(samples / SAMPLES_PER_MICROBATCH, min(num_stages, samples))
+    return max(1, min(DEFAULT_MICROBATCHES, int(wanted)))
+
+
+def _title(args: argparse.Namespace, problems: Sequence[Problem]) -> str:
+    topology = problems[0].batch.topology
+    replicas, stages = count(topology.replicas, "replica"), count(topology.num_stages, "stage")
+    return f"{_source(args).rstrip('/').rsplit('/', 1)[-1][:60]}: {replicas} of {stages}, {problems[0].size} a step"
+
+
+def _is_table(args: argparse.Namespace) -> bool:
+    from headrace.cli.costs.cost_table import STDIN, is_cost_table
+
+    return args.path == STDIN or is_cost_table(args.path)
+
+
+def _assumed(args: argparse.Namespace) -> str:
+    """Where the costs come from, in words."""
+    if _is_table(args):
+        return "the costs of the table"
+    if args.coefficients is not None:
+        return f"the times of {args.coefficients}"
+    return f"the operations of model {args.model or DEFAULT_MODEL}"
+
+
+def _source(args: argparse.Namespace) -> str:
+    return "standard input" if args.path == "-" else str(args.path)
+
+
+def _report(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequence[Gain], num_samples: int) -> dict[str, Any]:
+    """The public JSON form, less `picture`."""
+    from headrace.cli.planning.gain import best_of
+
+    batch = problems[0].batch
+    limit = batch.execution.memory_limit
+    return {
+        "dataset": args.path,
+        "simulated_with": _assumed(args),
+        "samples": num_samples,
+        "used": sum(len(problem.samples.sample_ids) for problem in problems),
+        "batches": len(problems),
+        "global_batch": len(problems[0].samples.sample_ids),
+        "topology": {
+            "replicas": batch.topology.replicas, "microbatches": batch.topology.microbatches, "stages": batch.topology.stages
+        },
+        **({"memory_limit": limit} if limit < math.inf else {}),
+        "strategies": [_row(gain, gains[0], limit) for gain in gains],
+        "best": best_of(gains).strategy,
+    }  # fmt: skip
+
+
+def _row(gain: Gain, baseline: Gain, limit: float) -> dict[str, Any]:
+    """The public JSON form of one strategy. Where it chose different ones for several batches, `chosen` names them all."""
+    return {
+        "strategy": gain.strategy,
+        **({"chosen": ", ".join(gain.chosen)} if gain.chosen else {}),
+        "iteration_s": gain.iteration_s,
+        "speedup": gain.speedup_over(baseline),
+        "bubble": gain.bubble,
+        "lower_bound_s": gain.lower_bound_s,
+        **({"peak_memory": gain.peak_memory, "fits": gain.fits} if limit < math.inf else {}),
+        "planning_s": gain.planning_s,
+    }
+
+
+def _print(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequence[Gain], report: dict[str, Any]) -> None:
+    """The table and what it comes to."""
+    topology, batches = problems[0].batch.topology, count(len(problems), "global batch")
+    stages = ", ".join(f"{unit} {number}" for unit, number in topology.stages.items())
+    title = (
+        f"{_source(args)}: {batches} of {problems[0].size} on {count(topology.replicas, 'replica')} x "
+        f"{count(topology.microbatches, 'microbatch')}; stages: {stages}"
+    )
+    print_whole(_table(title, problems[0], report))
+    if report["used"] < report["samples"]:
+        print(f"{report['used']:,} of {count(report['samples'], 'sample')} used")
+    words = f"Simulated, not measured, with {_assumed(args)}. {_in_words(problems[0].batch, gains)}"
+    print("\n".join(textwrap.wrap(words, shutil.get_terminal_size().columns)))
+    if report["picture"]:
+        print(f"picture: {report['picture']}")
+
+
+def _table(title: str, problem: Problem, report: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    limited = "memory_limit" in report
+    table = Table(title=title, title_justify="left")
+    for name in ("strategy", "speed-up", "stages idle", "100 GPU hours become", *["memory"] * limited, "planned in"):
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True)
+    for row in report["strategies"]:
+        name = SHUFFLED if row["strategy"] == BASELINE else row["strategy"]
+        memory = [problem.memory_in_words(row["peak_memory"]) + ("" if row["fits"] else ", over the limit")] if limited else []
+        table.add_row(
+            f"{name}: {row['chosen']}" if "chosen" in row else name,
+            f"{row['speedup']:.2f} x", f"{row['bubble']:.1%}", f"{100 / row['speedup']:.1f}", *memory,
+            f"{row['planning_s'] * 1e3:.1f} ms", style="bold" if row["strategy"] == report["best"] else None,
+        )  # fmt: skip
+    return table
+
+
+def _in_words(batch: Batch, gains: Sequence[Gain]) -> str:
+    """What the table comes to."""
+    from headrace.cli.planning.gain import best_of
+
+    shuffled, best = gains[0], best_of(gains)
+    speedup = best.speedup_over(shuffled)
+    if shuffled.iteration_s == 0:
+        return "All costs are zero: a step takes no time, and there is nothing to gain."
+    if speedup < NO_GAIN and best.fits and min(gain.iteration_s for gain in gains) < best.iteration_s:
+        return f"Within the memory limit, planning gains less than 1 %: of the plans that fit, {best.strategy} is the fastest."
+    if speedup < NO_GAIN:
+        return (
+            "Planning gains less than 1 % here: a step has too few samples or microbatches to choose from, or one sample "
+            "outweighs all others."
+        )
+    stages = batch.topology.num_stages
+    passes = batch.topology.microbatches * batch.execution.chunks
+    fill = (stages - 1) / (passes + stages - 1)
+    return (
+        f"With {best.strategy}, what takes 100 GPU hours in {SHUFFLED} takes {100 / speedup:.0f}: stages idle "
+        f"{best.bubble:.0%} of the time instead of {shuffled.bubble:.0%}. With equal microbatches, filling and draining {stages} "
+        f"stages alone would cost {fill:.0%}."
+    )

@@ -1,0 +1,61 @@
+"""One process of an emulated pipeline: `python -m headrace.cli.planning.emulated_rank RANK COUNT STORE`.
+
+It reads a planned step a line and writes what it did a line.
+
+Both are JSON. `headrace.cli.planning.emulated_ranks` starts these and talks to them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from headrace.plan import StepPlan
+from headrace.trainer.pipeline.emulated_stage import Emulated, EmulatedStep, emulate
+from headrace.trainer.pipeline.topology import PipelineTopology
+
+
+def main() -> None:
+    """Until standard input ends."""
+    rank, count, store = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # gloo prints its own words on standard output
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(count))
+    for line in sys.stdin:
+        print(json.dumps(_answer(emulate(_step(json.loads(line))))), file=answers, flush=True)
+
+
+def _step(document: dict[str, Any]) -> EmulatedStep:
+    return EmulatedStep(
+        topology=PipelineTopology.model_validate(document["topology"]),
+        plan=StepPlan.from_json(document["plan"]),
+        forward_s={
+            unit: dict(zip(document["sample_ids"], column, strict=True)) for unit, column in document["forward_s"].items()
+        },
+        factors=document["factors"],
+    )
+
+
+def _answer(emulated: Emulated) -> dict[str, Any]:
+    return {
+        "unix_s": emulated.recording.unix_s,
+        "events": [
+            [
+                *(event.action.kind, event.action.microbatch, event.action.chunk),
+                *(event.start_s, event.end_s, event.wait_s, event.compute_s),
+            ]
+            for event in emulated.recording.events
+        ],
+        "asked_s": emulated.asked_s,
+        "slept_s": emulated.slept_s,
+    }
+
+
+if __name__ == "__main__":
+    main()

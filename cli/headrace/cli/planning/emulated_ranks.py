@@ -1,0 +1,202 @@
+"""The processes of an emulated pipeline on this machine, and one planned step after the other on them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from headrace.child import ending_with_us
+from headrace.cli.planning.outcome import Outcome
+from headrace.errors import HeadraceError
+from headrace.plan import Predicted, Topology
+from headrace.reorder_service.planning.batch import Batch
+from headrace.reorder_service.planning.simulation.simulator import Timeline
+from headrace.schedule import Action, Kind
+from headrace.trainer.pipeline.events import Event, Recording, duration_s
+from headrace.trainer.pipeline.topology import PipelineTopology, UnitTopology
+
+START_S = 120.0  # for processes that share a core to start and to meet
+SLOWER = 10.0  # than predicted, and it counts as hanging
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """What the processes of a pipeline did of a step."""
+
+    recordings: Sequence[Recording]
+    """By rank."""
+    asked_s: float
+    """Sleeps of all processes as they should have been."""
+    slept_s: float
+    """As they were."""
+
+    @property
+    def iteration_s(self) -> float:
+        return duration_s(self.recordings)
+
+    @property
+    def oversleep(self) -> float:
+        """By how much sleeps were too long, relative to what they should have been."""
+        return self.slept_s / self.asked_s - 1 if self.asked_s else 0.0
+
+    @property
+    def overheads_s(self) -> list[float]:
+        """Of every action: see `headrace.trainer.pipeline.events.Event.overhead_s`."""
+        return [event.overhead_s for recording in self.recordings for event in recording.events]
+
+    def timeline(self, topology: Topology) -> Timeline:
+        """Its actions as the simulator has them, without a critical path and memory."""
+        first = dict(zip(topology.stages, np.cumsum([0, *topology.stages.values()]).tolist(), strict=False))
+        events = [event for recording in self.recordings for event in recording.events]
+        origin_s = min((event.start_s for event in events), default=0.0)
+        whole = [
+            (e.place.replica, first[e.place.unit] + e.place.stage, e.action.microbatch, e.action.kind, e.action.chunk)
+            for e in events
+        ]
+        replica, stage, microbatch, kind, chunk = np.array(whole, np.int64).reshape(-1, 5).T
+        return Timeline(
+            replica=replica,
+            stage=stage,
+            microbatch=microbatch,
+            kind=kind,
+            chunk=chunk,
+            start_s=np.array([event.busy_from_s - origin_s for event in events]),
+            end_s=np.array([event.end_s - origin_s for event in events]),
+            critical=np.zeros(len(events), np.bool_),
+            memory_after=np.zeros(len(events)),
+        )
+
+    def measured(self, outcome: Outcome) -> Predicted:
+        """In the form of the simulator's figures."""
+        iteration_s, num_stages = self.iteration_s, len(self.recordings)
+        bubble = max(0.0, 1 - self.slept_s / (num_stages * iteration_s)) if iteration_s else 0.0
+        return Predicted(iteration_s=iteration_s, bubble=bubble, lower_bound_s=min(iteration_s, outcome.predicted.lower_bound_s))
+
+
+class EmulatedRanks:
+    """As many processes as a pipeline has stages in all replicas. They end with the `with` block, and with us."""
+
+    def __init__(self, count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="headrace-emulate-")
+        self._ranks = [self._start(rank, count) for rank in range(count)]
+
+    def _start(self, rank: int, count: int) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.cli.planning.emulated_rank",
+            str(rank),
+            str(count),
+            str(Path(self._folder.name) / "store"),
+        ]
+        with self._log(rank).open("wb") as log:
+            return subprocess.Popen(
+                ending_with_us(command, signal.SIGKILL),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them
+            )
+
+    def run(self, outcome: Outcome) -> MeasuredStep:
+        """A planned step: every sample takes the forward time that it has in the outcome's batch, in seconds.
+
+        Raises HeadraceError where a process ends, or takes far longer than predicted.
+        """
+        topology = pipeline_of(outcome.batch)
+        line = json.dumps(_document(outcome, topology)) + "\n"
+        for number, rank in enumerate(self._ranks):
+            assert rank.stdin is not None
+            try:
+                rank.stdin.write(line)
+                rank.stdin.flush()
+            except BrokenPipeError as err:
+                raise HeadraceError(self._last_words(number)) from err
+        deadline_s = time.monotonic() + START_S + SLOWER * outcome.predicted.iteration_s
+        answers = [self._answer(number, deadline_s) for number in range(len(self._ranks))]
+        return MeasuredStep(
+            recordings=[_recording(topology, number, answer) for number, answer in enumerate(answers)],
+            asked_s=sum(answer["asked_s"] for answer in answers),
+            slept_s=sum(answer["slept_s"] for answer in answers),
+        )
+
+    def warm_up(self, outcome: Outcome) -> None:
+        """Take the step without its sleeps: what the processes do for the first time takes longer."""
+        no_costs = np.zeros_like(outcome.batch.costs)
+        self.run(dataclasses.replace(outcome, batch=dataclasses.replace(outcome.batch, costs=no_costs)))
+
+    def _answer(self, number: int, deadline_s: float) -> Any:
+        stdout = self._ranks[number].stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            raise HeadraceError(
+                f"process {number} of the emulated pipeline does not answer: it hangs, or the machine is far too busy"
+            )
+        line = stdout.readline()
+        if not line:
+            raise HeadraceError(self._last_words(number))
+        return json.loads(line)
+
+    def _log(self, number: int) -> Path:
+        return Path(self._folder.name) / f"rank-{number}.log"
+
+    def _last_words(self, number: int) -> str:
+        lines = self._log(number).read_text(encoding="utf-8", errors="replace").split("\n")
+        words = next((line for line in reversed(lines) if line.strip()), "no word of it")
+        return f"process {number} of the emulated pipeline ended: {words}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None) -> None:
+        for rank in self._ranks:
+            rank.kill()
+        for rank in self._ranks:
+            with contextlib.suppress(BrokenPipeError), rank:  # closes its pipes
+                pass
+        self._folder.cleanup()
+
+
+def pipeline_of(batch: Batch) -> PipelineTopology:
+    """The processes of a batch's pipelines: one for every stage of every replica."""
+    execution = batch.execution
+    units = {
+        unit: UnitTopology(dp=batch.topology.replicas, pp=stages, frozen=execution.backward_factor(unit) == 0)
+        for unit, stages in batch.topology.stages.items()
+    }
+    return PipelineTopology(schedule=execution.schedule, chunks=execution.chunks, in_flight=execution.in_flight, units=units)
+
+
+def _document(outcome: Outcome, topology: PipelineTopology) -> dict[str, Any]:
+    batch = outcome.batch
+    return {
+        "topology": topology.model_dump(),
+        "plan": outcome.plan.to_json(),
+        "sample_ids": batch.sample_ids.tolist(),
+        "forward_s": dict(zip(batch.units, batch.costs.tolist(), strict=True)),
+        "factors": {unit: batch.execution.factors(unit) for unit in batch.units},
+    }
+
+
+def _recording(topology: PipelineTopology, rank: int, answer: dict[str, Any]) -> Recording:
+    place = topology.place(rank)
+    events = [
+        Event(place, Action(kind=Kind(kind), microbatch=microbatch, chunk=chunk), *times)
+        for kind, microbatch, chunk, *times in answer["events"]
+    ]
+    return Recording(events, answer["unix_s"])

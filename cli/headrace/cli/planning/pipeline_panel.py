@@ -1,0 +1,207 @@
+"""One simulated step as a drawing: a row per stage, a box per action, the critical path and the deferrals marked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+
+from headrace.cli.planning.outcome import Outcome
+from headrace.reorder_service.planning.simulation.simulator import Timeline
+from headrace.schedule import Kind
+
+INK, QUIET, IDLE, GAIN = "#22303c", "#66757f", "#e9edf0", "#2b7a43"
+WIDTH_IN, LEFT, RIGHT = 13.0, 0.105, 0.985
+AXES_IN = WIDTH_IN * (RIGHT - LEFT)
+MAX_ROWS = 16  # stage rows of one panel; beyond that the slowest replicas stand for all
+_ROW_IN, _HEAD_IN, _GAP_IN = 0.27, 0.3, 0.45
+_ROW_FILL = 0.86  # height of a box; the rest separates the rows
+_REPLICA_GAP = 0.55
+_NARROW_IN = 0.08  # boxes of less would drown in their white edges
+_DEFERRED = "#f2b134"
+# (forward, backward, weight) of the units in pipeline order: the strong colour, its tint and one between
+_COLOURS = (
+    ("#12807a", "#93d1cb", "#56a8a3"),
+    ("#d1603d", "#f5bfa8", "#e39073"),
+    ("#6a4c93", "#c8b6e2", "#9981bb"),
+    ("#3a6ea5", "#b3cde8", "#779ec7"),
+    ("#8a6d1d", "#e0cf9a", "#b59e5c"),
+)
+_NUMBER_SIZES = (8, 6)  # points: the largest that fits into a box
+_CHUNK_FADE = 0.16  # how much whiter each further part of the model on a stage is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Panel:
+    """A plan, ready to be drawn."""
+
+    outcome: Outcome
+    timeline: Timeline
+    replicas: list[int]
+    """Those that are drawn, from the top."""
+
+    @classmethod
+    def of(cls, outcome: Outcome, max_rows: int = MAX_ROWS) -> Panel:
+        """Of as many replicas as fit into `max_rows` stage rows, the slowest first; at least one."""
+        most = max(1, max_rows // outcome.plan.topology.num_stages)
+        return cls(outcome=outcome, timeline=outcome.timeline(), replicas=outcome.slowest(most))
+
+    @property
+    def height_in(self) -> float:
+        """With headline and time axis."""
+        rows = len(self.replicas) * (self.outcome.plan.topology.num_stages + _REPLICA_GAP)
+        return rows * _ROW_IN + _HEAD_IN + _GAP_IN
+
+    @property
+    def axes_in(self) -> float:
+        """Height of the axes alone."""
+        return self.height_in - _HEAD_IN - _GAP_IN
+
+    def rows(self) -> NDArray[np.float64]:
+        """(D, S) where a stage is drawn, from the top; NaN for replicas that are left out."""
+        topology = self.outcome.plan.topology
+        rows = np.full((topology.replicas, topology.num_stages), np.nan)
+        for place, replica in enumerate(self.replicas):
+            rows[replica] = place * (topology.num_stages + _REPLICA_GAP) + np.arange(topology.num_stages)
+        return rows
+
+
+def draw_panel(axes: Axes, panel: Panel, scale: float, end: float) -> None:
+    """Fill `axes`: times are multiplied by `scale`, the time axis goes to `end`, scaled already."""
+    axes.set_xlim(0, end * 1.012)
+    rows = panel.rows()
+    shown = rows[np.isfinite(rows)]
+    iteration = panel.outcome.predicted.iteration_s * scale
+    _add_boxes(axes, np.zeros_like(shown), np.full_like(shown, iteration), shown, facecolors=IDLE)
+    actions = panel.timeline
+    drawn = np.isin(actions.replica, panel.replicas) & (actions.end_s > actions.start_s)
+    start, width = actions.start_s[drawn] * scale, (actions.end_s - actions.start_s)[drawn] * scale
+    row = rows[actions.replica[drawn], actions.stage[drawn]]
+    edge = 0.6 if width.size and np.median(width) / axes.get_xlim()[1] * AXES_IN > _NARROW_IN else 0.2
+    _add_boxes(axes, start, width, row, facecolors=_face_colours(panel, drawn), edgecolors="white", linewidths=edge)
+    _mark_deferred(axes, panel, drawn, scale)
+    _mark_critical(axes, panel, drawn, scale)
+    _write_numbers(axes, actions.microbatch[drawn], actions.kind[drawn], start, width, row)
+    _set_axes(axes, panel, rows)
+
+
+def write_headline(axes: Axes, panel: Panel, headline: str, figures: str) -> None:
+    """Above the panel: what it shows, its figures, and which replicas are drawn."""
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
+    axes.annotate(headline, (0, 1), (0, 5), fontsize=11.5, fontweight="bold", color=INK, **place)
+    axes.annotate(figures, (0, 1), (225, 5), fontsize=11, color=INK, **place)
+    drawn, replicas = len(panel.replicas), panel.outcome.plan.topology.replicas
+    if drawn < replicas:
+        note = f"the slowest {drawn} of {replicas} replicas" if drawn > 1 else f"the slowest of {replicas} replicas"
+        axes.annotate(note, (1, 1), (0, 5), ha="right", fontsize=9, color=QUIET, **place)
+
+
+def legend_handles(panel: Panel) -> list[Patch | Line2D]:
+    """What the colours and marks mean."""
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=_COLOURS[u % len(_COLOURS)][kind], label=f"{unit} {kind.name.lower()}")
+        for u, unit in enumerate(panel.outcome.batch.units)
+        for kind in Kind
+        if kind in panel.timeline.kind or kind != Kind.WEIGHT
+    ]
+    handles.append(Patch(facecolor=IDLE, label="idle"))
+    handles.append(Line2D([], [], color=INK, linewidth=1.6, label="critical path"))
+    if panel.outcome.num_deferred():
+        marker = {"marker": (3, 0, -45), "markersize": 7, "markeredgewidth": 0}
+        handles.append(Line2D([], [], color=_DEFERRED, linestyle="none", label="passes samples on late (deferred)", **marker))  # type: ignore[arg-type]
+    return handles
+
+
+def _add_boxes(
+    axes: Axes, start: NDArray[np.float64], width: NDArray[np.float64], row: NDArray[np.float64], **style: Any
+) -> None:
+    left, right, top, bottom = start, start + width, row - _ROW_FILL / 2, row + _ROW_FILL / 2
+    corners = np.stack([np.stack([left, right, right, left]), np.stack([top, top, bottom, bottom])], axis=-1)
+    axes.add_collection(PolyCollection(list(corners.transpose(1, 0, 2)), **style), autolim=False)
+
+
+def _face_colours(panel: Panel, drawn: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """(boxes, 3)"""
+    actions = panel.timeline
+    palette = np.array([[to_rgb(colour) for colour in of_unit] for of_unit in _COLOURS])
+    unit = np.array(panel.outcome.unit_of_stage)[actions.stage[drawn]] % len(_COLOURS)
+    colour = palette[unit, actions.kind[drawn]]
+    fade = 1 - (1 - _CHUNK_FADE) ** actions.chunk[drawn]
+    faded: NDArray[np.float64] = colour + (1 - colour) * fade[:, None]
+    return faded
+
+
+def _mark_deferred(axes: Axes, panel: Panel, drawn: NDArray[np.bool_], scale: float) -> None:
+    """A corner on the forward of every microbatch that holds samples which the next unit takes later."""
+    actions, late = panel.timeline, panel.outcome.samples(panel.outcome.deferred())
+    unit = np.array(panel.outcome.unit_of_stage)
+    last_stage = np.append(np.diff(unit) > 0, True)[actions.stage]
+    holds = late[unit[actions.stage], actions.replica, actions.microbatch] > 0
+    marked = drawn & holds & last_stage & (actions.kind == Kind.FORWARD)
+    if not marked.any():
+        return
+    size = 0.085 * axes.get_xlim()[1] / AXES_IN  # the corner's side, 0.085 inches
+    right = actions.end_s[marked] * scale
+    top = panel.rows()[actions.replica[marked], actions.stage[marked]] - _ROW_FILL / 2
+    side = np.minimum(size, (actions.end_s - actions.start_s)[marked] * scale)
+    corners = np.stack([np.stack([right - side, right, right]), np.stack([top, top, top + 0.085 / _ROW_IN])], axis=-1)
+    axes.add_collection(PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=_DEFERRED, linewidths=0), autolim=False)
+
+
+def _mark_critical(axes: Axes, panel: Panel, drawn: NDArray[np.bool_], scale: float) -> None:
+    """A line under the actions that the end of the step waited for, and from each to the next."""
+    actions = panel.timeline
+    path = np.flatnonzero(actions.critical & (actions.end_s > actions.start_s))
+    path = path[np.lexsort((actions.end_s[path], actions.start_s[path]))]
+    level = panel.rows()[actions.replica[path], actions.stage[path]] + _ROW_FILL / 2 - 0.04
+    begin = np.stack([actions.start_s[path] * scale, level], axis=-1)
+    end = np.stack([actions.end_s[path] * scale, level], axis=-1)
+    seen = drawn[path]
+    under = np.stack([begin, end], axis=1)[seen]
+    across = np.stack([end[:-1], begin[1:]], axis=1)[seen[:-1] & seen[1:]]
+    axes.add_collection(LineCollection(list(under), colors=INK, linewidths=1.6), autolim=False)
+    axes.add_collection(LineCollection(list(across), colors=INK, linewidths=0.7), autolim=False)
+
+
+def _write_numbers(
+    axes: Axes,
+    microbatch: NDArray[np.int64],
+    kind: NDArray[np.int64],
+    start: NDArray[np.float64],
+    width: NDArray[np.float64],
+    row: NDArray[np.float64],
+) -> None:
+    """The microbatch's index, in boxes that are wide enough."""
+    width_in = width / axes.get_xlim()[1] * AXES_IN
+    for number, of_kind, left, length, at, inches in zip(
+        *(column.tolist() for column in (microbatch, kind, start, width, row, width_in)), strict=True
+    ):
+        label = str(number)
+        size = next((size for size in _NUMBER_SIZES if inches > size * (0.0106 * len(label) + 0.0037)), None)
+        if size is not None:
+            ink = INK if of_kind == Kind.BACKWARD else "white"
+            axes.text(left + length / 2, at, label, ha="center", va="center_baseline", fontsize=size, color=ink)
+
+
+def _set_axes(axes: Axes, panel: Panel, rows: NDArray[np.float64]) -> None:
+    names = panel.outcome.stage_names
+    shown = rows[panel.replicas]
+    axes.set_ylim(float(shown.max()) + 0.6, -0.6)
+    axes.set_yticks(shown.ravel().tolist(), names * len(panel.replicas), fontsize=8, color=INK)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", colors=QUIET, labelsize=8)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_color(QUIET)
+    for replica in panel.replicas:
+        middle = float(rows[replica].mean())
+        axes.annotate(
+            f"replica {replica}", (0, middle), (-66, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+            rotation=90, ha="center", va="center", fontsize=9, color=QUIET,
+        )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Pictures of simulated steps: a strategy's pipelines over time, and a batch in arrival order above the same as planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from headrace.cli.planning.outcome import Outcome
+from headrace.cli.planning.pipeline_panel import (
+    GAIN,
+    INK,
+    LEFT,
+    QUIET,
+    RIGHT,
+    WIDTH_IN,
+    Panel,
+    draw_panel,
+    legend_handles,
+    write_headline,
+)
+from headrace.plan import Predicted, StepPlan
+from headrace.reorder_service.planning.batch import make_batch
+from headrace.reorder_service.planning.execution import Execution
+
+ARRIVAL = "Arrival order"
+_TOP_IN = 0.8
+_LEGEND_COLUMNS = 9
+_SAVED = "#dff3e4"
+_READING = (
+    "Each row is one pipeline stage over time, the numbers are microbatches; the step ends when the slowest replica is done."
+)
+_ESTIMATED = "Simulated, from FLOPs, not measured."
+_AXIS, _UNKNOWN = "time since the start of the step", "unit of the costs"
+
+
+def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: str = "") -> Path:
+    """Write a PNG with one plan's pipelines; returns `out`.
+
+    end: of the time axis, in the unit of the costs, so that several pictures can be compared side by side. unit: its name,
+    empty if it is not known.
+    """
+    panel = Panel.of(outcome)
+    height = panel.height_in + _TOP_IN + legend_in(panel)
+    figure = empty_figure(height, title, f"{_READING} Simulated, not measured.")
+    axes = _panel_axes(figure, height, _TOP_IN, panel)
+    draw_panel(axes, panel, 1.0, end or 1.0)
+    write_headline(axes, panel, _name(outcome), _figures(outcome.predicted, 1.0, unit))
+    axes.set_xlabel(f"{_AXIS} ({unit or _UNKNOWN})", color=QUIET, fontsize=9)
+    write_legend(figure, panel, height)
+    figure.savefig(out, dpi=130)
+    return out
+
+
+def draw_measured(out: Path, predicted: Panel, measured: Panel, *, title: str, label: str) -> Path:
+    """Write a PNG with a step as predicted above the same as it was measured, in seconds; returns `out`.
+
+    label: in front of both headlines, where what was measured is not the real thing.
+    """
+    panels = {f"{label} predicted".lstrip(): predicted, f"{label} measured".lstrip(): measured}
+    longest = max(panel.outcome.predicted.iteration_s for panel in panels.values()) or 1.0
+    scale, unit = time_unit(longest)
+    height = sum(panel.height_in for panel in panels.values()) + _TOP_IN + legend_in(predicted)
+    figure, top_in = empty_figure(height, title, _READING), _TOP_IN
+    for headline, panel in panels.items():
+        axes = _panel_axes(figure, height, top_in, panel)
+        draw_panel(axes, panel, scale, longest * scale)
+        write_headline(axes, panel, headline, _figures(panel.outcome.predicted, scale, unit))
+        top_in += panel.height_in
+    axes.set_xlabel(f"{_AXIS} ({unit})", color=QUIET, fontsize=9)
+    write_legend(figure, predicted, height)
+    figure.savefig(out, dpi=130)
+    return out
+
+
+def draw_comparison(
+    out: Path,
+    arrival: StepPlan,
+    planned: StepPlan,
+    sample_ids: NDArray[np.int64],
+    costs: Mapping[str, NDArray[np.float64]],
+    *,
+    title: str,
+    execution: Execution | None = None,
+) -> Path:
+    """Write a PNG with the simulated pipelines of two plans of one global batch on one time axis; returns `out`.
+
+    sample_ids: (n,) of the batch, in the order of the cost columns (n,), forward seconds per unit. The plans' own
+    predictions are not read: both panels come from the same simulation.
+    """
+    panels = [
+        Panel.of(Outcome.of(plan, make_batch(sample_ids, costs, plan.topology, plan.seed, execution=execution)))
+        for plan in (arrival, planned)
+    ]
+    height = sum(panel.height_in for panel in panels) + _TOP_IN + legend_in(panels[1])
+    figure = empty_figure(height, title, f"{_READING} {_ESTIMATED}")
+    draw_pair(figure, height, _TOP_IN, panels, seconds=True)
+    before, after = (panel.outcome.predicted.iteration_s for panel in panels)
+    gain = f"{before / after:.2f} x faster" if 0 < after < before else "no gain on this batch"
+    figure.text(RIGHT, 1 - 0.17 / height, gain, fontsize=14, fontweight="bold", color=GAIN, va="top", ha="right")
+    write_legend(figure, panels[1], height)
+    figure.savefig(out, dpi=130)
+    return out
+
+
+def draw_pair(
+    figure: Figure, height_in: float, top_in: float, panels: list[Panel], *, seconds: bool, before: str = ARRIVAL, note: str = ""
+) -> None:
+    """Two panels below each other on one time axis, from `top_in` below the figure's upper edge. The second is the better.
+
+    before: headline of the first. note: behind the figures of the second.
+    """
+    first, second = (panel.outcome.predicted for panel in panels)
+    longest = max(first.iteration_s, second.iteration_s) or 1.0
+    scale, unit = time_unit(longest) if seconds else (1.0, "")
+    for panel in panels:
+        axes = _panel_axes(figure, height_in, top_in, panel)
+        draw_panel(axes, panel, scale, longest * scale)
+        headline = before if panel is panels[0] else f"As planned ({_name(panel.outcome)})"
+        figures = _figures(panel.outcome.predicted, scale, unit)
+        write_headline(axes, panel, headline, figures if panel is panels[0] else figures + note)
+        top_in += panel.height_in
+    _mark_gain(axes, first, second, scale, unit)
+    axes.set_xlabel(f"{_AXIS} ({unit or _UNKNOWN})", color=QUIET, fontsize=9)
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """(factor, name) of the unit in which the longest time reads well."""
+    for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
+        if longest_s * factor >= 1:
+            return factor, name
+    return 1e9, "ns"
+
+
+def empty_figure(height_in: float, title: str, subtitle: str) -> Figure:
+    """A figure with its two lines of text, which take 0.8 inches."""
+    figure = Figure(figsize=(WIDTH_IN, height_in), facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.text(0.012, 1 - 0.17 / height_in, title, fontsize=14, fontweight="bold", color=INK, va="top", parse_math=False)
+    figure.text(0.012, 1 - 0.47 / height_in, subtitle, fontsize=10, color=QUIET, va="top", parse_math=False)
+    return figure
+
+
+def _panel_axes(figure: Figure, height_in: float, top_in: float, panel: Panel) -> Axes:
+    bottom_in = height_in - top_in - 0.3 - panel.axes_in
+    return figure.add_axes((LEFT, bottom_in / height_in, RIGHT - LEFT, panel.axes_in / height_in))
+
+
+def _name(outcome: Outcome) -> str:
+    plan = outcome.plan
+    return f"{plan.strategy}: {plan.chosen}" if plan.chosen else plan.strategy
+
+
+def _figures(predicted: Predicted, scale: float, unit: str) -> str:
+    return f"{predicted.iteration_s * scale:.3g} {unit}".rstrip() + f" per step, stages idle {predicted.bubble:.0%} of the time"
+
+
+def _mark_gain(axes: Axes, before: Predicted, after: Predicted, scale: float, unit: str) -> None:
+    saved = (before.iteration_s - after.iteration_s) * scale
+    if saved <= 0:
+        return
+    start = after.iteration_s * scale
+    axes.axvspan(start, start + saved, facecolor=_SAVED, edgecolor="none", zorder=0)
+    if saved / axes.get_xlim()[1] > 0.055:
+        low, high = axes.get_ylim()
+        axes.text(
+            start + saved / 2, (low + high) / 2, f"saved\n{saved:.2g} {unit}".rstrip(), ha="center", va="center", fontsize=10,
+            fontweight="bold", color=GAIN,
+        )  # fmt: skip
+
+
+def legend_in(panel: Panel) -> float:
+    """Height of the legend."""
+    return 0.3 + 0.2 * -(-len(legend_handles(panel)) // _LEGEND_COLUMNS)
+
+
+def write_legend(figure: Figure, panel: Panel, height_in: float) -> None:
+    """At the foot of the figure."""
+    figure.legend(
+        handles=legend_handles(panel), loc="lower left", bbox_to_anchor=(0.005, 0.02 / height_in), ncols=_LEGEND_COLUMNS,
+        frameon=False, fontsize=9, labelcolor=INK, handlelength=1.3, columnspacing=1.3,
+    )  # fmt: skip

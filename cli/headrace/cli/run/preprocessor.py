@@ -1,0 +1,175 @@
+"""`headrace preprocessor`: one preprocessor."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli.endpoint import add_allow_anyone, add_endpoint
+from headrace.cli.log_format import add_log_format
+from headrace.cli.run.memory import usable_memory
+from headrace.cli.run.processors import usable_processors
+
+if TYPE_CHECKING:
+    from headrace.preprocessor.access import Access
+
+DEFAULT_BUDGET_MIB = 512
+DEFAULT_CACHE_GIB = 20
+REORDER_TIMEOUT_S = 30.0  # services may be started in any order within this time
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    add_endpoint(parser, "--reorder", f", which may also start up to {REORDER_TIMEOUT_S:.0f} s later")
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where trainers fetch; port 0 takes a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--advertise",
+        default="",
+        metavar="HOST:PORT",
+        help="the address that trainers are told (default: the listening one; for 0.0.0.0 this machine's towards --reorder)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=usable_processors(),
+        metavar="N",
+        help="worker threads (default: as many as processors may be used, by affinity and a container's quota)",
+    )
+    parser.add_argument(
+        "--budget-mib",
+        type=int,
+        default=DEFAULT_BUDGET_MIB,
+        metavar="MIB",
+        help="memory for decoded parts, shared with trainers on this machine where /dev/shm has room (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--decode-mib",
+        type=int,
+        metavar="MIB",
+        help="memory for media while they are decoded, all threads together: who needs more waits (default: half of what the "
+        "container or the machine has beside --budget-mib)",
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="for remote shards, shared by this host's preprocessors (default: temporary)"
+    )
+    parser.add_argument(
+        "--cache-gib",
+        type=int,
+        default=DEFAULT_CACHE_GIB,
+        metavar="GIB",
+        help="most that the cache holds: what was not read for longest goes first (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--data-root",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="DIR",
+        help="jobs may read the files below DIR; several times for several (default: see --allow-url)",
+    )
+    parser.add_argument(
+        "--allow-url",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="jobs may fetch what begins with PREFIX, for example s3://bucket/; several times for several (default of both: "
+        "where --listen and --reorder are on loopback, all files of this user, and s3, gs and https; elsewhere nothing)",
+    )
+    parser.add_argument(
+        "--checksum",
+        action="store_true",
+        help="send a CRC-32 with every part: what is damaged on the way is found and fetched again",
+    )
+    parser.add_argument(
+        "--flight-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="for payload over the network, by Arrow Flight, on the host of --listen and --advertise (default: a free port)",
+    )
+    parser.add_argument(
+        "--ucx",
+        action="store_true",
+        help="offer payload by UCX too: RDMA where there is a fabric; unencrypted, on a free port of all addresses",
+    )
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM: trainers connect over TLS (default: no TLS)"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, not encrypted")
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
+    )
+    add_allow_anyone(parser)
+    add_log_format(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    from headrace import rpc
+    from headrace.cli.run.serve import run_service
+    from headrace.cluster_token import await_token_file, check_exposure, cluster_token
+    from headrace.errors import UserError
+    from headrace.transport.tls import load_certificate
+
+    decode_mib = max(1, ((usable_memory() >> 20) - args.budget_mib) // 2) if args.decode_mib is None else args.decode_mib
+    if min(args.threads, args.budget_mib, decode_mib, args.cache_gib) < 1:
+        raise UserError("--threads, --budget-mib, --decode-mib and --cache-gib must be at least 1")
+    for endpoint in filter(None, (*args.reorder.split(","), args.listen, args.advertise, args.metrics)):
+        rpc.check_endpoint(endpoint)
+    if not 0 <= args.flight_port <= 65535:
+        raise UserError(f"--flight-port must be a port, 0 to 65535, got {args.flight_port}")
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise UserError("--tls-cert and --tls-key go together: name both, or neither")
+    if args.ucx and args.tls_cert:
+        raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
+    await_token_file()
+    token = cluster_token()
+    check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
+    allowed = access(args)
+    certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
+
+    from headrace.preprocessor.server import serve  # takes three seconds, which a wrong argument need not wait for
+    from headrace.preprocessor.sources.cache import ShardCache, default_cache
+
+    rpc.await_reorder_service(args.reorder, REORDER_TIMEOUT_S)
+    cache_bytes = args.cache_gib << 30
+    service = serve(
+        listen=args.listen,
+        reorder=args.reorder,
+        advertise=args.advertise,
+        threads=args.threads,
+        budget_bytes=args.budget_mib << 20,
+        decode_bytes=decode_mib << 20,
+        access=allowed,
+        cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
+        token=token,
+        with_checksum=args.checksum,
+        flight_port=args.flight_port,
+        certificate=certificate,
+        with_ucx=args.ucx,
+        metrics_listen=args.metrics,
+    )
+    return run_service("preprocessor", service, args.log_format)
+
+
+def access(args: argparse.Namespace) -> Access:
+    """What jobs may have it open. Raises UserError for a folder or URL that is none.
+
+    Where nothing is named: on this machine alone, a job is of somebody who has an account here; elsewhere of whoever reaches
+    the reorder service.
+    """
+    from headrace.cluster_token import is_loopback
+    from headrace.preprocessor.access import NOTHING, Access
+
+    if args.data_root or args.allow_url:
+        return Access.of(args.data_root, args.allow_url)
+    return Access() if all(map(is_loopback, (args.listen, *args.reorder.split(",")))) else NOTHING

@@ -1,0 +1,155 @@
+"""Child processes of one command: started, watched, and ended together, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from headrace.child import ending_with_us
+from headrace.errors import HeadraceError
+
+START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner: half a minute on a free core
+POLL_S = 0.02
+STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
+SHORT_LIFE_S = 10.0  # who ends sooner could perhaps not start at all
+MAX_SHORT_LIVES = 3  # one after the other, each with another try
+_PORTS = range(20000, 32000)  # below those that a host gives to its connections
+
+
+class Process:
+    """A `headrace` command as a child. All that it prints goes to `log`."""
+
+    def __init__(self, name: str, arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
+        """`environment`: beside that of this process."""
+        self._environment = environment or {}
+        self.name = name
+        self.log = log
+        self._arguments = arguments
+        log.write_bytes(b"")  # an earlier run's
+        self._short_lives = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start (again). The child dies with this process, even if that is killed."""
+        self._started_s = time.monotonic()
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._popen = subprocess.Popen(
+                ending_with_us([sys.executable, "-m", "headrace.cli", *self._arguments], signal.SIGKILL),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
+                start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them in order
+            )
+
+    def restart(self) -> None:
+        """Start again what has ended. Raises HeadraceError where it has often ended soon after its start."""
+        short = time.monotonic() - self._started_s < SHORT_LIFE_S
+        self._short_lives = self._short_lives + 1 if short else 0
+        if self._short_lives > MAX_SHORT_LIVES:
+            raise HeadraceError(f"{self.name} ended {self._short_lives} times soon after its start: {self.last_words()}")
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._popen.poll()
+
+    def endpoint(self) -> str:
+        """Wait for the line that says where it listens. Raises HeadraceError where there is none."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self.exit_code() is None:
+            for line in self._lines()[:-1]:  # the last one may be half written
+                if " listening on " in line:
+                    return line.rsplit(" ", 1)[1]
+            time.sleep(POLL_S)
+        raise HeadraceError(f"the {self.name} did not start: {self.last_words()}")
+
+    def _lines(self) -> list[str]:
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace").split("\n")
+
+    def last_words(self) -> str:
+        """The last line of its log, and where the rest is."""
+        lines = [line for line in self._lines() if line.strip()]
+        return f"{lines[-1] if lines else 'no word of it'} (log: {self.log})"
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for its end; after `timeout_s`, kill it."""
+        try:
+            self._popen.wait(timeout=max(0.0, timeout_s))
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+
+class ProcessGroup:
+    """Processes that end together at the end of a `with` block. SIGTERM to us counts as Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+
+    def add(self, process: Process) -> Process:
+        self.processes.append(process)
+        return process
+
+    def __enter__(self) -> ProcessGroup:
+        self._former = signal.signal(signal.SIGTERM, _interrupt)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        former_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave anybody behind
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in reversed(self.processes):
+            process.wait(deadline - time.monotonic())
+        signal.signal(signal.SIGINT, former_interrupt)
+        signal.signal(signal.SIGTERM, self._former)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def free_port(*hosts: str) -> int:
+    """A port that is free at each of `hosts` (none: 127.0.0.1), and stays so while nobody is told to listen there.
+
+    Raises HeadraceError where there is none, or a host is another machine.
+    """
+    error: OSError | None = None
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with contextlib.ExitStack() as stack:
+            try:
+                for host in hosts or ("127.0.0.1",):
+                    stack.enter_context(socket.create_server((host, port)))
+            except OSError as err:
+                error = err
+                continue
+        return port
+    raise HeadraceError(f"no port of {_PORTS.start} to {_PORTS.stop - 1} is free: {error}")
+
+
+def torchrun_environments(num_ranks: int, port: int | None = None) -> list[dict[str, str]]:
+    """What torchrun tells each of so many processes of this host. They meet at `port`; None: at a free one."""
+    world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+    return [world | {"RANK": str(rank)} for rank in range(num_ranks)]

@@ -1,0 +1,51 @@
+"""`headrace reorder`: the reorder service."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from headrace.cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_allow_anyone, add_token_file
+from headrace.cli.log_format import add_log_format
+
+DEFAULT_STORE = "embedded:headrace-store"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument(
+        "--listen",
+        default=DEFAULT_ENDPOINT,
+        metavar="HOST:PORT",
+        help="port 0 takes a free one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--store",
+        default=os.environ.get("HEADRACE_STORE", "") or DEFAULT_STORE,
+        metavar="URL",
+        help="redis://HOST:PORT/DB, or embedded:FOLDER for a private store on this machine "
+        f"(default: $HEADRACE_STORE, which `ps` does not show with its password, or else {DEFAULT_STORE})",
+    )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
+    )
+    add_token_file(parser, TOKEN_HELP + "; made where it is not there")
+    add_allow_anyone(parser)
+    add_log_format(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    from headrace.cli.run.serve import run_service
+    from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
+    from headrace.reorder_service.server import serve
+
+    if not os.environ.get(TOKEN) and (file := os.environ.get(TOKEN_FILE, "")):
+        make_token_file(Path(file))
+    token = cluster_token()
+    check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
+    return run_service("reorder", serve(args.listen, args.store, args.metrics, token=token), args.log_format)

@@ -1,0 +1,214 @@
+"""`headrace train`: the compact model on a job's batches."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.endpoint import add_endpoint
+from headrace.cli.log_format import add_log_format
+from headrace.cli.planning import emulate
+from headrace.errors import UserError
+from headrace.model_shape import MODEL_SHAPES
+
+TRANSPORTS = ("auto", "shared_memory", "ucx", "flight")
+"""auto, and those of headrace.transport.base, which takes a moment to import."""
+DEFAULT_EVERY = 100  # steps between checkpoints
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    add_endpoint(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--job", help="a job that was submitted before")
+    what.add_argument("--submit", type=Path, metavar="SPEC.yaml", help="submit this job first")
+    what.add_argument(
+        "--emulate", metavar="COSTS", help="no job: plan batches of this cost table, and run them on processes that sleep as long"
+    )
+    parser.add_argument(
+        "--topology",
+        type=Path,
+        metavar="FILE.yaml",
+        help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: whole replicas)",
+    )
+    parser.add_argument(
+        "--optimizer",
+        type=Path,
+        metavar="FILE.yaml",
+        help="a section `optimizer:` (learning_rate, warmup_steps, decay, weight_decay, betas, max_grad_norm, on_nan ...) for "
+        "whole replicas; with --topology or --nodes it stands in their file (default: rates of named sizes)",
+    )
+    nodes = parser.add_argument_group("as a node of a job that outlasts the loss of others (no torchrun)")
+    nodes.add_argument("--nodes", type=Path, metavar="FILE.yaml", help="the nodes, units and failures to survive")
+    nodes.add_argument("--node", default="", metavar="NAME", help="of this one (default: HOST:PID)")
+    nodes.add_argument(
+        "--host", default="127.0.0.1", help="by which the other nodes reach this one (default: %(default)s, for one machine)"
+    )
+    parser.add_argument("--model", choices=tuple(MODEL_SHAPES), help="named size (default: the job's)")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="of matrix products and messages; weights and optimizer are fp32 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: the GPU where there is one; --nodes, and --topology with several processes, run on the CPU only as yet "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads of the model (default: OMP_NUM_THREADS, or this rank's share of the processors that may be used)",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=TRANSPORTS,
+        default="auto",
+        help="how parts come; auto: through shared memory where a preprocessor is on this host, else by UCX where both have it, "
+        "else by Arrow Flight (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of preprocessors that speak TLS (default: they do not)"
+    )
+    checkpoints = parser.add_argument_group("with --topology or --nodes")
+    checkpoints.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="save there, beside training; with --nodes at the end, or when it cannot go on (default: nowhere)",
+    )
+    checkpoints.add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help=f"steps, and after the last; with --topology (default: {DEFAULT_EVERY})",
+    )
+    checkpoints.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
+    )
+    checkpoints.add_argument(
+        "--catch-up",
+        type=int,
+        default=1,
+        metavar="N",
+        help="steps that the checkpoint may be ahead of the job's last commit, as where its store lost some: they are committed "
+        "again, and not trained; with --topology (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fresh-weights",
+        action="store_true",
+        help="go on with a job that has committed steps, though without a checkpoint of theirs (default: that is refused)",
+    )
+    parser.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve Prometheus metrics there, a rank at PORT plus its local rank; port 0 takes a free one (default: off)",
+    )
+    add_log_format(parser)
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
+    emulate.add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train to the job's end; rank 0 prints the summary."""
+    if args.emulate:
+        return emulate.run(args)
+    emulate.refuse_options(args)
+    import os
+    import sys
+
+    from headrace.cli.jobs_client import JobsClient, state_name
+    from headrace.cli.watch.submission import read_spec
+    from headrace.cli.watch.summary import print_summary, summarise
+    from headrace.cluster_token import await_token_file
+    from headrace.observability import metrics, tracing
+    from headrace.observability.logs import configure_logging
+    from headrace.transport import base
+
+    if args.threads is not None and args.threads < 1:
+        raise UserError(f"--threads must be at least 1, got {args.threads}")
+    if args.checkpoint_every is not None and args.checkpoint_every < 1:
+        raise UserError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
+    if args.checkpoint_every is not None and args.nodes is not None:
+        raise UserError("--checkpoint-every goes with --topology: nodes save at the end, or when training cannot go on")
+    if args.topology is None and args.nodes is None and (args.checkpoint or args.resume):
+        raise UserError("--checkpoint and --resume go with --topology or --nodes only: take them away, or add one")
+    if args.topology is not None and args.nodes is not None:
+        raise UserError("--topology and --nodes exclude each other: with --nodes, the pipelines follow from the nodes")
+    if args.optimizer is not None and (args.topology is not None or args.nodes is not None):
+        raise UserError("--optimizer goes with neither --topology nor --nodes: their file has a section `optimizer:` for that")
+    configure_logging("trainer", args.log_format)
+    await_token_file()
+    with JobsClient(args.endpoint) as client:
+        # takes three seconds, which a wrong argument need not wait for
+        from headrace.trainer.devices import local_device
+        from headrace.trainer.optimizer_spec import OptimizerSpec, load_optimizer_yaml
+        from headrace.trainer.pipeline.pipeline_training import train_pipeline
+        from headrace.trainer.pipeline.topology import load_topology_yaml
+        from headrace.trainer.train import train
+
+        device = local_device(args.device)
+        job = client.submit(read_spec(args.submit)) if args.submit else args.job
+        if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
+            words = "nothing is left to train, and this is its summary; give it another name to train again"
+            print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
+        transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
+        with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER), tracing.exported("trainer"):
+            options: dict[str, Any] = {
+                "job": job,
+                "model_name": args.model or "",
+                "threads": args.threads,
+                "transports": transports,
+                "tls_ca": args.tls_ca,
+                "precision": args.precision,
+                "device": device,
+                "fresh_weights": args.fresh_weights,
+            }
+            if args.nodes is not None:
+                from headrace.trainer.recovery.node import train_recoverable
+                from headrace.trainer.recovery.nodes_spec import load_recovery_yaml
+
+                name = args.node or f"{args.host}:{os.getpid()}"
+                train_recoverable(
+                    args.endpoint,
+                    spec=load_recovery_yaml(args.nodes),
+                    node=name,
+                    host=args.host,
+                    checkpoint=args.checkpoint,
+                    resume=args.resume,
+                    **options,
+                )
+            elif args.topology is None:
+                optimizer = OptimizerSpec() if args.optimizer is None else load_optimizer_yaml(args.optimizer)
+                train(args.endpoint, optimizer=optimizer, **options)
+            else:
+                train_pipeline(
+                    args.endpoint,
+                    topology=load_topology_yaml(args.topology),
+                    checkpoint=args.checkpoint,
+                    checkpoint_every=args.checkpoint_every or DEFAULT_EVERY,
+                    resume=args.resume,
+                    catch_up=args.catch_up,
+                    **options,
+                )
+        if os.environ.get("RANK", "0") == "0" and args.nodes is None:
+            print_summary(summarise(client, job), args.format)
+    return 0
+
+
+def metrics_of_rank(listen: str) -> str:
+    """The address of this rank's metrics. Raises EndpointError."""
+    import os
+
+    from headrace.rpc import check_endpoint
+
+    if not listen or check_endpoint(listen).endswith(":0"):
+        return listen
+    host, _, port = listen.rpartition(":")
+    return f"{host}:{int(port) + int(os.environ.get('LOCAL_RANK', '0'))}"

@@ -1,0 +1,182 @@
+"""`headrace job`: submit, list, show, quarantine, pause, resume, reset, weights, topology, cancel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.endpoint import add_endpoint
+from headrace.cli.watch.quarantine import FORMATS, print_quarantine
+
+if TYPE_CHECKING:
+    from headrace.cli.jobs_client import JobsClient
+    from headrace.spec import TopologySpec
+    from headrace.v1.jobs_pb2 import JobStatus
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    submit = actions.add_parser("submit", help="start the job of a YAML spec; submitting the same spec again changes nothing")
+    submit.add_argument("spec", type=Path, metavar="SPEC.yaml")
+    show = actions.add_parser("show", help="state, progress, rates and quarantine of one job")
+    show.add_argument("job")
+    actions.add_parser("list", help="every job that the service knows")
+    quarantine = actions.add_parser(
+        "quarantine",
+        help="every sample that a job does not use, and why; counts per reason",
+        description="Every sample that the job does not use so far: its reason class, source, shard and key, its row in the "
+        "shard, the step it was refused in, and what was wrong. Damage that indexing a shard has found is in no row and no step.",
+    )
+    quarantine.add_argument("job")
+    pause = actions.add_parser("pause", help="plan no further step of a job; what is planned can still be consumed")
+    pause.add_argument("job")
+    resume = actions.add_parser("resume", help="go on with a paused job")
+    resume.add_argument("job")
+    reset = actions.add_parser(
+        "reset", help="go back: undo the commits of a step and of all later ones; ranks connect again, and consume them once more"
+    )
+    reset.add_argument("job")
+    reset.add_argument("--step", type=int, required=True, metavar="N", help="the first one to undo")
+    weights = actions.add_parser("weights", help="mix the sources by other weights, from a step on that is not planned yet")
+    weights.add_argument("job")
+    weights.add_argument("--from-step", type=int, required=True, metavar="N")
+    weights.add_argument("weights", nargs="+", metavar="SOURCE=WEIGHT", help="of every source; 0 takes none of it")
+    topology = actions.add_parser(
+        "topology",
+        help="plan the same global batches for other replicas, from the first uncommitted step on; ranks connect again",
+    )
+    topology.add_argument("job")
+    topology.add_argument("--replicas", type=int, metavar="N", help="DP pipelines (default: as they are)")
+    topology.add_argument("--microbatches", type=int, metavar="N", help="of each replica (default: as they are)")
+    topology.add_argument(
+        "--stages", metavar="UNIT=N,...", help="pipeline stages, such as encoder=1,llm=3 (default: as they are)"
+    )
+    topology.add_argument(
+        "--speeds",
+        metavar="X,...",
+        help="of the replicas, relative to each other: their shares follow (default: as they are)",
+    )
+    topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
+    cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
+    cancel.add_argument("job")
+    for action in actions.choices.values():
+        add_endpoint(action)
+        formats = FORMATS if action is quarantine else ("table", "json")
+        action.add_argument("--format", choices=formats, default="table", help="(default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what `args.action` says."""
+    from headrace.cli.jobs_client import JobsClient, state_name
+    from headrace.cli.watch.submission import read_spec
+    from headrace.cli.watch.summary import print_summary, summarise
+
+    with JobsClient(args.endpoint) as client:
+        match args.action:
+            case "submit":
+                job = client.submit(read_spec(args.spec))
+                _print([{"job": job, "state": state_name(client.show(job))}], args.format)
+            case "list":
+                _print([_row(status, state_name(status)) for status in client.jobs()], args.format)
+            case "show":
+                print_summary(summarise(client, args.job), args.format)
+                status = client.show(args.job)
+                if status.message and args.format == "table":
+                    from headrace.printable import printable
+
+                    print(printable(status.message))
+            case "quarantine":
+                print_quarantine(client, args.job, args.format)
+            case _:
+                status = _change(client, args)
+                _print([_row(status, state_name(status))], args.format)
+    return 0
+
+
+def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
+    """Raises SpecError for a topology that is none, and what the service says."""
+    match args.action:
+        case "pause" | "resume":
+            return client.pause(args.job, args.action == "pause")
+        case "reset":
+            return client.reset(args.job, args.step)
+        case "weights":
+            return client.set_weights(args.job, args.from_step, dict(map(_weight, args.weights)))
+        case "topology":
+            present = client.show(args.job)
+            return client.set_topology(args.job, _topology(present.topology_json, args), args.generation)
+        case _:
+            return client.cancel(args.job)
+
+
+def _topology(present_json: str, args: argparse.Namespace) -> TopologySpec:
+    """The present one with what the arguments change."""
+    from headrace.errors import SpecError
+    from headrace.spec import load_topology_json
+
+    try:
+        pairs = [pair.partition("=") for pair in args.stages.split(",")] if args.stages else None
+        stages = {unit: int(number) for unit, _, number in pairs} if pairs else None
+        speeds = [float(speed) for speed in args.speeds.split(",")] if args.speeds else None
+    except ValueError as err:
+        raise SpecError(f"--stages reads encoder=1,llm=3 and --speeds 1,1,0.5: {err}") from err
+    present = load_topology_json(present_json)
+    return present.changed(replicas=args.replicas, microbatches=args.microbatches, stages=stages, speeds=speeds)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    from headrace.errors import UserError
+
+    source, _, number = text.rpartition("=")
+    try:
+        return source, float(number)
+    except ValueError:
+        raise UserError(f"{text!r} is not SOURCE=WEIGHT, for example web=0.7") from None
+
+
+def _row(status: Any, state: str) -> dict[str, Any]:
+    """The public JSON form. `num_steps` is 0 until it is known."""
+    return {
+        "job": status.job,
+        "state": state,
+        "committed_steps": status.committed_steps,
+        "num_steps": status.num_steps,
+        "num_shards": status.num_shards,
+        "indexed_shards": status.indexed_shards,
+        "samples": status.committed_samples,
+        "quarantined": status.quarantined_samples,
+        "message": status.message,
+    }
+
+
+def _print(rows: list[dict[str, Any]], output: str) -> None:
+    if output == "json":
+        print(json.dumps({"jobs": rows}, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        print("no jobs")
+        return
+    table = Table("job", "state", box=None, padding=(0, 1), pad_edge=False, header_style="dim")
+    for name in ("steps", "samples", "quarantined", "shards")[: 4 * ("committed_steps" in rows[0])]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        table.add_row(row["job"], row["state"], *_progress(row))
+    Console().print(table)
+    for row in rows:
+        if row.get("message"):
+            print(f"{row['job']}: {row['message']}")
+
+
+def _progress(row: dict[str, Any]) -> list[str]:
+    """Of a row with the figures of a job: what is done, of what there is where that is known."""
+    if "committed_steps" not in row:
+        return []
+    steps, shards = (row["committed_steps"], row["num_steps"]), (row["indexed_shards"], row["num_shards"])
+    of = [f"{done:,} of {total:,}" if total else f"{done:,}" for done, total in (steps, shards)]
+    return [of[0], f"{row['samples']:,}", f"{row['quarantined']:,}", of[1]]

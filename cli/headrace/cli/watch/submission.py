@@ -1,0 +1,20 @@
+"""The spec of a job to submit, as a file has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.spec import JobSpec, load_spec_yaml
+
+
+def read_spec(path: Path) -> JobSpec:
+    """With every metadataset among its sources written out. Raises UserError and DatasetError.
+
+    Only for those is what reads data sets needed, which not every installation has.
+    """
+    spec = load_spec_yaml(path)
+    if not any(suffix in source.path for source in spec.sources for suffix in (".yaml", ".yml")):
+        return spec
+    from headrace.preprocessor.sources.metadataset import expand
+
+    return expand(spec)

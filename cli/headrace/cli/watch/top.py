@@ -1,0 +1,121 @@
+"""`headrace top`: a live view of a running service, and what holds its jobs up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from headrace.cli.endpoint import add_endpoint
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from headrace.cli.jobs_client import JobsClient
+    from headrace.cli.watch.rates import Looks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.add_argument("job", nargs="?", metavar="JOB", help="(default: every job)")
+    add_endpoint(parser)
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="look twice, print the rates in between and end; so it is where nobody watches: in a pipe",
+    )
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds between looks; with --once, take more than a step does (default: %(default)s)",
+    )
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="json: once (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look until Ctrl-C, or once. Raises EndpointError where no service answers at the start, NotFoundError for no such job."""
+    from rich.console import Console
+
+    from headrace.cli.jobs_client import JobsClient
+    from headrace.errors import UserError
+
+    if not args.interval > 0:
+        raise UserError(f"--interval must be above 0 seconds, got {args.interval:g}")
+    console = Console()
+    with JobsClient(args.endpoint) as client:
+        watch = Watch(client, args.job)
+        if args.format == "table" and console.is_terminal and not args.once:
+            _live(watch, args.interval, console)
+        else:
+            _once(watch, args.interval, args.format, console)
+    return 0
+
+
+class Watch:
+    """The latest looks at a service's jobs, or at one of them."""
+
+    def __init__(self, client: JobsClient, job: str | None) -> None:
+        self.endpoint = client.endpoint
+        self._client = client
+        self._job = job
+        self._looks: dict[str, Looks] = {}
+
+    def look(self) -> None:
+        """Once more. Raises UnavailableError where the service does not answer, NotFoundError where it has no such job."""
+        from headrace.cli.watch.rates import Look, Looks
+        from headrace.v1.jobs_pb2 import JOB_STATE_SET_ASIDE
+
+        statuses = self._client.jobs() if self._job is None else [self._client.show(self._job)]
+        statuses = [status for status in statuses if status.state != JOB_STATE_SET_ASIDE]  # `headrace job list` tells why
+        now_s = time.monotonic()
+        looks = {status.job: self._looks.get(status.job, Looks()) for status in statuses}
+        for status in statuses:
+            looks[status.job].add(Look(at_s=now_s, status=status))
+        self._looks = looks
+
+    def figures(self) -> dict[str, Any]:
+        """headrace.cli.watch.top_figures.figures of what was seen."""
+        from headrace.cli.watch.top_figures import figures
+
+        return figures([looks.held for looks in self._looks.values()])
+
+
+def _once(watch: Watch, interval_s: float, output: str, console: Console) -> None:
+    from headrace.cli.watch.top_picture import picture
+
+    watch.look()
+    time.sleep(interval_s)
+    watch.look()
+    figures = watch.figures()
+    if output == "json":
+        print(json.dumps(figures, ensure_ascii=False))
+    else:
+        console.print(picture(figures, width=console.width))
+
+
+def _live(watch: Watch, interval_s: float, console: Console) -> None:
+    """On the alternate screen; what was seen last stays on the ordinary one."""
+    from rich.live import Live
+
+    from headrace.cli.watch.top_picture import picture
+    from headrace.errors import UnavailableError
+
+    watch.look()
+    seen_s, trouble = time.monotonic(), ""
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                width, height = console.size
+                live.update(picture(watch.figures(), width=width, height=height, trouble=trouble), refresh=True)
+                time.sleep(interval_s)
+                try:
+                    watch.look()
+                    seen_s, trouble = time.monotonic(), ""
+                except UnavailableError:
+                    age = f"what you see is {time.monotonic() - seen_s:.0f} s old"
+                    trouble = f"{watch.endpoint}: not connected, trying again; {age}"
+    except KeyboardInterrupt:
+        console.print(picture(watch.figures(), width=console.width))

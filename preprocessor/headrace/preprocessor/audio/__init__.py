@@ -1,0 +1,310 @@
+"""Recordings: header probe, decoding to mono, resampling, and log-mel features.
+
+WAV, FLAC, MP3, Ogg (Vorbis, Opus) and the other uncompressed kinds of libsndfile; the content decides, not the name. With
+or without the fast codec of `headrace.preprocessor.audio.flac` a file gives the same samples or the same refusal.
+
+The number of mel frames is a function of the header (of an MP3 that does not say its length, of all its frames' headers): a
+recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
+must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A recording shorter than one analysis
+window is empty_media.
+
+Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, Slaney mel filters, log10 with a floor of
+1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
+frame is dropped.
+
+Spectra are floating-point sums: between kinds of processors the last bit of a feature may differ.
+
+All functions are thread-safe. torch parallelises inside of a call by default: a process that decodes from a thread pool
+calls `torch.set_num_threads(1)` at its start.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+import soundfile
+import torch
+from numpy.typing import NDArray
+
+from headrace.preprocessor.audio import flac, mp3
+from headrace.preprocessor.decode_memory import room_for
+from headrace.quarantine import BadSampleError, Reason
+from headrace.spec import AudioSpec
+from headrace.torchaudio_import import torchaudio
+
+_FORMATS = frozenset(("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF"))
+_OTHER_KINDS = {
+    "MPEG-4": (4, (b"ftyp",)),
+    "AAC": (0, (b"\xff\xf1", b"\xff\xf9")),
+    "AMR": (0, (b"#!AMR",)),
+    "Windows Media": (0, (b"\x30\x26\xb2\x75",)),
+    "Matroska": (0, (b"\x1a\x45\xdf\xa3",)),
+}
+_MAX_RATE = 384_000  # the highest of common converters; bounds the memory of a recording together with max_seconds
+_BLOCK_SAMPLES = 2**19  # of all channels, of which a WAV may have a thousand
+# Sample rates without a large common divisor would need a filter for every phase: 44,101 to 16,000 Hz takes 2.8 GB. A
+# ratio with a small denominator is exact for all usual rates and less than 0.1 % off for the others.
+_MAX_DENOMINATOR = 1000
+_RESAMPLING_BYTES = 6  # of a frame: padded, and as the samples that each of the filters looks at
+_PHASES = 16  # of a resampling filter that share a matrix product
+_NOTHING = 1e-8  # a tap so much smaller than the largest: where the window has closed, torchaudio has 1e-17
+
+Waveform = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a recording says of itself."""
+
+    sample_rate: int
+    channels: int
+    frames: int
+
+
+def probe(data: bytes, spec: AudioSpec) -> int:
+    """Mel frames that `decode` will give, from the header alone.
+
+    Raises BadSampleError with empty_media, corrupt_media, unsupported_media, too_long or too_large.
+    """
+    return _mel_frames(read_header(data, spec), spec)
+
+
+def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
+    """Log-mel features of shape (frames, mel_bins), float16. Raises as `probe` does.
+
+    Waits for memory where other threads decode (headrace.preprocessor.decode_memory).
+    """
+    with _open(data) as file:
+        header = _checked(file, spec)
+        with room_for(decode_bytes(header, spec)):
+            mel, finite = _features(_read(file, data, header), header, spec)
+    if not finite:
+        raise BadSampleError(Reason.CORRUPT_MEDIA, "samples are too large to have a spectrum")
+    return mel
+
+
+def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
+    """Tokens of the LLM for a recording."""
+    return -(-mel_frames // spec.frames_per_token)
+
+
+def read_header(data: bytes, spec: AudioSpec) -> Header:
+    """The header, after all limits. Raises as `probe` does."""
+    with _open(data) as file:
+        return _checked(file, spec)
+
+
+def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
+    """The mean of all channels at the recording's own rate, shape (header frames,). Raises as `probe` does."""
+    with _open(data) as file:
+        return _read(file, data, _checked(file, spec))
+
+
+def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[np.float16], bool]:
+    """Log-mel features, and whether all of them are finite before they are halved."""
+    with torch.inference_mode():
+        features = _log_mel(_resample(torch.from_numpy(mono), header, spec), spec)[: _mel_frames(header, spec)]
+        return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
+
+
+def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
+    """Mono, in blocks, so that channels cost no memory, nor does a header that promises too much."""
+    mono = np.empty(header.frames, np.float32)
+    frames = 0
+    try:
+        for block in _decoded(file, data, header):
+            if frames + len(block) <= len(mono):
+                _mono(block, mono[frames : frames + len(block)])
+            frames += len(block)
+    except soundfile.SoundFileError as err:
+        raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording does not decode: {err}") from err
+    if frames != header.frames:
+        raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {header.frames} frames, there are {frames}")
+    if not (np.isfinite(mono.min()) and np.isfinite(mono.max())):
+        raise BadSampleError(Reason.CORRUPT_MEDIA, "samples that are no finite numbers")
+    return mono
+
+
+def _decoded(file: soundfile.SoundFile, data: bytes, header: Header) -> Iterator[NDArray[np.float32]]:
+    """Blocks of shape (frames, channels)."""
+    if file.format == "FLAC" and flac.suits(header.frames * header.channels):
+        file.read(1)  # the reference's word on the metadata, with which the fast codec is lenient
+        samples = flac.decode(data, header.frames, header.channels)
+        if samples is not None:
+            yield samples
+            return
+        file.seek(0)
+    elif file.subtype == "OPUS":
+        file.seek(0)  # else libsndfile gives the codec's delay as sound where others than itself wrote the file, and ends early
+    while len(block := file.read(max(1, _BLOCK_SAMPLES // header.channels), dtype="float32", always_2d=True)):
+        yield block
+
+
+def _mono(block: NDArray[np.float32], out: Waveform) -> None:
+    """The mean over (frames, channels), into `out`. By the channel: numpy is slow at sums of few neighbours."""
+    out[:] = block[:, 0]
+    for channel in range(1, block.shape[1]):
+        out += block[:, channel]
+    if block.shape[1] > 1:
+        out /= np.float32(block.shape[1])
+
+
+def _open(data: bytes) -> soundfile.SoundFile:
+    """The recording with its header read, which gives the frames that there are."""
+    if not data:
+        raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
+    try:
+        file = soundfile.SoundFile(io.BytesIO(data))
+        if file.format == "MP3" and (counted := mp3.with_length(data)) is not data:
+            file.close()
+            file = soundfile.SoundFile(io.BytesIO(counted))
+    except soundfile.SoundFileError as err:
+        for kind, (offset, magics) in _OTHER_KINDS.items():
+            if data.startswith(magics, offset):
+                raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{kind} is not taken; convert it to FLAC") from err
+        raise BadSampleError(Reason.CORRUPT_MEDIA, f"no recording: {err}") from err
+    if file.format not in _FORMATS:
+        file.close()
+        raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{file.format} is not taken; convert it to FLAC")
+    return file
+
+
+def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
+    header = Header(sample_rate=file.samplerate, channels=file.channels, frames=file.frames)
+    if header.frames == 0:
+        raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 frames")
+    if header.frames >= 2**62:  # how libsndfile says that a FLAC stream does not know its length
+        raise BadSampleError(Reason.UNSUPPORTED_MEDIA, "the header gives no length; encode the recording anew")
+    if not 0 < header.sample_rate <= _MAX_RATE:
+        raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{header.sample_rate} Hz; rates up to {_MAX_RATE} are taken")
+    if header.frames > spec.max_seconds * header.sample_rate:
+        seconds = header.frames / header.sample_rate
+        raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
+    if _num_samples(header, spec) < max(_window(spec), spec.hop_samples):
+        raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
+    _check_cost(header, spec)
+    return header
+
+
+def _check_cost(header: Header, spec: AudioSpec) -> None:
+    """Raises BadSampleError (too_large) where decoding would take out of proportion."""
+    taken = -(-decode_bytes(header, spec) // 2**20)
+    if taken > spec.max_decode_mib:
+        what = f"{header.frames / header.sample_rate:.1f} s at {header.sample_rate} Hz"
+        detail = f"decoding {what} takes {taken} MiB, more than audio.max_decode_mib ({spec.max_decode_mib})"
+        raise BadSampleError(Reason.TOO_LARGE, detail)
+
+
+def decode_bytes(header: Header, spec: AudioSpec) -> int:
+    """What decoding holds at its most, beside the file: while it reads, while it resamples, or while it makes spectra.
+
+    The same with or without the fast codec for FLAC, which has all channels in memory twice.
+    """
+    channels = header.frames * header.channels
+    reading = 8 * (channels if channels <= flac.MOST_SAMPLES else _BLOCK_SAMPLES)
+    samples, window = _num_samples(header, spec), _window(spec)
+    resampling = 0 if header.sample_rate == spec.sample_rate else _RESAMPLING_BYTES * header.frames + 4 * samples
+    frames, bins = samples // spec.hop_samples, window // 2 + 1
+    spectra = 12 * samples + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
+    return 4 * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
+
+
+def _window(spec: AudioSpec) -> int:
+    return max(2, round(spec.window_s * spec.sample_rate))
+
+
+def _num_samples(header: Header, spec: AudioSpec) -> int:
+    return -(-header.frames * spec.sample_rate // header.sample_rate)
+
+
+def _mel_frames(header: Header, spec: AudioSpec) -> int:
+    return _num_samples(header, spec) // spec.hop_samples
+
+
+def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:
+    """(frames,) at the header's rate to (_num_samples,) at the job's."""
+    if header.sample_rate == spec.sample_rate:
+        return mono
+    ratio = Fraction(spec.sample_rate, header.sample_rate).limit_denominator(_MAX_DENOMINATOR)
+    resampled = mono if ratio == 1 else _resampler(ratio)(mono)
+    missing = _num_samples(header, spec) - len(resampled)  # rounding of the ratio
+    return torch.nn.functional.pad(resampled, (0, missing)) if missing > 0 else resampled[: len(resampled) + missing]
+
+
+class _Resampler:
+    """torchaudio's windowed sinc filter for one ratio, as small matrix products over what is not zero in it.
+
+    44,100 to 16,000 Hz has 160 phases of 475 taps, of which 35 count. _PHASES that follow one another look at nearly the same
+    samples and are taken together; with few phases, those of several steps, so that the windows of a product do not overlap.
+
+    Equals `torchaudio.functional.resample` but for the order of the sums: within 1e-6 of the loudest sample.
+    """
+
+    def __init__(self, ratio: Fraction) -> None:
+        made = torchaudio.transforms.Resample(ratio.denominator, ratio.numerator, dtype=torch.float32)
+        filters, step = made.kernel[:, 0], ratio.denominator  # (phases, taps)
+        used = filters.abs() > _NOTHING * filters.abs().max()
+        reach = int(used.sum(dim=1).max()) + _PHASES * step // len(filters)  # samples that _PHASES look at
+        repeats = -(-reach // step)
+        wide = torch.zeros(repeats, len(filters), filters.shape[1] + (repeats - 1) * step)
+        for repeat in range(repeats):
+            wide[repeat, :, repeat * step : repeat * step + filters.shape[1]] = torch.where(used, filters, 0.0)
+        wide = wide.flatten(0, 1)
+        self._margin, self._step, (self._phases, self._taps) = made.width, repeats * step, wide.shape
+        self._blocks: list[tuple[slice, slice, torch.Tensor]] = []
+        for phase in range(0, self._phases, _PHASES):
+            phases = slice(phase, min(phase + _PHASES, self._phases))
+            nonzero = wide[phases].any(dim=0).nonzero()
+            taps = slice(int(nonzero[0]), int(nonzero[-1]) + 1)
+            self._blocks.append((phases, taps, wide[phases, taps].T.contiguous()))
+
+    def __call__(self, samples: torch.Tensor) -> torch.Tensor:
+        """(n,) to (n * ratio or more,), float32; what is more has no meaning."""
+        num_windows = -(-len(samples) // self._step)
+        behind = (num_windows - 1) * self._step + self._taps - self._margin - len(samples)
+        windows = torch.nn.functional.pad(samples, (self._margin, behind)).unfold(0, self._taps, self._step)
+        out = torch.empty(num_windows, self._phases)
+        for phases, taps, filters in self._blocks:
+            out[:, phases] = windows[:, taps] @ filters
+        return out.view(-1)
+
+
+@lru_cache(maxsize=16)
+def _resampler(ratio: Fraction) -> _Resampler:
+    """With its filter made once: 50 KB from 44,100 to 16,000 Hz."""
+    return _Resampler(ratio)
+
+
+def _log_mel(samples: torch.Tensor, spec: AudioSpec) -> torch.Tensor:
+    """(samples,) to (1 + samples // hop or one more, mel_bins)."""
+    transform = _mel_transform(spec)
+    window = transform.spectrogram.window
+    spectrum = torch.view_as_real(
+        torch.stft(samples, transform.n_fft, transform.hop_length, len(window), window, pad_mode="reflect", return_complex=True)
+    )
+    real, imaginary = spectrum[..., 0], spectrum[..., 1]
+    power = real.square().addcmul_(imaginary, imaginary)  # torchaudio takes a root and squares it again
+    log: torch.Tensor = (power.T @ transform.mel_scale.fb).clamp_(min=1e-10).log10_()
+    return log.clamp_(min=log.max() - 8.0).add_(4.0).div_(4.0)
+
+
+@lru_cache(maxsize=8)
+def _mel_transform(spec: AudioSpec) -> Any:
+    """torchaudio's: its window and its filters."""
+    window = _window(spec)
+    return torchaudio.transforms.MelSpectrogram(
+        sample_rate=spec.sample_rate,
+        n_fft=window + window % 2,
+        win_length=window,
+        hop_length=spec.hop_samples,
+        n_mels=spec.mel_bins,
+        power=2.0,
+        norm="slaney",
+        mel_scale="slaney",
+    )

@@ -1,0 +1,396 @@
+"""The preprocessor's engine: takes orders from the reorder service, works in threads, reports back.
+
+    orders --> part waiting --read--> in memory --decode--> store     (payload.staging, payload.payload_store)
+          +--> list, index, probe
+
+Each stage has threads of its own. Readers wait for disks and servers; as many threads as there are cores decode, and are never
+held up by a shard that is slow to come. Listing, indexing and probing read as well, and have a third set.
+
+Decoding is done by threads. Codecs, resizing and checksums release the interpreter's lock, and pixels alone are decoded 1.9 times
+as fast by two threads on two cores as by one; with the tenth of a sample's time that is Python (annotations, templates,
+tokens) it is 1.6 to 1.7 times. Two preprocessors with a thread each reach 2.0: a preprocessor needs no other, so where there
+are many cores, take several with few threads rather than one with many. A pool of processes in here would be the same with a
+second kind of wire. To read in threads of their own costs nothing that can be measured for files in the page cache, so that every
+source is read like that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from headrace.codec import (
+    probe_message,
+    ref_value,
+    rejection_message,
+    rejection_value,
+    shard_message,
+    shard_value,
+    vocabulary_message,
+)
+from headrace.errors import HeadraceError, UserError, first_error, from_rpc
+from headrace.manifest import PAGE_SHARDS, ShardInfo
+from headrace.observability import metrics, tracing
+from headrace.observability.logs import pairs
+from headrace.outbox import Outbox
+from headrace.preprocessor.decoding import Loaded, LoadedPart
+from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.known_jobs import KnownJobs
+from headrace.preprocessor.payload.part import DamagedPartError, Entry, Payload, Stage
+from headrace.preprocessor.payload.payload_store import PayloadStore
+from headrace.preprocessor.payload.probed import Probed
+from headrace.preprocessor.payload.writer import PayloadWriter
+from headrace.preprocessor.sources import list_shards
+from headrace.preprocessor.sources.blob import BlobCache
+from headrace.preprocessor.tasks import Start, cancelled_at_exit, in_thread
+from headrace.printable import printable
+from headrace.quarantine import Rejected
+from headrace.rpc import aio_channel, metadata
+from headrace.v1 import fleet_pb2, fleet_pb2_grpc
+from headrace.v1.common_pb2 import Occupancy, Shard
+from headrace.v1.fleet_pb2 import FleetReport, FleetReports
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
+RECONNECT_MAX_S = 0.5
+REFUSED_S = 2.0  # pause where somebody must do something first: hand over the token, say
+ORDER_THREADS = 4  # shards that are downloaded, indexed and probed side by side
+GOODBYE_S = 0.2  # how long a leaving preprocessor waits for the end of its stream
+
+
+def read_ahead_parts(threads: int) -> int:
+    """Parts to have in memory, or on their way there, for so many decoding threads: the next one for each, and two more."""
+    return threads + 2
+
+
+class Engine:
+    """One preprocessor. `run` until cancelled. Its store has a read-ahead stage."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        endpoint: str,
+        reorder: str,
+        threads: int,
+        store: PayloadStore,
+        writer: PayloadWriter,
+        cache: BlobCache,
+        media_bytes: int,
+    ) -> None:
+        """`media_bytes`: of samples that may stay in memory between probing and decoding."""
+        self._name = name
+        self._instance = uuid.uuid4().hex
+        self._endpoint = endpoint
+        self._reorder = reorder
+        self._threads = threads
+        self._store = store
+        self._writer = writer
+        self._media = Probed[Loaded](media_bytes)
+        self._num_readers = read_ahead_parts(threads)
+        self._readers = ThreadPoolExecutor(self._num_readers, thread_name_prefix="read")
+        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._orderlies = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
+        self._jobs = KnownJobs(cache, self._media)
+        self._outbox = Outbox[FleetReport]()
+        self._samples_decoded = 0
+        self._bytes_decoded = 0
+
+    def ticket_key(self, job: str) -> bytes | None:
+        """What the tickets of a job are signed with (headrace.ticket); None where the job is not known here."""
+        known = self._jobs.get(job)
+        return known.ticket_key if known is not None else None
+
+    async def run(self) -> None:
+        """Serve the reorder service, over as many connections as it takes, until cancelled.
+
+        An order that fails otherwise than by a sample ends the preprocessor with that error: its work goes to another one,
+        which a lease that is never answered would not.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._stay_connected())
+                for _ in range(self._num_readers):
+                    group.create_task(self._read_loop())
+                for _ in range(self._threads):
+                    group.create_task(self._decode_loop())
+        except ExceptionGroup as group:
+            raise first_error(group) from group
+        finally:
+            for pool in (self._readers, self._decoders, self._orderlies):
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _stay_connected(self) -> None:
+        pause_s = RECONNECT_S
+        while True:
+            worked, error = await self._connection()
+            if worked:
+                pause_s = RECONNECT_S
+            elif isinstance(error, UserError):
+                pause_s = REFUSED_S
+            level = logging.WARNING if isinstance(error, UserError) else logging.INFO
+            log.log(level, "not connected %s", pairs(reorder=self._reorder, retry_s=pause_s, error=error or "the stream ended"))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RECONNECT_MAX_S)
+
+    async def _connection(self) -> tuple[bool, HeadraceError | None]:
+        """One stream from its Hello to its end. Whether it ever worked, and what ended it."""
+        self._outbox = outbox = Outbox[FleetReport]()
+        slots = self._threads + self._num_readers  # parts that are being decoded, and parts that are read ahead
+        hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
+        outbox.put(FleetReport(hello=hello))
+        try:
+            said = metadata()
+        except UserError as err:  # the file of the token may be back in a moment
+            return False, err
+        async with aio_channel(self._reorder) as channel, cancelled_at_exit() as start:
+            stream = fleet_pb2_grpc.FleetStub(channel).Work(metadata=said)
+            start(_say(stream, outbox))  # by a task of ours: gRPC leaves its own behind, half done, where a stream breaks
+            listening = start(self._listen(stream, start))
+            try:
+                await asyncio.wait({listening})
+                return listening.result()
+            except asyncio.CancelledError:
+                outbox.put(FleetReport(goodbye=fleet_pb2.Goodbye()))
+                outbox.end()
+                await asyncio.wait({listening}, timeout=GOODBYE_S)
+                raise
+            finally:
+                self._store.release_all_on_demand()
+
+    async def _listen(self, messages: AsyncIterable[fleet_pb2.FleetOrders], start: Start) -> tuple[bool, HeadraceError | None]:
+        """Obey until the stream ends. Whether any order came, and what ended it."""
+        worked, error = False, None
+        try:
+            async for message in messages:
+                worked = True
+                for order in message.orders:
+                    kind = order.WhichOneof("order")
+                    if kind == "welcome":
+                        log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
+                        self._forget_jobs_but(order.welcome.jobs)
+                        start(self._heartbeat(order.welcome.heartbeat_s))
+                    else:
+                        self._obey(kind, getattr(order, kind), start)
+        except grpc.aio.AioRpcError as err:
+            error = from_rpc(err, self._reorder)
+        return worked, error
+
+    def _obey(self, kind: str, order: Any, start: Start) -> None:
+        match kind:
+            case "job_opened":
+                if not self._jobs.is_open(order.job, order.spec_json, order.ticket_key):
+                    self._forget(order.job)  # another job of this name: its shards have other numbers
+                    self._jobs.open(order.job, order.spec_json, order.ticket_key)
+            case "job_closed":
+                self._forget(order.job)
+            case "step_committed":
+                self._store.release(order.job, order.step)
+            case "list_shards":
+                start(self._carry_out(self._list, order))
+            case "index_shard":
+                start(self._carry_out(self._index, order))
+            case "probe_samples":
+                start(self._carry_out(self._probe, order))
+            case "decode_part" if order.trial:
+                start(self._carry_out(self._try, order))
+            case "decode_part":
+                try:
+                    self._take_part(order)
+                except Exception as err:
+                    self._report_failed(order.lease, err)
+
+    def _forget_jobs_but(self, running: Collection[str]) -> None:
+        for job in self._jobs.all_but(running):
+            self._forget(job)
+
+    def _forget(self, name: str) -> None:
+        self._store.release(name)
+        self._jobs.forget(name)
+
+    async def _carry_out(self, work: Callable[[Any], Awaitable[None]], order: Any) -> None:
+        """Do `work`; an order that cannot be carried out here is reported, and this process goes on."""
+        try:
+            await work(order)
+        except Exception as err:
+            self._report_failed(order.lease, err)
+
+    def _report_failed(self, lease: str, err: Exception) -> None:
+        metrics.ORDERS_FAILED.inc()
+        if isinstance(err, HeadraceError):
+            error = str(err)
+        else:
+            log.error("order failed %s", pairs(lease=lease), exc_info=err)
+            error = f"preprocessor {self._name}: {type(err).__name__}: {err}"
+        damaged = [rejection_message(item) for item in err.damaged] if isinstance(err, DamagedPartError) else ()
+        failed = fleet_pb2.OrderFailed(lease=lease, error=printable(error), damaged=damaged)
+        self._report(FleetReport(order_failed=failed))
+
+    async def _list(self, order: fleet_pb2.ListShards) -> None:
+        job = self._jobs[order.job]
+        shards = await in_thread(self._orderlies, list_shards, job.spec)
+        pipeline = await in_thread(self._orderlies, lambda: job.pipeline)
+        for start in range(0, len(shards), PAGE_SHARDS):
+            of_page = enumerate(shards[start : start + PAGE_SHARDS], start)
+            page = fleet_pb2.ShardsListed(lease=order.lease, shards=[shard_message(number, shard) for number, shard in of_page])
+            page.more = start + PAGE_SHARDS < len(shards)
+            if not page.more:
+                page.vocabulary.CopyFrom(vocabulary_message(pipeline.vocabulary))
+            self._report(FleetReport(shards_listed=page))
+
+    async def _index(self, order: fleet_pb2.IndexShard) -> None:
+        job = self._jobs[order.job]
+        with job.knowing(_shards([order.shard])):
+            num_rows, rejected = await in_thread(self._orderlies, job.index, order.shard.number)
+        _count_rejected(rejected)
+        reply = fleet_pb2.ShardIndexed(
+            lease=order.lease, num_samples=num_rows, rejections=[rejection_message(item) for item in rejected]
+        )
+        self._report(FleetReport(shard_indexed=reply))
+
+    async def _probe(self, order: fleet_pb2.ProbeSamples) -> None:
+        refs = [ref_value(ref) for ref in order.samples]
+        job = self._jobs[order.job]
+        with (
+            tracing.span("probe", order.trace, samples=len(refs), preprocessor=self._name),
+            job.knowing(_shards(order.shards)),
+        ):
+            probes, rejected = await in_thread(self._orderlies, job.probe, refs, dict(order.killed))
+        _count_rejected(rejected)
+        reply = fleet_pb2.SamplesProbed(
+            lease=order.lease,
+            probes=[probe_message(sample_id, probe) for sample_id, probe in probes],
+            rejections=[rejection_message(item) for item in rejected],
+        )
+        self._report(FleetReport(samples_probed=reply))
+
+    async def _try(self, order: fleet_pb2.DecodePart) -> None:
+        """Decode samples to see whether this process outlives it."""
+        job = self._jobs[order.job]
+        with job.knowing(_shards(order.shards)):
+            await in_thread(self._decoders, job.decode_batch, [ref_value(ref) for ref in order.samples])
+        self._report_decoded(order.lease)
+
+    def _take_part(self, order: fleet_pb2.DecodePart) -> None:
+        entry = Entry(
+            ticket=order.ticket,
+            job=order.job,
+            step=order.step,
+            priority=order.priority,
+            refs=tuple(ref_value(ref) for ref in order.samples),
+            shards=self._jobs[order.job].keep(_shards(order.shards)),
+            left_out={item.sample_id: rejection_value(item) for item in order.left_out},
+            strict=order.strict,
+        )
+        entry = self._store.add(entry)
+        entry.killed = dict(order.killed)
+        if entry.payload is not None:
+            self._report_decoded(order.lease)
+            return
+        entry.lease = order.lease
+
+    async def _read_loop(self) -> None:
+        while True:
+            entry = await self._store.take_to_read()
+            with self._answering_for(entry):
+                self._store.put(entry, await in_thread(self._readers, self._read, self._jobs[entry.job], entry))
+
+    async def _decode_loop(self) -> None:
+        while True:
+            entry = await self._store.take()
+            with self._answering_for(entry):
+                assert entry.loaded is not None
+                payload = await in_thread(self._decoders, self._decode, self._jobs[entry.job], entry, entry.loaded)
+                self._samples_decoded += payload.num_samples
+                self._bytes_decoded += payload.data.size
+                metrics.SAMPLES_DECODED.inc(payload.num_samples)
+                metrics.DECODED_BYTES.inc(payload.data.size)
+                _count_rejected(payload.rejected)
+                self._store.fill(entry, payload)
+                if entry.lease:
+                    self._report_decoded(entry.lease)
+                    entry.lease = ""
+
+    @contextlib.contextmanager
+    def _answering_for(self, entry: Entry) -> Iterator[None]:
+        """A part that cannot be read or decoded here is given up and reported, and this process goes on."""
+        try:
+            yield
+        except Exception as err:
+            self._store.abandon(entry)
+            if entry.lease:
+                self._report_failed(entry.lease, err)
+
+    def _read(self, job: Job, entry: Entry) -> LoadedPart:
+        """In a reading thread."""
+        with self._timed("read", entry):
+            return job.load(entry.refs, entry.killed, entry.left_out)
+
+    def _decode(self, job: Job, entry: Entry, part: LoadedPart) -> Payload:
+        """In a decoding thread."""
+        with self._timed("decode", entry):
+            payload = job.decode(part, self._writer)
+        if damaged := entry.damaged_in(payload):
+            self._writer.discard(payload)
+            raise DamagedPartError(damaged)
+        return payload
+
+    @contextlib.contextmanager
+    def _timed(self, stage: str, entry: Entry) -> Iterator[None]:
+        begin = time.perf_counter()
+        with tracing.span(stage, entry.ticket, samples=len(entry.refs), preprocessor=self._name):
+            yield
+        metrics.STAGE_SECONDS.labels(stage).observe(time.perf_counter() - begin)
+
+    def _report_decoded(self, lease: str) -> None:
+        self._report(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=lease)))
+
+    async def _heartbeat(self, interval_s: float) -> None:
+        while True:
+            beat = fleet_pb2.Heartbeat(
+                samples_decoded=self._samples_decoded,
+                bytes_decoded=self._bytes_decoded,
+                store_bytes=self._store.held_bytes,
+                store_budget_bytes=self._store.budget_bytes,
+                occupancy=self._occupancy(),
+            )
+            self._report(FleetReport(heartbeat=beat))
+            await asyncio.sleep(interval_s)
+
+    def _occupancy(self) -> Occupancy:
+        parts = self._store.stage_parts
+        return Occupancy(
+            ordered=parts[Stage.WAITING],
+            read=parts[Stage.READ],
+            decoding=parts[Stage.DECODE],
+            stored=parts[Stage.STORE],
+        )
+
+    def _report(self, report: FleetReport) -> None:
+        self._outbox.put(report)
+
+
+def _count_rejected(rejected: Iterable[Rejected]) -> None:
+    for item in rejected:
+        metrics.SAMPLES_REJECTED.labels(item.reason).inc()
+
+
+def _shards(messages: Iterable[Shard]) -> Iterator[tuple[int, ShardInfo]]:
+    return ((message.number, shard_value(message)) for message in messages)
+
+
+async def _say(stream: grpc.aio.StreamStreamCall, outbox: Outbox[FleetReport]) -> None:
+    """All that is put into the outbox, until its end or the stream's."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # who listens is told why
+        async for reports in outbox.batches():
+            await stream.write(FleetReports(reports=reports))
+        await stream.done_writing()

@@ -1,0 +1,39 @@
+"""What decoding an image would take, from its header: memory by the pixel, time by the pixel and the scan.
+
+A file of half a megabyte can ask for a minute and gigabytes. The same on every machine, whatever codecs there are, since
+a sample must be refused everywhere or nowhere.
+"""
+
+from __future__ import annotations
+
+from headrace.preprocessor.image.grid import grid_of, reduction
+from headrace.preprocessor.image.header import MOST_SCANS, PIXEL_BYTES, Header
+from headrace.quarantine import BadSampleError, Reason
+from headrace.spec import ImageSpec
+
+_SCANS = 16
+"""Times the most pixels of an image, that all scans of one may go through: so that a large one takes seconds at most."""
+
+
+def check_cost(header: Header, spec: ImageSpec) -> None:
+    """Raises BadSampleError (too_large)."""
+    size = f"{header.width}x{header.height} pixels"
+    pixels = header.width * header.height
+    if header.scans >= MOST_SCANS or pixels * header.scans > _SCANS * spec.max_source_pixels:
+        raise BadSampleError(Reason.TOO_LARGE, f"{size} in {header.scans} scans or more; save the image with fewer")
+    taken = -(-decode_bytes(header, spec) // 2**20)
+    if taken > spec.max_decode_mib:
+        detail = f"decoding {size} takes {taken} MiB, more than image.max_decode_mib ({spec.max_decode_mib})"
+        raise BadSampleError(Reason.TOO_LARGE, detail)
+
+
+def decode_bytes(header: Header, spec: ImageSpec) -> int:
+    """What decoding holds at its most: while it decodes, or while it resizes along one side and then the other."""
+    width, height = header.upright
+    grid = grid_of(width, height, spec)
+    new_width, new_height = grid.width * spec.patch, grid.height * spec.patch
+    scale = reduction(width, height, grid, spec) if header.plain_jpeg else 1
+    pixels = width * height / scale**2
+    decoding = PIXEL_BYTES * pixels + (header.pixel_bytes - PIXEL_BYTES) * width * height
+    resizing = 4 * (pixels + max(width * new_height, height * new_width) / scale + new_width * new_height)
+    return round(max(decoding, resizing)) + 3 * new_width * new_height

@@ -1,0 +1,261 @@
+"""What a preprocessor does for a job: list, index, probe, read and decode. Blocking functions for worker threads.
+
+Reading a part waits for disks and servers and brings it into memory; decoding it needs nothing else. So the two go to
+threads of their own (headrace.preprocessor.engine).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headrace.errors import DatasetError
+from headrace.manifest import MOST_ROWS, ShardInfo, Shards
+from headrace.preprocessor.decoding import Loaded, LoadedPart, Pipeline, Room, Row, Sized, Sizes, probe_of
+from headrace.preprocessor.payload.part import Payload
+from headrace.preprocessor.payload.probed import Probed
+from headrace.preprocessor.payload.writer import PayloadWriter
+from headrace.preprocessor.sources import Record, Shard, open_shard
+from headrace.preprocessor.sources.blob import BlobCache
+from headrace.preprocessor.sources.open_shards import OpenShards
+from headrace.printable import sendable
+from headrace.quarantine import BadSampleError, Reason, Rejected, deadly
+from headrace.sample import Probe, SampleRef
+from headrace.spec import JobSpec, SourceSpec
+from headrace.transport.base import read_batches
+
+log = logging.getLogger(__name__)
+
+SIZES_BYTES = 4 << 20  # that probing found and decoding needs: about 500 samples of 1,000 tokens, some global batches
+OPEN_SHARDS = 32  # indexed shards that a job likes to keep open at least; an index of a tar is some hundred bytes a sample
+
+_NONE: Mapping[int, int] = {}
+_NONE_LEFT_OUT: Mapping[int, Rejected] = {}
+
+_T = TypeVar("_T")
+
+
+class Job:
+    """One job's spec, pipeline and open shards. Thread-safe."""
+
+    def __init__(
+        self,
+        name: str,
+        spec: JobSpec,
+        cache: BlobCache | None = None,
+        ticket_key: bytes = b"",
+        media: Probed[Loaded] | None = None,
+        open_shards: OpenShards | None = None,
+    ) -> None:
+        """`cache`: for remote shards; None: below the system's temporary directory. `media`: where what is probed stays.
+
+        `open_shards`: of all jobs of the process; None: of this one alone.
+        """
+        self.name = name
+        self.spec = spec
+        self.ticket_key = ticket_key
+        self._cache = cache
+        self._told: WeakValueDictionary[int, ShardInfo] = WeakValueDictionary()
+        self.shards: Shards = self._told
+        """By number: those of `keep` and `knowing`; or the whole list, where the owner has set it."""
+        # Samples are shuffled over `shuffle_shards` shards of each source, and a window may lie across two such blocks.
+        self._wanted_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
+        self._lock = threading.Lock()
+        self._pipeline: Pipeline | None = None
+        self._sizes = Probed[Sizes](SIZES_BYTES)
+        self._media = media
+        self._open = open_shards or OpenShards()
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Made at first use. Raises SpecError where the tokenizer does not fit the template."""
+        if self._pipeline is None:  # asked for with every sample: threads that wait for a lock in turn slow each other down
+            with self._lock:
+                if self._pipeline is None:
+                    self._pipeline = Pipeline(self.spec)
+        return self._pipeline
+
+    def keep(self, shards: Iterable[tuple[int, ShardInfo]]) -> tuple[ShardInfo, ...]:
+        """Know shards by their numbers, for as long as somebody holds the result: a data set may have any number of them."""
+        return tuple(self._told.setdefault(number, shard) for number, shard in shards)
+
+    @contextlib.contextmanager
+    def knowing(self, shards: Iterable[tuple[int, ShardInfo]]) -> Iterator[None]:
+        """`keep` them during the block."""
+        kept = self.keep(shards)
+        yield
+        del kept
+
+    def index(self, shard: int) -> tuple[int, list[Rejected]]:
+        """Rows of a shard, and the damage in it. Raises DatasetError, OSError or MemoryError where it cannot be read here."""
+        info = self.shards[shard]
+        try:
+            opened = self._shard(shard)
+        except (DatasetError, OSError, MemoryError):
+            raise
+        except Exception as err:
+            log.exception("unexpected error in shard=%s", info.url)
+            return 0, [Rejected(name=info.name, reason=Reason.ARCHIVE_CORRUPT, detail=f"unexpected {type(err).__name__}: {err}")]
+        if opened.num_rows > MOST_ROWS:
+            raise DatasetError(f"{info.url}: a shard may have {MOST_ROWS} rows, this one says {opened.num_rows}: split it")
+        damage = [
+            Rejected(name=f"{info.name}/{item.name}" if item.name else info.name, reason=item.reason, detail=item.detail)
+            for item in opened.rejected
+        ]
+        return opened.num_rows, damage
+
+    def probe(
+        self, refs: Sequence[SampleRef], killed: Mapping[int, int] = _NONE
+    ) -> tuple[list[tuple[int, Probe]], list[Rejected]]:
+        """(sample_id, probe) of the good samples, and the others. `killed`: as of `load`."""
+        good: list[tuple[int, Probe]] = []
+        rejected: list[Rejected] = []
+        for ref in refs:
+            loaded = self._loaded(ref, killed)
+            sizes = self._size(ref, loaded)
+            if isinstance(sizes, Rejected):
+                rejected.append(sizes)
+            else:
+                self._sizes.put(self.name, ref, sizes, sizes.nbytes)
+                if self._media is not None and isinstance(loaded, Loaded):
+                    self._media.put(self.name, ref, loaded, loaded.nbytes)
+                good.append((ref.sample_id, probe_of(self.sample_name(ref), sizes)))
+        return good, rejected
+
+    def load(
+        self,
+        refs: Sequence[SampleRef],
+        killed: Mapping[int, int] = _NONE,
+        left_out: Mapping[int, Rejected] = _NONE_LEFT_OUT,
+    ) -> LoadedPart:
+        """Bring samples into memory that are not there since they were probed, in the order of the shards, which caches and disks
+        like. `killed`: sample -> preprocessors that died of it; it is refused untouched, and so is one that is `left_out`.
+
+        Raises DatasetError, OSError or MemoryError where a shard cannot be read here.
+        """
+        read = {
+            ref: left_out.get(ref.sample_id) or self._in_memory(ref, killed)
+            for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))
+        }
+        return LoadedPart(samples={ref: read[ref] for ref in refs})
+
+    def decode(self, part: LoadedPart, writer: PayloadWriter) -> Payload:
+        """The samples in the order of the plan, those that turn out to be damaged left out.
+
+        Pixels and sound are decoded right into the payload.
+        """
+        sized = {ref: self._sized(ref, loaded) for ref, loaded in part.samples.items()}
+        good = {ref: sample for ref, sample in sized.items() if isinstance(sample, Sized)}
+        room = self.pipeline.room([sample.sizes for sample in good.values()])
+        draft = self._encode(
+            {ref: self.pipeline.row(sample.sizes, of_patches, of_mel) for ref, sample, of_patches, of_mel in _cut(good, *room)},
+            room,
+        )
+        reserved = writer.reserve(draft, *room)
+        try:
+            rows = {
+                ref: self._guarded(ref, partial(self.pipeline.fill, sample, of_patches, of_mel))
+                for ref, sample, of_patches, of_mel in _cut(good, reserved.patches, reserved.mel)
+            }
+            results = [rows.get(ref, sample) for ref, sample in sized.items()]
+            rejected = tuple(result for result in results if isinstance(result, Rejected))
+            kept = {ref: row for ref, row in rows.items() if isinstance(row, Row)}
+            if len(kept) == len(rows):
+                return writer.finish(reserved, len(kept), rejected)
+            payload = writer.write(self._encode(kept), rejected)
+        except BaseException:
+            writer.discard(reserved)
+            raise
+        writer.discard(reserved)
+        return payload
+
+    def decode_batch(self, refs: Sequence[SampleRef]) -> tuple[pa.RecordBatch, tuple[Rejected, ...]]:
+        """`load` and `decode`, onto the heap."""
+        payload = self.decode(self.load(refs), PayloadWriter())
+        (batch,) = read_batches(payload.data)
+        return batch, payload.rejected
+
+    def _in_memory(self, ref: SampleRef, killed: Mapping[int, int]) -> Loaded | Rejected:
+        probed = self._media.take(self.name, ref) if self._media is not None else None
+        return self._loaded(ref, killed) if probed is None or ref.sample_id in killed else probed
+
+    def _loaded(self, ref: SampleRef, killed: Mapping[int, int]) -> Loaded | Rejected:
+        if deaths := killed.get(ref.sample_id):
+            return deadly(self.sample_name(ref), deaths, ref.sample_id, ref.row)
+        return self._attempt(ref, self.pipeline.load)
+
+    def _sized(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sized | Rejected:
+        """With the sizes that probing found, where that was done here."""
+        if isinstance(loaded, Rejected):
+            return loaded
+        sizes = self._sizes.take(self.name, ref) or self._size(ref, loaded)
+        return sizes if isinstance(sizes, Rejected) else Sized(loaded=loaded, sizes=sizes)
+
+    def _size(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sizes | Rejected:
+        return loaded if isinstance(loaded, Rejected) else self._guarded(ref, partial(self.pipeline.size, loaded))
+
+    def _encode(self, rows: Mapping[SampleRef, Row], room: Room | None = None) -> pa.RecordBatch:
+        return self.pipeline.encode([ref.sample_id for ref in rows], list(rows.values()), room)
+
+    def sample_name(self, ref: SampleRef) -> str:
+        """SOURCE/SHARD/KEY."""
+        return sendable(f"{self.shards[ref.shard].name}/{self._shard(ref.shard).key(ref.row)}")
+
+    def close(self) -> None:
+        """Close the shards, and forget what was probed."""
+        if self._media is not None:
+            self._media.forget(self.name)
+        for slot in self._open.take(self):
+            if slot.shard is not None:
+                slot.shard.close()
+
+    def _attempt(self, ref: SampleRef, work: Callable[[Record, SourceSpec], _T]) -> _T | Rejected:
+        """`work` on one record, `_guarded`."""
+        source = self.spec.sources[self.shards[ref.shard].source]
+        return self._guarded(ref, lambda: work(self._shard(ref.shard).read(ref.row), source))
+
+    def _guarded(self, ref: SampleRef, work: Callable[[], _T]) -> _T | Rejected:
+        """`work` on one sample. Damage is the sample's rejection, and so is an error of ours, which is logged.
+
+        What is not the sample's fault is raised, so that another preprocessor may try: DatasetError, OSError, MemoryError.
+        """
+        try:
+            return work()
+        except BadSampleError as err:
+            reason, detail = err.reason, err.detail
+        except (DatasetError, OSError, MemoryError):
+            raise
+        except Exception as err:
+            log.exception("unexpected error in sample shard=%s row=%d", self.shards[ref.shard].url, ref.row)
+            reason, detail = Reason.CORRUPT_MEDIA, f"unexpected {type(err).__name__}: {err}"
+        return Rejected(name=self.sample_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id, row=ref.row)
+
+    def _shard(self, index: int) -> Shard:
+        """The open shard. Different shards are opened side by side."""
+        slot = self._open.slot(self, index, self._wanted_shards)
+        with slot.lock:
+            if slot.shard is None:
+                info = self.shards[index]
+                slot.shard = open_shard(info.url, self.spec.sources[info.source], self._cache)
+            return slot.shard
+
+
+def _cut(
+    samples: Mapping[SampleRef, Sized], patches: NDArray[np.uint8], mel: NDArray[np.float16]
+) -> Iterator[tuple[SampleRef, Sized, NDArray[np.uint8], NDArray[np.float16]]]:
+    """The samples, each with its share of arrays that hold them all."""
+    patch = frame = 0
+    for ref, sized in samples.items():
+        sizes = sized.sizes
+        yield ref, sized, patches[patch : patch + sizes.num_patches], mel[frame : frame + sizes.num_frames]
+        patch += sizes.num_patches
+        frame += sizes.num_frames

@@ -1,0 +1,68 @@
+"""The jobs that a preprocessor was told of, and why it cannot work on some of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from headrace.errors import DatasetError, SpecError
+from headrace.observability.logs import pairs
+from headrace.preprocessor.decoding import Loaded
+from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.payload.probed import Probed
+from headrace.preprocessor.sources.blob import BlobCache
+from headrace.preprocessor.sources.open_shards import OpenShards
+from headrace.spec import load_spec_json
+
+log = logging.getLogger(__name__)
+
+
+class KnownJobs:
+    """Jobs by name. For one thread."""
+
+    def __init__(self, cache: BlobCache, media: Probed[Loaded]) -> None:
+        """Of all jobs: the cache of their shards, and what stays in memory since it was probed."""
+        self._cache = cache
+        self._media = media
+        self._open_shards = OpenShards()
+        self._jobs: dict[str, Job] = {}
+        self._refused: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> Job:
+        """Raises DatasetError, which says why, for a job that cannot be worked on here, KeyError for one that is not known."""
+        if name in self._refused:
+            raise DatasetError(self._refused[name])
+        return self._jobs[name]
+
+    def get(self, name: str) -> Job | None:
+        """None for a job that cannot be worked on here, or is not known."""
+        return self._jobs.get(name)
+
+    def open(self, name: str, spec_json: str, ticket_key: bytes) -> None:
+        """Know a job. One that cannot be opened (its spec is of another release, there is no memory for it) is refused by its
+        orders, and the process goes on with the others."""
+        try:
+            self._jobs[name] = Job(name, load_spec_json(spec_json), self._cache, ticket_key, self._media, self._open_shards)
+        except Exception as err:
+            log.error("job not opened %s", pairs(job=name, error=f"{type(err).__name__}: {err}"))
+            self._refused[name] = f"a preprocessor cannot open the job: {str(err) or type(err).__name__}"
+
+    def is_open(self, name: str, spec_json: str, ticket_key: bytes) -> bool:
+        """Whether just this job is known, and can be worked on."""
+        job = self._jobs.get(name)
+        if job is None or job.ticket_key != ticket_key:
+            return False
+        try:
+            return job.spec == load_spec_json(spec_json)  # a peer of another release may leave out other defaults
+        except SpecError:
+            return False
+
+    def all_but(self, names: Collection[str]) -> set[str]:
+        """The others."""
+        return (self._jobs.keys() | self._refused.keys()) - set(names)
+
+    def forget(self, name: str) -> None:
+        """Close a job; nothing where it is not known."""
+        self._refused.pop(name, None)
+        if job := self._jobs.pop(name, None):
+            job.close()

@@ -1,0 +1,29 @@
+"""What the stages hold, for the metrics: read when somebody asks, from that one's thread."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from headrace.observability import metrics
+from headrace.preprocessor.payload.arena import Arena
+from headrace.preprocessor.payload.part import Stage
+from headrace.preprocessor.payload.payload_store import PayloadStore
+from headrace.preprocessor.payload.staging import ReadAhead
+
+
+def watch(store: PayloadStore, read_ahead: ReadAhead, arena: Arena | None) -> None:
+    """Let the gauges of this process show these."""
+    metrics.watch(metrics.STAGE_PARTS, {stage: partial(_parts, store, stage) for stage in Stage})
+    metrics.watch(metrics.STAGE_BYTES, {stage: partial(_bytes, store, stage) for stage in Stage if stage is not Stage.WAITING})
+    metrics.STORE_BUDGET_BYTES.set(store.budget_bytes)
+    metrics.READ_AHEAD_LIMIT_BYTES.set(read_ahead.max_bytes)
+    metrics.STORE_LENT_BYTES.set_function(lambda: store.lent_bytes)
+    metrics.ARENA_COLD_BYTES.set_function(lambda: arena.statistics().cold_bytes if arena is not None else 0)
+
+
+def _parts(store: PayloadStore, stage: Stage) -> float:
+    return store.stage_parts[stage]
+
+
+def _bytes(store: PayloadStore, stage: Stage) -> float:
+    return store.stage_bytes[stage]

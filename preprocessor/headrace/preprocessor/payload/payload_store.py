@@ -1,0 +1,356 @@
+"""The payload store: parts to read, to decode and decoded, within a byte budget.
+
+Only what a trainer waits for may exceed the budget. When it is full, reading and decoding ahead pause, parts that were fetched
+already make room first, and then those that are needed last; an evicted part is decoded again when it is asked for. So no order
+of requests can lead to a standstill, and memory never grows with the length of the window.
+
+Parts lie in the arena, shared memory that trainers on this host read in place, or on the heap where it has no room. A part
+that a trainer holds there counts in the budget and is not evicted; so no more than a share of the budget is lent at a time.
+
+Nothing here searches through all parts but `release`: what comes next costs a few comparisons, whether ten parts are held or
+ten thousand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+
+from headrace.observability import metrics
+from headrace.preprocessor.decoding import LoadedPart
+from headrace.preprocessor.payload.arena import Arena, Slot
+from headrace.preprocessor.payload.part import Entry, Payload, Stage
+from headrace.preprocessor.payload.priority import PriorityQueue
+from headrace.preprocessor.payload.staging import ReadAhead, StageQueue
+
+LENT_SHARE = 0.5  # of the budget, for parts that trainers hold until their commit; the rest is for decoding ahead
+_LOOKS = 8  # parts that are looked at at a time to see whether a trainer still holds them; the next time it is the turn of others
+
+
+class PayloadStore:
+    """See the module's text. For one event loop."""
+
+    def __init__(self, budget_bytes: int, arena: Arena | None = None, read_ahead: ReadAhead | None = None) -> None:
+        """`read_ahead`: the stage in front of decoding, which has its share of the budget; None: parts need no reading."""
+        self.budget_bytes = budget_bytes
+        self._arena = arena
+        self._read_ahead = read_ahead
+        self._entries: dict[str, Entry] = {}
+        self._to_read = StageQueue(lambda entry: entry.stage is Stage.WAITING and not entry.gone)
+        self._to_decode = StageQueue(self._is_decodable)
+        self._decoding: set[Entry] = set()
+        self._payload_bytes = 0
+        self._spent: dict[Entry, None] = {}  # decoded and fetched, in the order in which they were last found in use
+        self._decoded = PriorityQueue[Entry](
+            lambda entry: -entry.priority, lambda entry: entry.payload is not None and not (entry.fetched or entry.gone)
+        )
+        self._lent: dict[Entry, int] = {}  # a trainer was told the slot, of so many bytes, and may hold it still
+        self._lent_bytes = 0
+        self._largest_bytes = 1 << 20  # room set aside for each part being decoded; follows the largest ones of late
+        self._work = asyncio.Event()
+        self._taking = {Stage.READ: asyncio.Lock(), Stage.DECODE: asyncio.Lock()}  # one waiter a stage is woken, not all
+
+    @property
+    def held_bytes(self) -> int:
+        """Of decoded parts, those included that are released and that a trainer has not let go of yet."""
+        return self._payload_bytes + self._lingering_bytes()
+
+    @property
+    def lent_bytes(self) -> int:
+        """Of parts that trainers were told the slots of and that were not found free since."""
+        return self._lent_bytes
+
+    @property
+    def stage_bytes(self) -> dict[Stage, int]:
+        """Memory at each stage; what is being decoded with the room set aside for it. From any thread."""
+        read = self._read_ahead.held_bytes if self._read_ahead is not None else 0
+        return {Stage.READ: read, Stage.DECODE: self._reserved_bytes(), Stage.STORE: self.held_bytes}
+
+    @property
+    def stage_parts(self) -> Counter[Stage]:
+        """Parts at each stage. From any thread."""
+        return Counter(stage for entry in list(self._entries.values()) if (stage := entry.stage) is not None)
+
+    def add(self, entry: Entry) -> Entry:
+        """Take a part; one that is here already is kept, with its payload unless that is why it comes again: it is damaged.
+
+        One that was to have other samples gives way.
+        """
+        held = self._entries.get(entry.ticket)
+        if held is not None and (held.left_out.keys(), held.strict) != (entry.left_out.keys(), entry.strict):
+            self.remove(held)
+        entry = self._entries.setdefault(entry.ticket, entry)
+        if entry.delivered and not entry.waiting and entry.payload is not None and entry.payload.is_damaged:
+            metrics.PARTS_DAMAGED.inc()
+            self._drop(entry)
+        entry.fetched = entry.delivered = False
+        self._file(entry)
+        return entry
+
+    def get(self, ticket: str) -> Entry | None:
+        return self._entries.get(ticket)
+
+    async def take_to_read(self) -> Entry:
+        """The part to read now, marked as being read, as soon as there is one and room for it."""
+        return await self._taken(Stage.READ, self.next_to_read)
+
+    async def take(self) -> Entry:
+        """The part to decode now, marked as being decoded, as soon as there is one and room for it."""
+        return await self._taken(Stage.DECODE, self.next_to_decode)
+
+    async def _taken(self, stage: Stage, take: Callable[[], Entry | None]) -> Entry:
+        async with self._taking[stage]:
+            while (entry := take()) is None:
+                self._work.clear()
+                await self._work.wait()
+        return entry
+
+    def next_to_read(self) -> Entry | None:
+        """As `take_to_read`, without waiting: None where there is no part, or no room."""
+        if self._read_ahead is None:
+            return None
+        entry = self._to_read.awaited()
+        if entry is None:
+            entry = self._to_read.ahead()
+            if entry is None or not self._may_read(entry, self._read_ahead):
+                return None
+        self._read_ahead.begin(entry)
+        return entry
+
+    def next_to_decode(self) -> Entry | None:
+        """As `take`, without waiting: None where there is no part, or no room."""
+        entry = self._to_decode.awaited()
+        if entry is None:
+            entry = self._to_decode.ahead()
+            if entry is None or not self._make_room(self._largest_bytes, before=entry.priority):
+                return None
+        entry.decoding = True
+        self._decoding.add(entry)
+        if self._read_ahead is not None:
+            self._read_ahead.begin_decoding(entry)
+            self._work.set()  # there is place for another one to be read
+        return entry
+
+    def put(self, entry: Entry, loaded: LoadedPart) -> None:
+        """Take the media of a part that was read."""
+        assert self._read_ahead is not None
+        if entry.gone:
+            self._read_ahead.fail(entry)
+        else:
+            self._read_ahead.put(entry, loaded)
+            self._forsake(entry)
+            self._file(entry)
+        self._trim()
+
+    def fill(self, entry: Entry, payload: Payload) -> None:
+        """Take the decoded payload and wake who waits for it."""
+        self._end(entry)
+        if entry.gone:
+            self._free(payload)
+            self._work.set()
+            return
+        if entry.evicted:
+            metrics.PARTS_DECODED_AGAIN.inc()
+        entry.payload = payload
+        self._payload_bytes += payload.data.size
+        self._largest_bytes = max(int(self._largest_bytes * 0.9), payload.data.size)
+        entry.changed.set()
+        self._file(entry)
+        self._trim()
+
+    def abandon(self, entry: Entry) -> None:
+        """The part could not be read or decoded: drop it, and tell who waits for it."""
+        self._end(entry)
+        if not entry.gone:
+            del self._entries[entry.ticket]
+            entry.gone = True
+        entry.changed.set()
+        self._work.set()
+
+    @contextlib.asynccontextmanager
+    async def held(self, entry: Entry) -> AsyncIterator[Payload | None]:
+        """The payload once it is decoded, as it is until the block ends; None where the part is released meanwhile."""
+        entry.waiting += 1
+        self._file(entry)
+        try:
+            while entry.payload is None and not entry.gone:
+                entry.changed.clear()
+                await entry.changed.wait()
+            yield entry.payload
+        finally:
+            entry.waiting -= 1
+            if entry.gone and not entry.waiting:
+                self._drop(entry)
+            self._forsake(entry)
+            self._trim()
+            self._work.set()
+
+    def mark_fetched(self, entry: Entry) -> None:
+        """A trainer has it: it may be evicted first."""
+        entry.fetched = entry.delivered = True
+        self._file(entry)
+
+    def lend(self, entry: Entry) -> Slot | None:
+        """The slot of a decoded part, for a trainer to hold; None where it is on the heap or enough is lent already."""
+        if entry.payload is None or entry.payload.slot is None:
+            return None
+        limit = LENT_SHARE * self.budget_bytes - entry.payload.data.size + self._lent.get(entry, 0)
+        if self._lent_bytes > limit:
+            for other in list(itertools.islice(self._lent, _LOOKS)):
+                busy = other is entry or self._is_busy(other)
+                num_bytes = self._take_back(other)
+                if busy:
+                    self._lend(other, num_bytes)
+        if self._lent_bytes + self._lingering_bytes() > limit:
+            return None
+        self._take_back(entry)
+        self._lend(entry, entry.payload.data.size)
+        return entry.payload.slot
+
+    def release(self, job: str, step: int | None = None) -> None:
+        """Drop the parts of a job, or those of its steps up to `step`."""
+        for entry in [e for e in self._entries.values() if e.job == job and (step is None or e.step <= step)]:
+            self._leave(entry)
+        for queue in (self._to_read, self._to_decode, self._decoded):
+            queue.prune()
+        self._work.set()
+
+    def remove(self, entry: Entry) -> None:
+        """Drop one part."""
+        self._leave(entry)
+        self._work.set()
+
+    def release_all_on_demand(self) -> None:
+        """Leases are void (the connection broke): keep what is decoded as long as there is room, decode nothing more ahead."""
+        for entry in self._entries.values():
+            entry.fetched, entry.lease = True, ""
+            self._forsake(entry)
+            self._file(entry)
+
+    def _leave(self, entry: Entry) -> None:
+        del self._entries[entry.ticket]
+        entry.gone = True
+        self._forsake(entry)
+        if not entry.waiting:
+            self._drop(entry)
+        entry.changed.set()
+
+    def _file(self, entry: Entry) -> None:
+        """Put a part where it is looked for: for its next stage, or for its eviction."""
+        self._spent.pop(entry, None)
+        if entry.payload is None:
+            self._to_read.push(entry)
+            self._to_decode.push(entry)
+        elif entry.fetched:
+            self._spent[entry] = None
+        else:
+            self._decoded.push(entry)
+        self._work.set()
+
+    def _is_decodable(self, entry: Entry) -> bool:
+        if entry.gone or entry.decoding or entry.payload is not None:
+            return False
+        return self._read_ahead is None or entry.loaded is not None
+
+    def _end(self, entry: Entry) -> None:
+        """The part is not being read or decoded any more."""
+        entry.decoding = False
+        self._decoding.discard(entry)
+        if self._read_ahead is not None:
+            self._read_ahead.fail(entry)
+            self._read_ahead.drop(entry)
+
+    def _forsake(self, entry: Entry) -> None:
+        """Media in memory that nobody waits for, of a part that is not wanted ahead, would stay there for good."""
+        if self._read_ahead is not None and (entry.gone or entry.fetched) and not (entry.waiting or entry.decoding):
+            self._read_ahead.drop(entry)
+
+    def _may_read(self, entry: Entry, read_ahead: ReadAhead) -> bool:
+        """Whether there is room in front of decoding, which parts that are needed later make."""
+        while not read_ahead.has_room():
+            latest = read_ahead.latest()
+            if latest is None or latest.priority <= entry.priority:
+                return False
+            read_ahead.drop(latest)
+            self._file(latest)
+        return True
+
+    def _lingering_bytes(self) -> int:
+        return self._arena.lingering_bytes() if self._arena is not None else 0
+
+    def _reserved_bytes(self) -> int:
+        return self._largest_bytes * len(self._decoding)
+
+    def _fits(self, num_bytes: int) -> bool:
+        for_reading = self._read_ahead.max_bytes if self._read_ahead is not None else 0
+        return self.held_bytes + num_bytes <= self.budget_bytes - for_reading
+
+    def _make_room(self, num_bytes: int, *, before: int) -> bool:
+        """Evict until `num_bytes` more fit: fetched parts, then those needed later than priority `before`, last first."""
+        num_bytes += self._reserved_bytes()
+        self._evict(lambda: self._fits(num_bytes), lambda entry: entry.priority > before)
+        # A store that holds nothing takes one part however large it is.
+        return self._fits(num_bytes) or not (self.held_bytes or self._decoding)
+
+    def _trim(self) -> None:
+        """Go back to the budget after a part that was larger than foreseen, or awaited: evict what is needed last."""
+        self._evict(lambda: self._fits(0), lambda entry: _size(entry) < self.held_bytes)
+
+    def _evict(self, enough: Callable[[], bool], may_go: Callable[[Entry], bool]) -> None:
+        """Evict until it is `enough`: fetched parts, then others that `may_go`, those needed last first."""
+        in_use = 0
+        while self._spent and in_use < min(_LOOKS, len(self._spent)) and not enough():
+            entry = next(iter(self._spent))
+            if self._is_busy(entry):
+                self._spent[entry] = self._spent.pop(entry)
+                in_use += 1
+            else:
+                self._drop(entry, evicted=True)
+        kept = []
+        while not enough() and (last := self._decoded.first()) is not None and may_go(last):
+            self._decoded.pop()
+            if self._is_busy(last):
+                kept.append(last)
+            else:
+                self._drop(last, evicted=True)
+        for entry in kept:
+            self._decoded.push(entry)
+
+    def _is_busy(self, entry: Entry) -> bool:
+        """Whether a trainer is reading the part, or holds it in the arena."""
+        if entry.waiting:
+            return True
+        slot = entry.payload.slot if entry in self._lent and entry.payload is not None else None
+        return slot is not None and self._arena is not None and self._arena.is_held(slot)
+
+    def _lend(self, entry: Entry, num_bytes: int) -> None:
+        self._lent[entry] = num_bytes
+        self._lent_bytes += num_bytes
+
+    def _take_back(self, entry: Entry) -> int:
+        num_bytes = self._lent.pop(entry, 0)
+        self._lent_bytes -= num_bytes
+        return num_bytes
+
+    def _drop(self, entry: Entry, *, evicted: bool = False) -> None:
+        if entry.payload is None:
+            return
+        self._payload_bytes -= entry.payload.data.size
+        self._take_back(entry)
+        self._free(entry.payload)
+        entry.payload = None
+        if evicted:
+            entry.evicted = True
+            metrics.PARTS_EVICTED.inc()
+        self._file(entry)
+
+    def _free(self, payload: Payload) -> None:
+        if payload.slot is not None and self._arena is not None:
+            self._arena.free(payload.slot)
+
+
+def _size(entry: Entry) -> int:
+    return entry.payload.data.size if entry.payload is not None else 0

@@ -1,0 +1,121 @@
+"""Payload into its place: pixels and sound are decoded where trainers will read them, and all else is written around them.
+
+A part is an Arrow IPC stream. Where its bytes lie is known before anything is decoded, because headers tell all sizes: so the
+stream is written first, with gaps for the values of patches and of mel, and decoding fills the gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headrace.preprocessor.payload.arena import Arena, Slot
+from headrace.preprocessor.payload.part import Payload
+from headrace.quarantine import Rejected
+from headrace.transport.base import checksum
+
+_Value = TypeVar("_Value", np.uint8, np.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """A payload that still lacks its media. `PayloadWriter.finish` or `discard` ends it."""
+
+    patches: NDArray[np.uint8]
+    mel: NDArray[np.float16]
+    """To be filled: of the shapes that `reserve` was given, and in the payload itself."""
+    data: pa.Buffer
+    slot: Slot | None
+
+
+class PayloadWriter:
+    """Puts parts into the arena, or onto the heap where there is none or it has no room. Thread-safe."""
+
+    def __init__(self, arena: Arena | None = None, *, with_checksum: bool = False) -> None:
+        self._arena = arena
+        self._with_checksum = with_checksum
+
+    def reserve(self, draft: pa.RecordBatch, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Reserved:
+        """Write a batch but for the values of `patches` and `mel`, the arrays that two of its columns are views of.
+
+        The two arrays stand for those to come, and are neither read nor copied.
+        """
+        sink = _Sink([patches, mel])
+        with pa.PythonFile(sink, mode="w") as file:
+            _write_stream(file, draft)
+        data, slot = self._allocate(sink.num_bytes)
+        memory = np.frombuffer(data, np.uint8)
+        for begin, piece in sink.pieces:
+            memory[begin : begin + len(piece)] = np.frombuffer(piece, np.uint8)
+        patches, mel = _view(memory, sink.begins[0], patches), _view(memory, sink.begins[1], mel)
+        return Reserved(patches=patches, mel=mel, data=data, slot=slot)
+
+    def finish(self, reserved: Reserved, num_samples: int, rejected: tuple[Rejected, ...]) -> Payload:
+        """The payload, filled."""
+        return self._payload(reserved.data, reserved.slot, num_samples, rejected)
+
+    def discard(self, unused: Reserved | Payload) -> None:
+        """The room is free again."""
+        if unused.slot is not None and self._arena is not None:
+            self._arena.free(unused.slot)
+
+    def write(self, batch: pa.RecordBatch, rejected: tuple[Rejected, ...]) -> Payload:
+        """A whole batch. Its values are copied once."""
+        measured = pa.MockOutputStream()  # knows the size without a copy
+        _write_stream(measured, batch)
+        data, slot = self._allocate(measured.size())
+        with pa.FixedSizeBufferWriter(data) as sink:
+            _write_stream(sink, batch)
+        return self._payload(data, slot, batch.num_rows, rejected)
+
+    def _allocate(self, num_bytes: int) -> tuple[pa.Buffer, Slot | None]:
+        slot = self._arena.allocate(num_bytes) if self._arena is not None else None
+        return (slot.buffer if slot is not None else pa.allocate_buffer(num_bytes)), slot
+
+    def _payload(self, data: pa.Buffer, slot: Slot | None, num_samples: int, rejected: tuple[Rejected, ...]) -> Payload:
+        crc32 = checksum(data) if self._with_checksum else None
+        return Payload(data=data, num_samples=num_samples, rejected=rejected, slot=slot, crc32=crc32)
+
+
+class _Sink:
+    """A file that keeps what is written, but of `gaps`, which it knows by their address, only where they would begin."""
+
+    closed = False
+
+    def __init__(self, gaps: list[NDArray[np.uint8] | NDArray[np.float16]]) -> None:
+        self._gaps = {gap.ctypes.data: number for number, gap in enumerate(gaps) if gap.nbytes}
+        self.begins = [0] * len(gaps)
+        self.pieces: list[tuple[int, bytes]] = []
+        self.num_bytes = 0
+
+    def write(self, data: pa.Buffer | bytes) -> int:
+        buffer = pa.py_buffer(data)
+        gap = self._gaps.get(buffer.address)
+        if gap is None:
+            self.pieces.append((self.num_bytes, buffer.to_pybytes()))
+        else:
+            self.begins[gap] = self.num_bytes
+        self.num_bytes += buffer.size
+        return int(buffer.size)
+
+    def tell(self) -> int:
+        return self.num_bytes
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _view(memory: NDArray[np.uint8], begin: int, like: NDArray[_Value]) -> NDArray[_Value]:
+    return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+def _write_stream(sink: pa.NativeFile, batch: pa.RecordBatch) -> None:
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)

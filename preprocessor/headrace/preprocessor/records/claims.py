@@ -1,0 +1,128 @@
+"""What a record holds beside the text and the media that its mapping takes: a medium that nothing takes is not passed over.
+
+A sample without its video or its mask is another sample, and would train as one. So it is refused with the reason unused_media
+until the mapping names what it is, or leaves it out by name: `ignore`. What is no medium (names, labels, sizes, addresses) may
+stand in a record as it likes. Media are told by their values where they are bytes, else by the ends of their names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+from headrace.mapping import MappingSpec
+from headrace.preprocessor.records.record import Record
+from headrace.quarantine import BadSampleError, Reason
+
+# Kinds that no decoder takes are listed too: such a sample is then refused by name.
+IMAGE_EXTENSIONS = frozenset(
+    ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "heic", "avif", "jp2", "svg", "ppm", "pgm", "pbm", "pnm")
+)
+AUDIO_EXTENSIONS = frozenset(("flac", "wav", "mp3", "ogg", "opus", "aiff", "m4a", "aac", "wma", "amr"))
+_VIDEO_EXTENSIONS = frozenset(("mp4", "m4v", "mkv", "webm", "mov", "avi", "mpg", "mpeg", "wmv", "flv", "pdf"))
+_KINDS = {"image": IMAGE_EXTENSIONS, "audio": AUDIO_EXTENSIONS, "video": _VIDEO_EXTENSIONS}
+# Members that say something of a sample and are no part of what it shows; any other one is taken for a medium.
+_NOTES = frozenset((
+    "txt", "text", "transcript", "lab", "srt", "vtt", "md", "html", "htm", "xml", "csv", "tsv", "json", "jsn", "jsonl", "yaml",
+    "yml", "url", "lang", "license", "log", "cls", "cls2", "class", "count", "index", "inx", "idx", "id", "key", "len", "score",
+    "md5", "sha1", "sha256",
+))  # fmt: skip
+_PLACEHOLDERS = re.compile(r"<video>|<\|video(?:_pad)?\|>|<ImageHere>|<image_placeholder>|<\|AUDIO\|>")
+"""What other trainers write in the place of a medium."""
+_MEDIA_WORDS = {"img": "image", "imgs": "image", "picture": "image", "photo": "image", "wav": "audio", "videos": "video"}
+_MEDIA_WORDS |= {word: word for word in ("image", "audio", "video", "pdf")}
+_FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename", "url", "urls"))
+_ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
+"""Names of a field that are enough to tell a medium; other words of media need one of `_FILE_WORDS` beside them."""
+_STRUCT = {"bytes", "path"}  # a medium as Hugging Face's Parquet files hold it
+_LONGEST_NAME = 1024
+
+
+def ignored(name: str, spec: MappingSpec) -> bool:
+    """Whether the mapping leaves out a field, or a member by its extension or by the last part of that."""
+    return name in spec.ignore or name.rsplit(".", 1)[-1] in spec.ignore
+
+
+def of_kind(record: Record, extensions: frozenset[str], spec: MappingSpec) -> tuple[str, ...]:
+    """The members with an extension of that kind: one, or several that are numbered alike, as `0.jpg` and `1.png`.
+
+    Raises BadSampleError with unused_media where nothing says which of them is meant.
+    """
+    names = tuple(name for name in record.members if _ending(name) in extensions and not ignored(name, spec))
+    if len(names) > 1 and not _numbered_alike([name.rpartition(".")[0] for name in names]):
+        raise BadSampleError(
+            Reason.UNUSED_MEDIA,
+            f"nothing says which of the members {', '.join(names)} are meant: name one in the mapping's images or audios, or "
+            "list the others under its ignore",
+        )
+    return names
+
+
+def _numbered_alike(stems: Sequence[str]) -> bool:
+    return len(set(stems)) == len(stems) and len({re.sub(r"[0-9]+", "0", stem) for stem in stems}) == 1
+
+
+def check_members(record: Record, used: Collection[str], settled: Iterable[str], spec: MappingSpec) -> None:
+    """Raises BadSampleError with unused_media for a medium among the members that is not in `used`.
+
+    `settled`: kinds, `image` and `audio`, of which the mapping names what is used.
+    """
+    known = _NOTES.union(*(_KINDS[kind] for kind in settled))
+    for name in record.members:
+        if name not in used and _ending(name) not in known and not ignored(name, spec):
+            raise _unused(f"the member {name}", name, _kind_of_name(name))
+
+
+def check_fields(record: Record, used: Collection[str], kinds: Collection[str], spec: MappingSpec) -> None:
+    """Raises BadSampleError with unused_media for a field that is not in `used` and holds a medium, or names one of a kind that
+    the sample has nothing of. `kinds`: those that it has something of, or of which the mapping names what is used."""
+    for name, value in record.fields.items():
+        if not value or name in used or ignored(name, spec):
+            continue
+        first = value[0] if isinstance(value, list) else value
+        if isinstance(first, bytes) or (isinstance(first, dict) and first.keys() == _STRUCT and any(first.values())):
+            raise _unused(f"what {name} holds", name, None)
+        if isinstance(first, str) and (kind := _named_kind(name, first)) and kind not in kinds:
+            raise _unused(f"{first[:80]!r}, which {name} names", name, kind)
+
+
+def check_text(text: str, spec: MappingSpec) -> None:
+    """Raises BadSampleError with unused_media for another trainer's placeholder."""
+    for found in _PLACEHOLDERS.findall(text):
+        if found not in (spec.image_placeholder, spec.audio_placeholder) and found not in spec.ignore:
+            raise BadSampleError(
+                Reason.UNUSED_MEDIA,
+                f"{found} in the text stands for a medium, and nothing takes it: name it as the mapping's image_placeholder or "
+                "audio_placeholder, or list it under its ignore where it is text",
+            )
+
+
+def _ending(name: str) -> str:
+    return name.rsplit(".", 1)[-1].lower()
+
+
+def _kind_of_name(name: str) -> str | None:
+    return next((kind for kind, extensions in _KINDS.items() if _ending(name) in extensions), None)
+
+
+def _named_kind(field: str, value: str) -> str | None:
+    """The kind of medium that a field names; None where it says something else.
+
+    Told by the field (`video`, `image_path`, `audioFilePath`), or by the end of the value, which is then no address in the web:
+    data sets say with such where a sample comes from.
+    """
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", field)]
+    told = next((_MEDIA_WORDS[word] for word in words if word in _MEDIA_WORDS), None)
+    if told and (field.lower() in _ALONE or _FILE_WORDS.intersection(words)):
+        return "video" if told == "pdf" else told
+    if len(value) > _LONGEST_NAME or "://" in value or any(blank in value for blank in " \n\t") or "." not in value:
+        return None
+    return _kind_of_name(value)
+
+
+def _unused(what: str, name: str, kind: str | None) -> BadSampleError:
+    fields = {"image": "images", "audio": "audios", None: "images or audios"}
+    take = f"name it in the mapping's {fields[kind]}, or " if kind in fields else ""
+    return BadSampleError(
+        Reason.UNUSED_MEDIA, f"nothing uses {what}: {take}list {name!r} under the mapping's ignore to train without it"
+    )

@@ -1,0 +1,59 @@
+"""Data sets as shards of records: WebDataset tar, Parquet, JSONL, MosaicML MDS and Megatron-Energon, on any fsspec URL.
+
+    list_shards(job spec)             every shard of every source, in an order that all services agree on
+    open_shard(url, source, cache)    one shard: an index of its rows, read at random
+
+    listing.py      which files of a source are shards
+    base.py         Shard: what the formats have in common
+    blob.py         random access to the bytes of one file, local or remote
+    cache.py        remote shards on a local disk, shared by the preprocessors of a host
+    unpacked.py     packed shards in temporary files, within bounds
+    download.py     remote files brought down whole, in spite of throttling and broken connections
+    tar.py          a strict tar header reader
+    webdataset.py  parquet.py (parquet_bounds.py)  jsonl.py  mds.py (mds_columns.py)     one format each
+    energon.py      WebDataset shards that a data set describes; metadataset.py: blends of such; braces.py: names
+    annotation.py   JSON bytes to fields
+
+What these modules do not know: which field of a record is its text or its image. That is `records.record_to_sample`.
+"""
+
+from __future__ import annotations
+
+from headrace.errors import DatasetError
+from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.sources import mds
+from headrace.preprocessor.sources.base import Shard
+from headrace.preprocessor.sources.blob import BlobCache, local_path
+from headrace.preprocessor.sources.cache import default_cache
+from headrace.preprocessor.sources.energon import EnergonShard, read_recipe
+from headrace.preprocessor.sources.jsonl import JsonlShard
+from headrace.preprocessor.sources.listing import SUFFIXES, is_shard, list_shards
+from headrace.preprocessor.sources.mds import MdsShard
+from headrace.preprocessor.sources.parquet import ParquetShard
+from headrace.preprocessor.sources.webdataset import WebDatasetShard
+from headrace.spec import SourceSpec
+
+__all__ = ["Record", "Shard", "list_shards", "open_shard"]
+
+
+def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> Shard:
+    """Index the shard at `url`, a file that `list_shards` gave for `source`.
+
+    A remote shard is read through `cache`; without one through a directory of this user below the system's temporary one.
+    Local shards, and those that are in this process's memory already, are read where they are.
+
+    Damage inside of the file is not an error: it is in the shard's `rejected`, and the sound rows are there.
+    Raises DatasetError where the file as a whole cannot be read.
+    """
+    if not is_shard(url):
+        raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {', '.join(SUFFIXES)}")
+    if local_path(url) is None and not url.startswith("memory://"):
+        cache = cache or default_cache()
+    if url.endswith(".parquet"):
+        return ParquetShard(url, cache)
+    if url.endswith(".jsonl"):
+        return JsonlShard(url, cache)
+    if url.endswith(mds.SUFFIXES):
+        return MdsShard(url, cache)
+    recipe = read_recipe(source)
+    return WebDatasetShard(url, cache) if recipe is None else EnergonShard(url, recipe, source.mapping, cache)

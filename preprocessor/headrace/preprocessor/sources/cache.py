@@ -1,0 +1,306 @@
+"""Remote shards on a local disk: one directory for all preprocessors of a host, within a number of bytes.
+
+    DIR/KEY.shard     a whole file; its modification time is that of its last use, and the oldest goes first
+    DIR/KEY.part      one that is coming down, already of its full size, locked by whoever writes it
+    DIR/lock          held while space is counted, freed and reserved
+
+Shards of every format are fetched whole: an epoch reads all of their bytes, most of them twice (to probe and to decode).
+What the cache cannot hold (a shard larger than all of it, a full disk, a directory that went away) is read by ranges from
+its server instead, with one warning. Files beside a JSONL file are not shards and are read from their server.
+
+All locks are the kernel's (flock): a process that dies lets go of them, and what it left half-written is removed by the
+next one that needs space. A file that is evicted while somebody has it open is let go of at the next read or fetch of
+that process, which then brings it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import io
+import logging
+import os
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from headrace.errors import DatasetError, UserError
+from headrace.observability import metrics
+from headrace.observability.logs import pairs
+from headrace.preprocessor.sources.blob import Blob, LocalBlob, RemoteBlob, unreadable
+from headrace.preprocessor.sources.download import DiskError, RemoteFile, Retry, describe, disk_errors, download
+
+log = logging.getLogger(__name__)
+
+DEFAULT_BYTES = 20 * 2**30
+_STAMP_S = 5.0  # how exactly the time of the last use is kept: a stamp costs as much as a small read
+
+
+@dataclass(slots=True, kw_only=True)
+class CacheStats:
+    """What this process has asked of the cache."""
+
+    hits: int = 0
+    misses: int = 0
+    downloaded_bytes: int = 0
+    evicted: int = 0
+    uncached: int = 0
+    """Shards that are read from their server since there was no room: anything above 0 says that the cache is too small."""
+
+
+class ShardCache:
+    """The cache's directory. Thread-safe, and safe for several processes of one host."""
+
+    def __init__(self, directory: Path, max_bytes: int = DEFAULT_BYTES, retry: Retry = Retry()) -> None:  # noqa: B008 - frozen
+        """Raises UserError where the directory cannot be made."""
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._retry = retry
+        self._mutex = threading.Lock()
+        self._warned = False
+        self._blobs: weakref.WeakSet[_CachedBlob] = weakref.WeakSet()
+        self.stats = CacheStats()
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as err:
+            raise UserError(f"cannot use {directory} as the shard cache: {err}; give a directory to write to") from err
+
+    def open(self, url: str) -> Blob:
+        """The shard at `url`, brought here first if need be. Raises DatasetError, which names it."""
+        blob = _CachedBlob(self, self._describe(url))
+        with self._mutex:
+            self._blobs.add(blob)
+        return blob
+
+    def reopen(self, file: RemoteFile) -> Blob:
+        """The same version of a file once more. Raises DatasetError where its server has another one by now."""
+        if self._describe(file.url).version != file.version:
+            raise DatasetError(f"the shard {file.url} has changed since it was indexed; submit the job again")
+        return self.fetch(file)
+
+    def fetch(self, file: RemoteFile) -> Blob:
+        """A file out of the cache; out of its server where the cache cannot hold it."""
+        path = self._path(file)
+        bypass = "no_room"
+        try:
+            if blob := _opened(path, file.url):
+                self._count(hits=1)
+                return blob
+            self._count(misses=1)
+            with self._writing(file) as sink:
+                # Another process may have brought it while this one waited for the lock.
+                blob = _opened(path, file.url)
+                if blob is None and self._bring(file, sink):
+                    blob = _opened(path, file.url)
+        except DiskError as err:
+            self._warn(file.url, str(err.__cause__))
+            blob, bypass = None, "disk"
+        self._let_go_of_evicted()
+        if blob is None:
+            self._count(uncached=1)
+            metrics.CACHE_BYPASSES.labels(bypass).inc()
+            return RemoteBlob(file.url)
+        return blob
+
+    def stamp(self, file: RemoteFile) -> None:
+        """Note that a file is in use."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path(file))
+
+    def _describe(self, url: str) -> RemoteFile:
+        try:
+            return describe(url, self._retry)
+        except Exception as err:  # of whatever library the driver is
+            raise unreadable(url, err) from err
+
+    def _bring(self, file: RemoteFile, sink: io.FileIO) -> bool:
+        """Download into `sink` and give it its name. Whether there was room."""
+        if file.size is not None and not self._reserve(file, sink, file.size):
+            return False
+        try:
+            size = download(file, sink, self._max_bytes, self._retry)
+        except DiskError:
+            raise
+        except Exception as err:  # of whatever library the driver is
+            raise unreadable(file.url, err) from err
+        self._count(downloaded_bytes=size)
+        if file.size is None and not self._reserve(file, sink, size):
+            return False
+        with disk_errors():
+            os.fdatasync(sink.fileno())  # after a power cut a file must be whole or not there
+            os.rename(self._part(file), self._path(file))
+        return True
+
+    def _path(self, file: RemoteFile) -> Path:
+        return self._directory / f"{file.key}.shard"
+
+    def _part(self, file: RemoteFile) -> Path:
+        return self._directory / f"{file.key}.part"
+
+    @contextlib.contextmanager
+    def _writing(self, file: RemoteFile) -> Iterator[io.FileIO]:
+        """The file's part, empty and locked. What has not been renamed is removed at the end."""
+        part = self._part(file)
+        with disk_errors():
+            sink = _locked(part)
+        try:
+            yield sink
+        finally:
+            if _is_named(sink, part):
+                part.unlink()
+            sink.close()
+
+    def _reserve(self, file: RemoteFile, sink: io.FileIO, size: int) -> bool:
+        """Free space for `size` bytes and take it: from here on every process counts it. False where there is none to free."""
+        with disk_errors(), open(self._directory / "lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._drop_abandoned()
+            parts = [path for path in self._directory.glob("*.part") if path != self._part(file)]
+            shards = sorted(self._directory.glob("*.shard"), key=_last_use)
+            free = self._max_bytes - sum(_size(path) for path in [*parts, *shards])
+            if size > free + sum(_size(path) for path in shards):
+                self._warn(file.url, f"no room for {size} bytes among {self._max_bytes}, {len(parts)} other downloads included")
+                return False
+            for path in shards:
+                if size <= free:
+                    break
+                free += _size(path)
+                path.unlink(missing_ok=True)
+                self._count(evicted=1)
+            self._let_go_of_evicted()
+            if size:
+                os.posix_fallocate(sink.fileno(), 0, size)  # a full disk is found out here, not after the download
+        return True
+
+    def _drop_abandoned(self) -> None:
+        """Remove the parts of processes that died."""
+        for part in self._directory.glob("*.part"):
+            with contextlib.suppress(OSError), open(part, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody is writing it
+                if _is_named(file, part):
+                    part.unlink()
+
+    def _let_go_of_evicted(self) -> None:
+        with self._mutex:
+            blobs = list(self._blobs)
+        for blob in blobs:
+            blob.let_go_if_evicted()
+
+    def _count(self, *, hits: int = 0, misses: int = 0, downloaded_bytes: int = 0, evicted: int = 0, uncached: int = 0) -> None:
+        with self._mutex:
+            self.stats.hits += hits
+            self.stats.misses += misses
+            self.stats.downloaded_bytes += downloaded_bytes
+            self.stats.evicted += evicted
+            self.stats.uncached += uncached
+        metrics.CACHE_REQUESTS.labels("hit").inc(hits)
+        metrics.CACHE_REQUESTS.labels("miss").inc(misses)
+        metrics.CACHE_DOWNLOADED_BYTES.inc(downloaded_bytes)
+        metrics.CACHE_EVICTIONS.inc(evicted)
+
+    def _warn(self, url: str, error: str) -> None:
+        with self._mutex:
+            first, self._warned = not self._warned, True
+        if first:
+            log.warning("reading without the shard cache %s", pairs(cache=self._directory, shard=url, error=error))
+
+
+class _CachedBlob(Blob):
+    """A remote file that is in the cache whenever it is read."""
+
+    def __init__(self, cache: ShardCache, file: RemoteFile) -> None:
+        self._cache = cache
+        self._file = file
+        self._held: Blob | None = cache.fetch(file)
+        self._closed = False
+        self._stamped_s = time.monotonic()
+        self.size = self._held.size
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Read from the local disk; after an eviction the file is brought back first."""
+        self.let_go_if_evicted()
+        held = self._held  # a file that is let go of meanwhile stays open until this read is through
+        if held is None:
+            if self._closed:
+                raise ValueError(f"{self._file.url} is closed")
+            held = self._held = self._cache.reopen(self._file)
+        elif time.monotonic() - self._stamped_s > _STAMP_S:
+            self._stamped_s = time.monotonic()
+            self._cache.stamp(self._file)
+        return held.pread(offset, size)
+
+    def let_go_if_evicted(self) -> None:
+        """Give the disk its space back."""
+        held = self._held
+        if isinstance(held, LocalBlob) and held.unlinked:
+            self._held = None
+
+    def close(self) -> None:
+        """Let go of the file, which stays in the cache."""
+        self._closed = True
+        self._held = None
+
+
+def _opened(path: Path, url: str) -> LocalBlob | None:
+    """The cached file, stamped; None if it is not there."""
+    try:
+        blob = LocalBlob(open(path, "rb"), url)  # noqa: SIM115 - the blob closes it
+        os.utime(path)
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        raise DiskError from err
+    return blob
+
+
+def _locked(part: Path) -> io.FileIO:
+    """A part, emptied, with its lock held. Raises OSError."""
+    while True:
+        file = io.FileIO(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_named(file, part):  # else whoever had the lock has renamed or removed it
+                file.truncate(0)
+                return file
+        except OSError:
+            file.close()
+            raise
+        file.close()
+
+
+def _is_named(file: IO[bytes] | io.FileIO, path: Path) -> bool:
+    """Whether an open file is still what stands at `path`."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _last_use(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+@functools.cache
+def default_cache(max_bytes: int = DEFAULT_BYTES) -> ShardCache:
+    """A directory of this user below the system's temporary one, shared like any other. Raises UserError."""
+    directory = Path(tempfile.gettempdir()) / f"headrace-shards-{os.getuid()}"
+    cache = ShardCache(directory, max_bytes)
+    if directory.lstat().st_uid != os.getuid() or directory.is_symlink():
+        raise UserError(f"{directory} was made by another user; give a shard cache of your own (--cache DIR)")
+    return cache

@@ -1,0 +1,134 @@
+"""JSONL files beside media files: one annotation a line, media as paths relative to the JSONL's folder.
+
+A line's key is its number, from 0 and with blank lines counted. Every line that is not blank is a row; one that is not
+JSON raises BadSampleError when it is read, and the others go on. A path that leads outside of the folder (absolute, with
+"..", or through a symbolic link) is unsafe_member_name, and nothing but a regular file is opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+from array import array
+
+from headrace.errors import HeadraceError
+from headrace.preprocessor import access
+from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.sources.annotation import parse_annotation
+from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
+from headrace.preprocessor.sources.blob import Blob, BlobCache, filesystem, local_path, open_blob, read_file, unreadable
+from headrace.quarantine import BadSampleError, Reason
+
+_CHUNK_BYTES = 2**20
+# What the system says of a name that leads to nothing readable; anything else (EIO, EMFILE) is no fault of the sample.
+_ABSENT = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP))
+
+
+class JsonlShard(Shard):
+    """A JSONL file, read by line."""
+
+    def __init__(self, url: str, cache: BlobCache | None = None) -> None:
+        self._blob = open_blob(url, cache)
+        self._media: _LocalFolder | _RemoteFolder = _folder(url)
+        self._lines, self._starts = _index_lines(self._blob)
+        self.num_rows = len(self._lines)
+        self.rejected = ()
+
+    def key(self, row: int) -> str:
+        """The number of the line."""
+        return str(self._lines[row])
+
+    def read(self, row: int) -> Record:
+        """The record of a line."""
+        start, stop = self._starts[2 * row], self._starts[2 * row + 1]
+        check_size("the line", stop - start, MAX_ANNOTATION_BYTES)
+        fields = parse_annotation(self._blob.pread(start, stop - start), "the line")
+        return Record(key=self.key(row), fields=fields, load=self._media.load)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._blob.close()
+
+
+def _index_lines(blob: Blob) -> tuple[array[int], array[int]]:
+    """Numbers of the lines that are not blank, and (start, stop) of each. Reads the file once in chunks."""
+    lines, bounds = array("q"), array("q")
+    number = start = offset = 0
+    blank = True
+    while chunk := blob.pread(offset, _CHUNK_BYTES):
+        position = 0
+        while True:
+            newline = chunk.find(b"\n", position)
+            end = len(chunk) if newline < 0 else newline
+            blank = blank and not chunk[position:end].strip()
+            if newline < 0:
+                break
+            if not blank:
+                lines.append(number)
+                bounds.extend((start, offset + newline))
+            number, start, blank, position = number + 1, offset + newline + 1, True, newline + 1
+        offset += len(chunk)
+    if not blank:
+        lines.append(number)
+        bounds.extend((start, offset))
+    return lines, bounds
+
+
+def _folder(url: str) -> _LocalFolder | _RemoteFolder:
+    path = local_path(url)
+    return _RemoteFolder(url) if path is None else _LocalFolder(os.path.dirname(path))
+
+
+class _LocalFolder:
+    """Media files below a local folder."""
+
+    def __init__(self, path: str) -> None:
+        self._root = os.path.realpath(path)
+        access.check_path(self._root)  # the JSONL file may be a link to elsewhere
+
+    def load(self, name: str) -> bytes:
+        path = os.path.join(self._root, _inside(name))
+        try:
+            with access.open_inside(path, [self._root]) as file:
+                size = os.fstat(file.fileno()).st_size
+                check_size(repr(name), size, MAX_MEDIUM_BYTES)
+                return file.read(size)
+        except access.OutsideError as err:
+            raise BadSampleError(Reason.UNSAFE_MEMBER_NAME, f"{name!r} leads outside of the data set through a link") from err
+        except access.IrregularError as err:
+            raise BadSampleError(Reason.UNSUPPORTED_MEMBER_TYPE, f"{name!r} is {err}, not a regular file") from err
+        except OSError as err:
+            if err.errno in _ABSENT:
+                raise BadSampleError(Reason.MISSING_MEDIA, f"no file {name!r} beside the JSONL file: {err.strerror}") from err
+            raise unreadable(path, err) from err
+
+
+class _RemoteFolder:
+    """Media files beside a JSONL file behind fsspec."""
+
+    def __init__(self, url: str) -> None:
+        self._fs, path = filesystem(url)
+        self._root = posixpath.dirname(path)
+
+    def load(self, name: str) -> bytes:
+        path = posixpath.join(self._root, _inside(name))
+        try:
+            return read_file(self._fs, path, MAX_MEDIUM_BYTES)
+        except FileNotFoundError as err:
+            raise BadSampleError(Reason.MISSING_MEDIA, f"no file {name!r} beside the JSONL file") from err
+        except HeadraceError:
+            raise
+        except Exception as err:  # drivers raise their libraries' errors as well
+            raise unreadable(path, err) from err
+
+
+def _inside(name: str) -> str:
+    """`name` if it is a relative path without "..". Raises BadSampleError with unsafe_member_name or encoding_error."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as err:
+        raise BadSampleError(Reason.ENCODING_ERROR, f"the path {name!r} has no UTF-8 form") from err
+    if name.startswith("/") or ".." in name.split("/") or "\0" in name or "://" in name:
+        raise BadSampleError(Reason.UNSAFE_MEMBER_NAME, f"{name!r} leads outside of the data set")
+    return name

@@ -1,0 +1,189 @@
+"""Text to token ids with any `tokenizer.json` of the `tokenizers` library.
+
+Text is text: the name of a control token inside of it is cut into ordinary tokens, and so is that of any token which the file
+says is special. Control ids come from the template only. Added tokens that are not special, as `<think>` and `<tool_call>` of
+Qwen3, belong to what is written: they are kept whole, as in `transformers`. Encoding is thread-safe but does not run in parallel
+between Python threads.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from headrace.errors import DatasetError, SpecError
+from headrace.observability.logs import pairs
+from headrace.preprocessor.sources.blob import read_url
+from headrace.preprocessor.text import byte_pairs
+from headrace.quarantine import BadSampleError, Reason
+
+log = logging.getLogger(__name__)
+
+MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest in use have 35 MB
+BUNDLED = Path(__file__).with_name("tokenizer.json")
+
+IMAGE_PAD, AUDIO_PAD = "<|image_pad|>", "<|audio_pad|>"
+CONTROL_TOKENS = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", IMAGE_PAD, "<|vision_end|>",
+    "<|audio_start|>", AUDIO_PAD, "<|audio_end|>",
+)  # fmt: skip
+"""Of the bundled tokenizer."""
+
+
+class TextEncoder:
+    """A tokenizer that never gives a control id for text."""
+
+    def __init__(self, definition: str, name: str, control: Sequence[str] = CONTROL_TOKENS) -> None:
+        """`definition` is the content of a tokenizer.json, `name` what errors call it. Raises SpecError."""
+        document, self._tokenizer = _load(definition, name, control)
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        missing = [token for token in control if token not in vocabulary]
+        if missing:
+            raise SpecError(f"text.tokenizer: {name} lacks the control token {missing[0]}; add it to its added tokens")
+        self.vocab_size = 1 + max(vocabulary.values())
+        """Token ids are below this."""
+        self.control: Mapping[str, int] = {token: vocabulary[token] for token in control}
+        """Id of each control token."""
+        self._longest = max(map(len, vocabulary))
+        self._byte_pairs = byte_pairs.load(document)
+        kept = [re.escape(token["content"]) for token in document["added_tokens"] if not token["special"]]
+        self._kept = re.compile("|".join(kept)) if kept else None  # which the fast codec does not know
+        self._inner = _inner(document) or self._tokenizer
+        for token in control:
+            if vocabulary[token] in self._tokenizer.encode(token, add_special_tokens=False).ids:
+                raise SpecError(f"text.tokenizer: {name} cannot tell {token} in a text from the control token")
+
+    @property
+    def codec(self) -> str:
+        """The library that encodes ordinary text, with its version."""
+        return byte_pairs.NAME if self._byte_pairs and byte_pairs.NAME else f"tokenizers {version('tokenizers')}"
+
+    def encode(self, text: str, limit: int | None = None) -> list[int]:
+        """Token ids of `text`, nothing added.
+
+        With a `limit`, text that must have more tokens than that is refused before it is tokenised, so that time is bounded.
+        Raises BadSampleError with encoding_error (a lone surrogate) or too_long.
+        """
+        ids, _ = self.encode_spans(text, (), limit)
+        return ids
+
+    def encode_spans(
+        self, text: str, spans: Sequence[tuple[int, int]], limit: int | None = None, *, inner: bool = False
+    ) -> tuple[list[int], list[range]]:
+        """Token ids of `text`, and for each span of characters [start, stop) the tokens that hold any of it.
+
+        inner: `text` stands behind a control token, where some tokenizers mark no beginning of a word. `limit` and errors
+        are those of `encode`.
+        """
+        if limit is not None and len(text) > limit * self._longest:
+            raise BadSampleError(Reason.TOO_LONG, f"{len(text)} characters have more than {limit} tokens")
+        try:
+            text.encode()
+        except UnicodeEncodeError as err:
+            raise BadSampleError(Reason.ENCODING_ERROR, f"{text[err.start]!r} has no UTF-8 form") from err
+        if self._byte_pairs and not (self._kept and self._kept.search(text)):
+            fast = self._byte_pairs.encode_spans(text, spans)
+            if fast:
+                return fast
+        encoding = (self._inner if inner else self._tokenizer).encode(text, add_special_tokens=False)
+        return encoding.ids, [_tokens_of(encoding, start, stop) for start, stop in spans]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids, control tokens by name."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+    def pieces(self, ids: Sequence[int]) -> list[tuple[str, int]]:
+        """`ids` in order as (text, number of tokens): one token each, but for characters that several tokens share."""
+        stream = DecodeStream(skip_special_tokens=False)
+        pieces: list[tuple[str, int]] = []
+        pending = 0
+        for token in ids:
+            pending += 1
+            text = stream.step(self._tokenizer, token)
+            if text is not None:
+                pieces.append((text, pending))
+                pending = 0
+        return [*pieces, ("\ufffd", pending)] if pending else pieces
+
+
+@lru_cache(maxsize=4)
+def load_encoder(path: str, control: tuple[str, ...] = CONTROL_TOKENS) -> TextEncoder:
+    """The encoder at a path or fsspec URL; the bundled one for "". Raises SpecError."""
+    name = path or str(BUNDLED)
+    try:
+        definition = (read_url(path, MAX_TOKENIZER_BYTES) if path else BUNDLED.read_bytes()).decode()
+    except DatasetError as err:
+        raise SpecError(f"text.tokenizer: {err}") from err
+    except UnicodeDecodeError as err:
+        raise SpecError(f"text.tokenizer: {name} is not UTF-8: {err}") from err
+    encoder = TextEncoder(definition, name, control)
+    log.info("text codec %s", pairs(tokenizer=path or "bundled", codec=encoder.codec))
+    if byte_pairs.NAME is None:
+        log.warning("tiktoken is not installed: tokenizers encodes text, with the same ids; pip install tiktoken is faster")
+    return encoder
+
+
+def _load(definition: str, name: str, control: Sequence[str]) -> tuple[dict[str, Any], Tokenizer]:
+    """The file's content with every control token marked special, which is what `encode_special_tokens` turns into text.
+
+    And without what runs after tokenising: it would add tokens, and cut blanks off their spans.
+    """
+    try:
+        document = json.loads(definition)
+        for token in document["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in control
+        document["post_processor"] = None
+        return document, _tokenizer(document)
+    except Exception as err:  # `tokenizers` raises Exception itself
+        raise SpecError(f"text.tokenizer: {name} is not a tokenizer.json: {err}") from err
+
+
+def _tokenizer(document: dict[str, Any]) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(json.dumps(document))
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _inner(document: dict[str, Any]) -> Tokenizer | None:
+    """The tokenizer as it works behind a control token; None where that makes no difference.
+
+    SentencePiece's "▁" in front of the first word is put there by the pre-tokenizer `Metaspace` with the scheme `first`.
+    """
+    splitter = document.get("pre_tokenizer") or {}
+    first = [
+        step
+        for step in (splitter, *splitter.get("pretokenizers", ()))
+        if step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first"
+    ]
+    for step in first:
+        step["prepend_scheme"] = "never"
+    return _tokenizer(document) if first else None
+
+
+def _tokens_of(encoding: Encoding, start: int, stop: int) -> range:
+    """Tokens that hold any of the characters [start, stop). Found by halving: tokens lie in the order of the text."""
+
+    if start == stop:
+        return range(0)
+
+    def span(token: int) -> tuple[int, int]:
+        return encoding.token_to_chars(token) or (0, 0)  # none has no span: only added tokens have none
+
+    tokens = range(len(encoding.ids))
+    return range(
+        bisect_right(tokens, start, key=lambda token: span(token)[1]),
+        bisect_left(tokens, stop, key=lambda token: span(token)[0]),
+    )

@@ -1,0 +1,227 @@
+"""From the turns of a sample to token ids and labels, by a template.
+
+A turn is its frame's head, its content, and the frame's end and tail. Loss is on the words and the end of the turns that
+are to be learnt; heads, tails and media never carry any. Text between two control tokens is tokenised in one piece, whoever
+it comes from, as if the prompt had been written as one string; a token with words and frame in it counts as words.
+
+Labels stand at their own token's place (the model predicts label i from the tokens before i); the first token of a sequence
+has nothing before it, so its label is ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.manifest import Vocabulary
+from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Text, Turn
+from headrace.preprocessor.text import TextEncoder, load_encoder
+from headrace.preprocessor.text.templates import TEMPLATES, Frame, Template
+from headrace.quarantine import BadSampleError, Reason
+from headrace.sample import LABEL_IGNORED
+from headrace.spec import TextSpec
+
+NO_TOKEN = -1
+"""Id of a placeholder that a template does not have."""
+
+_Item = str | Image | Audio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequence:
+    """What the LLM sees of a sample: two arrays of one length, int32."""
+
+    input_ids: NDArray[np.int32]
+    labels: NDArray[np.int32]
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that carry loss."""
+        return int(np.count_nonzero(self.labels != LABEL_IGNORED))
+
+
+def load_template(spec: TextSpec) -> ChatTemplate:
+    """The template of a job's spec over its tokenizer. Raises SpecError: the tokenizer does not fit."""
+    template = TEMPLATES[spec.template].with_tokens(spec.image_token, spec.audio_token)
+    return ChatTemplate(load_encoder(spec.tokenizer, template.control), spec.max_tokens, template)
+
+
+class ChatTemplate:
+    """One template over one tokenizer. Has no state; thread-safe."""
+
+    def __init__(self, encoder: TextEncoder, max_tokens: int, template: Template = TEMPLATES["chatml"]) -> None:
+        """The encoder must know the template's control tokens."""
+        self.encoder = encoder
+        self._max_tokens = max_tokens
+        self._template = template
+        control = encoder.control
+        self.vocabulary = Vocabulary(
+            size=encoder.vocab_size,
+            image_token=control[template.image_token],
+            audio_token=control[template.audio_token] if template.audio else NO_TOKEN,
+        )
+        """Its `audio_token` is NO_TOKEN where the template has no place for a recording."""
+        self._control_names = re.compile("(" + "|".join(map(re.escape, template.control)) + ")")
+        self._begin = self._pieces(template.begin)
+        self._frames = {role: self._frame(frame) for role, frame in template.roles.items()}
+        self._opening = self._frame(template.opening) if template.opening else self._frames[Role.SYSTEM]
+        self._image, self._audio = self._pieces(template.image), self._pieces(template.audio)
+
+    def render(self, sample: Sample, media_tokens: list[int]) -> Sequence:
+        """The sequence of a sample whose media, in order, have so many tokens each.
+
+        Raises BadSampleError with too_long, encoding_error, unsupported_media (a recording that the template has no place
+        for) or schema_error (a system turn that it has no place for).
+        """
+        draft = _Draft(self.encoder, self._max_tokens)
+        draft.begin(self._begin)
+        media = iter(media_tokens)
+        for index, turn in enumerate(self._turns(sample)):
+            frame = self._opening if index == 0 and turn.role is Role.SYSTEM else self._frames[turn.role]
+            draft.add(frame.head, loss=False)
+            for item in self._items(turn, trim=frame.trim):
+                if isinstance(item, str):
+                    draft.add([item], loss=turn.loss)
+                else:
+                    self._add_medium(draft, item, next(media))
+            draft.add(frame.end, loss=turn.loss)
+            draft.add(frame.tail, loss=False)
+        return draft.sequence()
+
+    def _turns(self, sample: Sample) -> tuple[Turn, ...]:
+        """With the system turn in front that the template wants there."""
+        template, turns = self._template, sample.turns
+        if template.system is None or turns[0].role is Role.DOCUMENT:
+            return turns
+        given = turns[0].role is Role.SYSTEM
+        if not template.system_beside_images and any(isinstance(segment, Image) for segment in sample.segments):
+            if given and any(not isinstance(segment, Text) or segment.text.strip() for segment in turns[0].segments):
+                raise BadSampleError(Reason.SCHEMA_ERROR, "the template has no place for a system turn beside images")
+            return turns[1:] if given else turns
+        return turns if given else (Turn(role=Role.SYSTEM, segments=(Text(text=template.system),)), *turns)
+
+    def _items(self, turn: Turn, *, trim: bool) -> Iterator[_Item]:
+        """Text and media of a turn as they come to stand."""
+        gap = self._template.media_gap
+        if gap is not None and turn.role is not Role.DOCUMENT:
+            for segment in turn.segments:
+                if not isinstance(segment, Text):
+                    yield segment
+                    yield gap
+            words = self._template.joint.join(segment.text for segment in turn.segments if isinstance(segment, Text))
+            yield words.strip() if trim else words
+        else:
+            yield from _trimmed(_merged(turn)) if trim else _merged(turn)
+
+    def _add_medium(self, draft: _Draft, medium: Image | Audio, num_tokens: int) -> None:
+        if isinstance(medium, Image):
+            pieces, token, count = self._image, self.vocabulary.image_token, self._template.tokens_per_image or num_tokens
+        elif self._audio:
+            pieces, token, count = self._audio, self.vocabulary.audio_token, num_tokens
+        else:
+            raise BadSampleError(
+                Reason.UNSUPPORTED_MEDIA, "the template has no place for a recording; name its placeholder in text.audio_token"
+            )
+        for piece in pieces:
+            if piece == token:
+                draft.add_control(token, count=count, loss=False)
+            else:
+                draft.add([piece], loss=False)
+
+    def _frame(self, frame: Frame) -> _Frame:
+        return _Frame(head=self._pieces(frame.head), end=self._pieces(frame.end), tail=self._pieces(frame.tail), trim=frame.trim)
+
+    def _pieces(self, markup: str) -> list[str | int]:
+        """Markup cut into text and control ids."""
+        control = self.encoder.control
+        return [control.get(piece, piece) for piece in self._control_names.split(markup) if piece]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """A Frame, cut into text and control ids."""
+
+    head: list[str | int]
+    end: list[str | int]
+    tail: list[str | int]
+    trim: bool
+
+
+class _Draft:
+    """Ids and labels as they grow, up to a limit. Text waits until a control token ends it."""
+
+    def __init__(self, encoder: TextEncoder, max_tokens: int) -> None:
+        self._encoder = encoder
+        self._max_tokens = max_tokens
+        self._ids, self._labels = array("i"), array("i")
+        self._text: list[str] = []
+        self._text_length = 0
+        self._learnt: list[tuple[int, int]] = []  # spans of the waiting text
+        self._inner = False  # whether a control token stands before the waiting text
+
+    def begin(self, pieces: Iterable[str | int]) -> None:
+        """What tokenizers put in front: what follows is the beginning of the text all the same."""
+        self.add(pieces, loss=False)
+        self._inner = False
+
+    def add(self, pieces: Iterable[str | int], *, loss: bool) -> None:
+        for piece in pieces:
+            if isinstance(piece, int):
+                self.add_control(piece, loss=loss)
+                continue
+            if loss:
+                self._learnt.append((self._text_length, self._text_length + len(piece)))
+            self._text.append(piece)
+            self._text_length += len(piece)
+
+    def add_control(self, token: int, *, count: int = 1, loss: bool) -> None:
+        self._encode_text()
+        self._inner = True
+        self._append(array("i", [token]) * count, array("i", [token if loss else LABEL_IGNORED]) * count)
+
+    def sequence(self) -> Sequence:
+        self._encode_text()
+        self._labels[0] = LABEL_IGNORED
+        return Sequence(input_ids=np.frombuffer(self._ids, np.int32), labels=np.frombuffer(self._labels, np.int32))
+
+    def _encode_text(self) -> None:
+        if not self._text_length:
+            return
+        ids, learnt = self._encoder.encode_spans("".join(self._text), self._learnt, self._max_tokens, inner=self._inner)
+        tokens = array("i", ids)
+        labels = array("i", [LABEL_IGNORED]) * len(ids)
+        for span in learnt:
+            labels[span.start : span.stop] = tokens[span.start : span.stop]
+        self._append(tokens, labels)
+        self._text, self._text_length, self._learnt = [], 0, []
+
+    def _append(self, ids: array[int], labels: array[int]) -> None:
+        self._ids += ids
+        self._labels += labels
+        if len(self._ids) > self._max_tokens:
+            raise BadSampleError(Reason.TOO_LONG, f"more than {self._max_tokens} tokens")
+
+
+def _merged(turn: Turn) -> Iterator[_Item]:
+    """The segments in place, neighbouring texts joined."""
+    for is_text, group in groupby(turn.segments, key=lambda segment: isinstance(segment, Text)):
+        if is_text:
+            yield "".join(segment.text for segment in group if isinstance(segment, Text))
+        else:
+            yield from (segment for segment in group if not isinstance(segment, Text))
+
+
+def _trimmed(items: Iterable[_Item]) -> list[_Item]:
+    """Without white space at both ends; media are none."""
+    trimmed = list(items)
+    if trimmed and isinstance(trimmed[0], str):
+        trimmed[0] = trimmed[0].lstrip()
+    if trimmed and isinstance(trimmed[-1], str):
+        trimmed[-1] = trimmed[-1].rstrip()
+    return trimmed

@@ -1,0 +1,148 @@
+"""The streams of the preprocessors: each is a membership, from its Hello to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from headrace.codec import rejection_value
+from headrace.errors import HeadraceError, UserError
+from headrace.observability.logs import pairs
+from headrace.outbox import Outbox
+from headrace.reorder_service.fleet.member import Member
+from headrace.reorder_service.fleet.reports import check_hello, check_listed, check_report
+from headrace.reorder_service.jobs import messages
+from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.service import ReorderService
+from headrace.rpc import answers_stream
+from headrace.v1 import fleet_pb2, fleet_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+LOST = "connection closed"
+
+MOST_ERROR = 4096  # characters of the sentence with which an order fails: it ends in the job's record
+
+
+@dataclass(slots=True)
+class Listing:
+    """The pages that have come of one list of shards, as one, and their bytes."""
+
+    pages: fleet_pb2.ShardsListed = field(default_factory=fleet_pb2.ShardsListed)
+    num_bytes: int = 0
+
+
+Listed = dict[str, Listing]
+"""By lease."""
+
+
+class FleetServicer(fleet_pb2_grpc.FleetServicer):
+    """One stream a preprocessor."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    @answers_stream
+    async def Work(
+        self, messages: AsyncIterator[fleet_pb2.FleetReports], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[fleet_pb2.FleetOrders]:
+        service = self._post.service
+        outbox = Outbox[fleet_pb2.FleetOrder]()
+        welcome = fleet_pb2.Welcome(heartbeat_s=HEARTBEAT_S, jobs=service.running_jobs())
+        outbox.put(fleet_pb2.FleetOrder(welcome=welcome))
+        reader = asyncio.create_task(_read(service, aiter(messages), outbox))
+        try:
+            async for orders in outbox.batches():
+                yield fleet_pb2.FleetOrders(orders=orders)
+            if reader.done():
+                await reader  # raises what broke it, if anything did
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+
+async def _read(
+    service: ReorderService,
+    messages: AsyncIterator[fleet_pb2.FleetReports],
+    outbox: Outbox[fleet_pb2.FleetOrder],
+) -> None:
+    """Hear a preprocessor out. The end of its stream is its departure, unless the fleet dismisses it before."""
+    member: Member | None = None
+    listed: Listed = {}
+    why = LOST
+    try:
+        async for message in messages:
+            if member is not None:
+                service.fleet.hear(member)
+            for report in message.reports:
+                kind = report.WhichOneof("report")
+                if kind == "goodbye":
+                    why = "departed"
+                    return
+                if (member is None) != (kind == "hello"):
+                    raise UserError(f"the stream of a preprocessor begins with its one hello, got {kind or 'nothing'}")
+                if member is None:
+                    member = _join(service, report.hello, outbox)
+                elif kind is not None:
+                    _hear(service, member, kind, getattr(report, kind), listed)
+    except HeadraceError as err:
+        why = "refused"
+        log.warning("refused %s", pairs(preprocessor=member.name if member is not None else None, error=err))
+        raise
+    finally:
+        if member is not None:
+            service.fleet.leave(member, why, died=why == LOST)
+        outbox.end()
+
+
+def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_pb2.FleetOrder]) -> Member:
+    check_hello(hello)
+
+    def introduce(job: str) -> fleet_pb2.FleetOrder:
+        run = service.find(job)
+        return messages.job_opened(job, run.spec.to_peer_json(), run.key)
+
+    member = Member(
+        name=hello.preprocessor,
+        endpoint=hello.endpoint,
+        slots=hello.slots,
+        send=outbox.put,
+        introduce=introduce,
+        dismiss=outbox.end,
+        instance=hello.instance,
+    )
+    service.fleet.join(member)
+    return member
+
+
+def _hear(service: ReorderService, member: Member, kind: str, report: Any, listed: Listed) -> None:
+    check_report(service.fleet, member, kind, report)
+    if kind == "heartbeat":
+        member.samples_decoded, member.bytes_decoded = report.samples_decoded, report.bytes_decoded
+        member.store_bytes, member.store_budget_bytes = report.store_bytes, report.store_budget_bytes
+        member.occupancy = report.occupancy
+    elif kind == "order_failed":
+        damaged = [rejection_value(item) for item in report.damaged]
+        service.fleet.fail(member, report.lease, report.error[:MOST_ERROR], damaged)
+    elif kind == "shards_listed":
+        _hear_page(service, member, report, listed)
+    else:
+        service.fleet.finish(member, report.lease, report)
+
+
+def _hear_page(service: ReorderService, member: Member, page: fleet_pb2.ShardsListed, listed: Listed) -> None:
+    if service.fleet.at_work(member, page.lease) is None:  # given up meanwhile: nothing of it is kept
+        listed.pop(page.lease, None)
+        return
+    listing = listed.setdefault(page.lease, Listing())
+    listing.num_bytes += page.ByteSize()
+    check_listed(len(listing.pages.shards) + len(page.shards), listing.num_bytes)
+    listing.pages.MergeFrom(page)
+    if not page.more:
+        service.fleet.finish(member, page.lease, listed.pop(page.lease).pages)

@@ -1,0 +1,200 @@
+"""What people and tools ask of the reorder service: decode, call, encode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+
+from headrace import codec
+from headrace.errors import NotFoundError, UserError
+from headrace.manifest import PAGE_SHARDS
+from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.store.progress import Amounts
+from headrace.rpc import answers, answers_stream
+from headrace.spec import load_topology_json
+from headrace.v1 import jobs_pb2, jobs_pb2_grpc
+from headrace.v1.common_pb2 import Rejection
+
+
+class JobsServicer(jobs_pb2_grpc.JobsServicer):
+    """Submit, show, list, cancel; ledger, quarantine and plans."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    @answers
+    async def Submit(self, request: jobs_pb2.SubmitRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.SubmitReply:
+        run = await self._post.service.submit(request.spec_json)
+        return jobs_pb2.SubmitReply(job=run.name)
+
+    @answers
+    async def Show(self, request: jobs_pb2.ShowRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
+        return await self._status(self._post.service.find(request.job))
+
+    @answers
+    async def List(self, request: jobs_pb2.ListRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ListReply:
+        service = self._post.service
+        jobs = [await self._status(run) for run in service.jobs.values()]
+        jobs += [
+            jobs_pb2.JobStatus(job=job, state=jobs_pb2.JOB_STATE_SET_ASIDE, message=why) for job, why in service.set_aside.items()
+        ]
+        return jobs_pb2.ListReply(jobs=jobs)
+
+    @answers
+    async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
+        run = self._post.service.find(request.job)
+        await asyncio.shield(run.cancel())
+        return await self._status(run)
+
+    @answers_stream
+    async def Manifest(
+        self, request: jobs_pb2.ManifestRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[jobs_pb2.ManifestPage]:
+        manifest = self._post.service.find(request.job).manifest
+        shards, num_rows = manifest.shards, manifest.num_rows
+        for start in range(0, len(shards), PAGE_SHARDS):
+            yield jobs_pb2.ManifestPage(
+                shards=[
+                    jobs_pb2.ManifestShard(shard=codec.shard_message(number, shard), num_samples=num_rows[number])
+                    for number, shard in enumerate(shards[start : start + PAGE_SHARDS], start)
+                ]
+            )
+
+    @answers
+    async def Pause(self, request: jobs_pb2.PauseRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
+        run = self._post.service.find(request.job)
+        await asyncio.shield(run.pause(request.paused))
+        return await self._status(run)
+
+    @answers
+    async def Reset(self, request: jobs_pb2.ResetRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
+        run = self._post.service.find(request.job)
+        await asyncio.shield(run.rewind(request.step))
+        return await self._status(run)
+
+    @answers
+    async def SetWeights(self, request: jobs_pb2.WeightsRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
+        run = self._post.service.find(request.job)
+        await asyncio.shield(run.set_weights(request.step, dict(request.weights)))
+        return await self._status(run)
+
+    @answers
+    async def SetTopology(self, request: jobs_pb2.TopologyRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
+        run = self._post.service.find(request.job)
+        generation = request.generation if request.HasField("generation") else None
+        await asyncio.shield(run.set_topology(load_topology_json(request.topology_json), generation))
+        return await self._status(run)
+
+    @answers_stream
+    async def Ledger(
+        self, request: jobs_pb2.LedgerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
+        run = self._post.service.find(request.job)
+        if request.start < 0 or request.count < 0:
+            raise UserError(f"{request.count} steps from step {request.start} on are none: steps count from 0, and so do they")
+        async for entry in self._post.service.store.ledger(run.name, request.start):
+            if request.count and entry.step >= request.start + request.count:
+                return
+            yield jobs_pb2.LedgerEntry(step=entry.step, samples=entry.samples, loss=entry.loss)
+
+    @answers_stream
+    async def Quarantine(
+        self, request: jobs_pb2.QuarantineRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[Rejection]:
+        run = self._post.service.find(request.job)
+        for item in await self._post.service.store.quarantine(run.name):
+            yield codec.rejection_message(item)
+
+    @answers
+    async def ShowPlan(self, request: jobs_pb2.ShowPlanRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ShowPlanReply:
+        step = _shown_step(self._post.service.find(request.job), request.step)
+        assert step.plan is not None
+        return jobs_pb2.ShowPlanReply(
+            step=step.index,
+            plan_json=json.dumps(step.plan.to_json()),
+            sample_ids=step.sample_ids,
+            costs=[jobs_pb2.UnitCosts(unit=unit, cost_s=values) for unit, values in step.costs.items()],
+        )
+
+    async def _status(self, run: JobRun) -> jobs_pb2.JobStatus:
+        service = self._post.service
+        nodes = service.nodes[run.name]
+        return jobs_pb2.JobStatus(
+            job=run.name,
+            state=jobs_pb2.JobState.Value(f"JOB_STATE_{run.state}"),
+            message=run.message,
+            committed_steps=run.committed,
+            num_steps=run.num_steps,
+            committed_samples=run.progress.samples,
+            quarantined_samples=await service.store.num_quarantined(run.name),
+            num_shards=len(run.manifest.shards),
+            indexed_shards=run.manifest.num_counted,
+            first_loss=run.progress.first_loss,
+            last_loss=run.progress.last_loss,
+            data_wait_s=run.progress.data_wait_s,
+            step_s=run.progress.step_s,
+            preprocessors=[
+                jobs_pb2.PreprocessorStatus(
+                    preprocessor=m.name,
+                    endpoint=m.endpoint,
+                    samples_decoded=m.samples_decoded,
+                    bytes_decoded=m.bytes_decoded,
+                    store_bytes=m.store_bytes,
+                    store_budget_bytes=m.store_budget_bytes,
+                    leases=len(m.leases),
+                    slots=m.slots,
+                    occupancy=m.occupancy,
+                )
+                for m in service.fleet.members.values()
+            ],
+            spec_json=run.spec.to_json(),
+            planned_steps=sum(step.plan is not None for step in run.steps.values()),
+            planned_bytes=sum(step.num_bytes or 0 for step in run.steps.values()),
+            window_bytes=run.window_bytes,
+            paused=run.paused,
+            generation=run.generation,
+            topology_json=run.topology.model_dump_json(),
+            leader=self._post.leader.split()[0],
+            term=service.store.database.term,
+            ranks=[
+                jobs_pb2.RankStatus(
+                    rank=session.rank,
+                    committed_steps=session.next_step,
+                    data_wait_s=session.data_wait_s,
+                    step_s=session.step_s,
+                )
+                for _, session in sorted(run.sessions.by_rank.items())
+            ],
+            sources=_source_statuses(run),
+            up_s=time.monotonic() - service.began_s,
+            mixture_json=json.dumps(run.layout.changes),
+            snapshot=nodes.snapshot if nodes.snapshot.generation else None,
+            recoveries=nodes.recoveries,
+        )
+
+
+def _source_statuses(run: JobRun) -> list[jobs_pb2.SourceStatus]:
+    names = [source.name for source in run.spec.sources]
+    amounts = [run.progress.delivered.get(name, Amounts()) for name in names]
+    return [
+        jobs_pb2.SourceStatus(source=name, share=share, **given._asdict())
+        for name, share, given in zip(names, run.layout.shares(run.next_step), amounts, strict=True)
+    ]
+
+
+def _shown_step(run: JobRun, index: int) -> Step:
+    planned = [*run.recent, *(step for step in run.steps.values() if step.plan is not None)]
+    if index < 0:
+        full = [step for step in planned if len(step.probes) == max(len(s.probes) for s in planned) and step.probes]
+        if full:
+            return full[-1]
+    for step in planned:
+        if step.index == index and step.probes:
+            return step
+    raise NotFoundError(f"no plan of step {index} of job {run.name!r} is at hand: only the window and the latest steps are kept")

@@ -1,0 +1,61 @@
+"""The streams of the nodes of recoverable jobs: decode, call, encode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from headrace.errors import UserError
+from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.nodes.nodes import Nodes, NodeStream
+from headrace.rpc import answers_stream
+from headrace.v1 import membership_pb2, membership_pb2_grpc
+
+
+class MembershipServicer(membership_pb2_grpc.MembershipServicer):
+    """One stream a node."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    @answers_stream
+    async def Join(
+        self, messages: AsyncIterator[membership_pb2.NodeMessage], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[membership_pb2.Snapshot]:
+        service, said = self._post.service, aiter(messages)
+        first = await anext(said, membership_pb2.NodeMessage())
+        if first.WhichOneof("message") != "hello":
+            raise UserError("the stream of a node begins with its hello")
+        nodes = service.find_nodes(first.hello.job)
+        stream = nodes.join(first.hello)
+        reader = asyncio.create_task(_read(nodes, stream, said))
+        try:
+            async for snapshot in stream.snapshots():
+                yield snapshot
+            if reader.done():
+                await reader  # raises what broke it, if anything did
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+
+async def _read(nodes: Nodes, stream: NodeStream, said: AsyncIterator[membership_pb2.NodeMessage]) -> None:
+    """Hear a node out, to the end of its stream."""
+    done = False
+    try:
+        async for message in said:
+            nodes.hear(stream)
+            kind = message.WhichOneof("message")
+            if kind == "leave":
+                done = message.leave.done
+                if not done:
+                    nodes.leave(stream)
+            elif kind == "recovered":
+                nodes.recovered(stream, message.recovered)
+            elif kind == "cut_off":
+                nodes.cut_off(stream, message.cut_off.generation)
+    finally:
+        nodes.end(stream, "its stream ended", done=done)
+        stream.end()

@@ -1,0 +1,204 @@
+"""What trainer ranks ask of the reorder service: decode, call, encode."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator
+
+import grpc
+
+from headrace import codec
+from headrace.errors import ConflictError, NotFoundError
+from headrace.reorder_service.fleet.fleet import Fleet
+from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.planned_step import Part, RankCommit, Step
+from headrace.reorder_service.jobs.sessions import Ended, Session, Told
+from headrace.reorder_service.leadership import Post
+from headrace.rpc import answers, answers_stream
+from headrace.v1 import sessions_pb2, sessions_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 2.0  # for a job to be ready, and for a rank to be vacant, until one that asks again is told what it waits for
+VACANT_S = 7.0  # for a rank to be vacant, where nobody asks again: longer than keepalive takes (headrace.rpc)
+COMMIT_PATIENCE_S = 4.0  # for the other ranks of a step, likewise
+MISSING_RANKS = 8  # of a step, that are named
+
+
+def add_to_server(servicer: SessionsServicer, server: grpc.aio.Server) -> None:
+    """Plans go out as the bytes that they are: a message that a thousand ranks hear is not written a thousand times.
+
+    gRPC asks generic handlers in the order of their addition, and finds registered ones by name, the last of each: ours is added
+    before the generated ones to the former, and after them to the latter, and so wins in both.
+    """
+    plans = grpc.unary_stream_rpc_method_handler(
+        servicer.Plans, request_deserializer=sessions_pb2.PlansRequest.FromString, response_serializer=bytes
+    )
+    service, handlers = "headrace.v1.Sessions", {"Plans": plans}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    sessions_pb2_grpc.add_SessionsServicer_to_server(servicer, server)
+    server.add_registered_method_handlers(service, handlers)
+
+
+class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
+    """What trainer ranks ask."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    @answers
+    async def Open(self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.OpenReply:
+        run = self._post.service.find(request.job)
+        try:
+            async with asyncio.timeout(PATIENCE_S if request.patient else None):
+                await run.wait_ready()
+        except TimeoutError:
+            return sessions_pb2.OpenReply(waiting=_awaited(run, self._post.service.fleet))
+        if not request.together:
+            try:
+                await run.sessions.vacant(request.rank, request.continues, PATIENCE_S if request.patient else VACANT_S)
+            except ConflictError as err:
+                if not request.patient:
+                    raise
+                return sessions_pb2.OpenReply(waiting=str(err), occupied=True)
+        generation = request.generation if request.HasField("generation") else None
+        if request.HasField("resume_step"):
+            run.sessions.check_brought(request.rank, request.resume_step)
+            await asyncio.shield(run.rewind(request.resume_step, request.catch_up))
+        vocabulary = run.manifest.vocabulary
+        if vocabulary is None:
+            raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
+        session = run.open_session(request.rank, request.num_ranks, generation, request.replicas, together=request.together)
+        session.brought = request.resume_step if request.HasField("resume_step") else None
+        return sessions_pb2.OpenReply(
+            session=session.id,
+            generation=run.generation,
+            next_step=run.committed,
+            spec_json=run.spec.to_peer_json(),
+            vocabulary=codec.vocabulary_message(vocabulary),
+        )
+
+    @answers_stream
+    async def Plans(self, request: sessions_pb2.PlansRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+        run, session = self._post.service.find_session(request.session)
+        session.begin_streaming()
+        try:
+            async for told in session.told():
+                yield b"".join(plan_events(one, session) for one in told)
+        finally:
+            run.sessions.leave(session)
+        log.debug("plans ended job=%s rank=%d", run.name, session.rank)
+
+    @answers
+    async def ReportLost(
+        self, request: sessions_pb2.ReportLostRequest, context: grpc.aio.ServicerContext
+    ) -> sessions_pb2.ReportLostReply:
+        run, _ = self._post.service.find_session(request.session)
+        run.report_lost(request.ticket, request.lease)
+        return sessions_pb2.ReportLostReply()
+
+    @answers
+    async def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CommitReply:
+        run, session = self._post.service.find_session(request.session)
+        commit = RankCommit(
+            rejected=tuple(codec.rejection_value(item) for item in request.rejections),
+            loss=request.loss,
+            step_s=request.step_s,
+            data_wait_s=request.data_wait_s,
+        )
+        committed = await run.commit(session, request.step, commit)
+        if request.wait and not committed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMMIT_PATIENCE_S):
+                    await run.committed_by_all(session, request.step)
+            committed = request.step < run.committed
+        if session.over is not None and not committed:
+            raise session.over
+        return sessions_pb2.CommitReply(committed=committed, missing=() if committed else _missing(run, request.step))
+
+    @answers
+    async def Close(self, request: sessions_pb2.CloseRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CloseReply:
+        run, session = self._post.service.find_session(request.session)
+        run.sessions.by_rank.pop(session.rank, None)
+        session.end(NotFoundError(f"session {session.id!r} was closed"))
+        return sessions_pb2.CloseReply()
+
+
+def _awaited(run: JobRun, fleet: Fleet) -> str:
+    """What a job that is not ready waits for."""
+    if not fleet.members:
+        return "no preprocessor is connected: start one with `headrace preprocessor --reorder HOST:PORT`"
+    if run.manifest.vocabulary is None:
+        return "the preprocessors list its shards"
+    return f"the preprocessors count its shards, {run.manifest.num_counted} of {len(run.manifest.shards)} so far"
+
+
+def _missing(run: JobRun, step: int) -> list[int]:
+    """Some of the ranks that have not committed the step."""
+    commits = run.steps[step].commits if step in run.steps else {}
+    return list(itertools.islice((rank for rank in range(run.sessions.num_ranks) if rank not in commits), MISSING_RANKS))
+
+
+def plan_events(told: Told, session: Session) -> bytes:
+    """Some PlanEvents, written when the first session of the lane is told."""
+    if not told.message:
+        told.message = b"".join(_event_message(event, session) for event in told.events)
+    return told.message
+
+
+def _event_message(event: Step | Part | Ended, session: Session) -> bytes:
+    """PlanEvents with one event."""
+    if isinstance(event, Step):
+        return _plan_message(event, session)
+    if isinstance(event, Part):
+        if event.message[0] != event.lease:
+            location = sessions_pb2.PartLocation(
+                ticket=event.ticket, lease=event.lease, endpoint=event.endpoint, left_out=event.agreed.left_out
+            )
+            event.message = event.lease, _written(sessions_pb2.PlanEvent(location=location))
+        return event.message[1]
+    return _written(sessions_pb2.PlanEvent(ended=sessions_pb2.JobEnded(message=event.message)))
+
+
+def _written(event: sessions_pb2.PlanEvent) -> bytes:
+    written: bytes = sessions_pb2.PlanEvents(events=[event]).SerializeToString()
+    return written
+
+
+def _plan_message(step: Step, session: Session) -> bytes:
+    """What is of all ranks, and what is of the session's lane, is written once each."""
+    if session.lane not in step.messages:
+        step.messages[session.lane] = _rank_plan(step, session).SerializeToString()
+    plan = step.messages[session.lane]
+    if session.replicas:
+        plan += codec.field_bytes(sessions_pb2.RankPlan.WHOLE_FIELD_NUMBER, step.whole)
+    event = codec.field_bytes(sessions_pb2.PlanEvent.PLAN_FIELD_NUMBER, plan)
+    return codec.field_bytes(sessions_pb2.PlanEvents.EVENTS_FIELD_NUMBER, event)
+
+
+def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
+    """Without the whole plan."""
+    replicas = [replica for replica in range(len(step.sizes)) if session.serves(replica)]
+    microbatches = [
+        sessions_pb2.RankMicrobatch(
+            replica=r,
+            index=k,
+            tickets=step.tickets.get((r, k), ()),
+            num_samples=step.sizes[r][k],
+            parts=_part_samples(step, r, k) if session.replicas else (),
+            seconds=step.seconds[r][k],
+            packs=() if session.replicas else [sessions_pb2.Pack(sample_ids=samples) for samples in step.packs_in(r, k)],
+        )
+        for k in range(max((len(step.sizes[r]) for r in replicas), default=0))
+        for r in replicas
+        if k < len(step.sizes[r])
+    ]
+    return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes))
+
+
+def _part_samples(step: Step, replica: int, microbatch: int) -> list[sessions_pb2.PartSamples]:
+    parts = [step.parts[ticket] for ticket in step.tickets.get((replica, microbatch), ())]
+    return [sessions_pb2.PartSamples(sample_ids=[ref.sample_id for ref in part.samples]) for part in parts]

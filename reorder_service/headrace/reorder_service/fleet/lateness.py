@@ -1,0 +1,59 @@
+"""Who is slower than the others, and which leases are late: decisions over what members reported and when.
+
+A member is compared with itself and with the median of the others, by the time that usually passes between two reports.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterator
+
+from headrace.reorder_service.fleet.member import Member, Work
+
+LATE = 4.0  # times as long as usual without a report: parts of one job differ by less, mostly
+LEAST_LATE_S = 0.25  # less is a pause that any busy machine makes
+START_S = 1.0  # likewise, of a member that has hardly begun: it imports, it opens shards
+LEAST_SHARE = 3  # a member may fill one of so many slots for decoding however slow it is: its threads are about as many
+
+
+def assess(members: Collection[Member], now_s: float) -> None:
+    """Say of each member how many slots for decoding it may fill, and whether it is silent. Where all are, none is."""
+    rates = {m: rate / m.slots for m in members if (rate := m.paces[True].rate(now_s)) is not None}
+    usual = statistics.median(rates.values()) if rates else 0.0
+    for member in members:
+        slower = min(1.0, rates[member] / usual) if member in rates and usual else 1.0
+        member.allowed = max(1, member.slots // LEAST_SHARE, math.ceil(member.slots * slower))
+    silent: set[Member] = set()
+    for keep in (False, True):
+        patience_s = _patience_s(members, keep=keep)
+        silent |= {m for m in members if m.paces[keep].silence_s(now_s) > patience_s.get(m, math.inf) and not m.is_full}
+    for member in members:
+        member.silent = member in silent and len(silent) < len(members)
+
+
+def late_leases(members: Collection[Member], now_s: float, *, keep: bool) -> Iterator[tuple[Member, str, Work]]:
+    """Of those whose results are waited for, by priority. Work that is not `keep` always is; other, while it is urgent."""
+    patience_s = _patience_s(members, keep=keep)
+    late = []
+    for member in members:
+        for lease, work in member.leases.items():
+            if work.keep != keep or not work.is_timed or (keep and not work.urgent()):
+                continue
+            if work.needed_s is None:
+                work.needed_s = now_s
+            limit_s = patience_s.get(member, math.inf) * 2 ** len(work.avoid)
+            silence_s = now_s - max(work.needed_s, member.paces[keep].since_s)
+            if silence_s > limit_s or now_s - work.needed_s > limit_s * member.slots:
+                late.append((work.priority, lease, member, work))
+    for _, lease, member, work in sorted(late, key=lambda entry: entry[:2]):
+        yield member, lease, work
+
+
+def _patience_s(members: Collection[Member], *, keep: bool) -> dict[Member, float]:
+    """How long each member may say nothing while it has work of this kind; of none, before any has reported."""
+    gaps_s = {m: gap_s for m in members if (gap_s := m.paces[keep].gap_s) is not None}
+    if not gaps_s:
+        return {}
+    usual_s = statistics.median(gaps_s.values())
+    return {m: max(LEAST_LATE_S if m in gaps_s else START_S, LATE * min(usual_s, gaps_s.get(m, usual_s))) for m in members}

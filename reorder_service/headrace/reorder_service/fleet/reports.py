@@ -1,0 +1,122 @@
+"""What preprocessors say is checked before anything is done about it: who they are, numbers that count, and answers to orders.
+
+A report that breaks a rule ends the stream that it came by, with the rule in a sentence. Work that was given away with it goes
+to another preprocessor, and nothing of it is in the manifest or in the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from headrace.errors import ConflictError, UserError
+from headrace.limits import MAX_PATH
+from headrace.manifest import MOST_ROWS
+from headrace.quarantine import Reason
+from headrace.reorder_service.fleet.fleet import Fleet
+from headrace.reorder_service.fleet.member import Member
+from headrace.rpc import check_endpoint
+from headrace.v1 import fleet_pb2
+
+MOST_SLOTS = 1 << 14  # a preprocessor asks for about twice as many as it has threads
+MOST_CHARACTERS = 255  # of names and endpoints, as of a host's name
+MOST_SHARDS = 1 << 24  # of a job
+MOST_PATH = 2 * MAX_PATH  # characters of a shard's URL and of its name: a source's folder, and a path in it
+MOST_LISTED_BYTES = 1 << 30  # of a list of shards, all pages together: a million take some 200 MB
+MOST_BYTES = 1 << 50  # of anything that a heartbeat counts in bytes
+
+_REASONS = frozenset(map(str, Reason))
+
+ANSWERS = {
+    "list_shards": "shards_listed",
+    "index_shard": "shard_indexed",
+    "probe_samples": "samples_probed",
+    "decode_part": "part_decoded",
+}
+"""Order -> the report that ends it; order_failed ends any."""
+
+
+def check_hello(hello: fleet_pb2.Hello) -> None:
+    """Raises UserError where the preprocessor cannot be taken as it says it is."""
+    for what, text in (("name", hello.preprocessor), ("endpoint", hello.endpoint), ("instance", hello.instance)):
+        if len(text) > MOST_CHARACTERS or not text.isprintable():
+            raise UserError(
+                f"a preprocessor's {what} must be up to {MOST_CHARACTERS} printable characters, got {text[:64]!r} of {len(text)}"
+            )
+    if not hello.preprocessor:
+        raise UserError("a preprocessor must have a name, got an empty one")
+    check_endpoint(hello.endpoint)
+    if not 1 <= hello.slots <= MOST_SLOTS:
+        raise UserError(f"preprocessor {hello.preprocessor!r} must have 1 to {MOST_SLOTS} slots, got {hello.slots}")
+
+
+def check_report(fleet: Fleet, member: Member, kind: str, report: Any) -> None:
+    """Raises UserError where a report says what cannot be, and ConflictError where it answers what was not asked."""
+    if kind in _CHECKS:
+        _CHECKS[kind](report)
+    if kind not in ANSWERS.values():
+        return
+    work = fleet.at_work(member, report.lease)
+    if work is not None and work.answer not in ("", kind):
+        raise ConflictError(f"lease {report.lease[:MOST_CHARACTERS]!r} is to be answered with {work.answer}, got {kind}")
+    if kind == "shards_listed" and work is None and not fleet.has_given(member, report.lease):
+        raise ConflictError(
+            f"nobody asked preprocessor {member.name!r} for the shards of lease {report.lease[:MOST_CHARACTERS]!r}"
+        )
+
+
+def check_listed(num_shards: int, num_bytes: int) -> None:
+    """Raises UserError where the pages that have come of a list of shards are too much."""
+    if num_shards > MOST_SHARDS or num_bytes > MOST_LISTED_BYTES:
+        raise UserError(
+            f"a job has at most {MOST_SHARDS} shards, whose list has up to {MOST_LISTED_BYTES} bytes, "
+            f"got {num_shards} of {num_bytes} bytes and perhaps more: make larger shards"
+        )
+
+
+def _heartbeat(beat: fleet_pb2.Heartbeat) -> None:
+    counted = {field.name: getattr(beat, field.name) for field in beat.DESCRIPTOR.fields if field.message_type is None}
+    held = {field.name: getattr(beat.occupancy, field.name) for field in beat.occupancy.DESCRIPTOR.fields}
+    for name, value in (counted | held).items():
+        if not 0 <= value <= MOST_BYTES:
+            raise UserError(f"a heartbeat's {name} must be 0 to 2^50, got {value}")
+
+
+def _listed(page: fleet_pb2.ShardsListed) -> None:
+    for shard in page.shards:
+        if shard.source < 0 or not 0 <= shard.number < MOST_SHARDS:
+            raise UserError(f"a shard's source and number must be 0 or more, got {shard.source} and {shard.number}")
+        for what, text in (("URL", shard.url), ("name", shard.name)):
+            if len(text) > MOST_PATH:
+                raise UserError(f"a shard's {what} must have up to {MOST_PATH} characters, got {len(text)}: {text[:64]!r}...")
+
+
+def _indexed(indexed: fleet_pb2.ShardIndexed) -> None:
+    if not 0 <= indexed.num_samples <= MOST_ROWS:
+        raise UserError(f"a shard must have 0 to {MOST_ROWS} rows, got {indexed.num_samples}: split the shard")
+    _rejected(indexed.rejections)
+
+
+def _probed(probed: fleet_pb2.SamplesProbed) -> None:
+    for probe in probed.probes:
+        numbers = (probe.sample_id, probe.num_tokens, probe.num_targets, *probe.image_patches, *probe.mel_frames)
+        if min(numbers) < 0:
+            raise UserError(
+                f"what is probed of a sample must be 0 or more, got {min(numbers)} of {probe.name[:MOST_CHARACTERS]!r}"
+            )
+    _rejected(probed.rejections)
+
+
+def _rejected(rejections: Iterable[Any]) -> None:
+    for item in rejections:
+        if item.reason not in _REASONS:
+            raise UserError(f"{item.reason[:64]!r} is no reason to refuse a sample, of {item.name[:MOST_CHARACTERS]!r}")
+
+
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "heartbeat": _heartbeat,
+    "shards_listed": _listed,
+    "shard_indexed": _indexed,
+    "samples_probed": _probed,
+    "order_failed": lambda failed: _rejected(failed.damaged),
+}

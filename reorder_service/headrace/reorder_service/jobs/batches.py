@@ -1,0 +1,108 @@
+"""Which samples each step of a job has: the global order, cut into global batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from headrace.errors import JobFailedError, UserError
+from headrace.reorder_service.jobs.counted_shards import CountedShards
+from headrace.reorder_service.order.mixture import Mixture
+from headrace.sample import SampleRef
+from headrace.spec import JobSpec
+
+Changes = tuple[tuple[int, tuple[float, ...]], ...]
+"""Weights of all sources, in the order of the spec, each from a step on."""
+
+
+class Layout:
+    """Known as far as the shards are counted, once `lay_out` was called.
+
+    A job ends after all epochs, or after all steps where that is less.
+    """
+
+    def __init__(self, spec: JobSpec, manifest: CountedShards, changes: Changes) -> None:
+        self.num_steps = 0
+        """0 until it is known: at once where `steps` alone ends the job, else when the last shard is counted."""
+        self._num_samples = 0
+        self._spec = spec
+        self._epochs = (spec.epochs or 1) if spec.epochs is not None or spec.steps is None else None
+        self._limit = None if spec.steps is None else spec.steps * spec.global_batch
+        self._manifest = manifest
+        self.changes = changes
+        """Of the mixture. To be followed by `lay_out`."""
+
+    def lay_out(self) -> None:
+        """Find out the order of the shards, and the places of samples as far as shards are counted.
+
+        To be called when they are listed. Raises JobFailedError where a source has no usable sample.
+        """
+        size = self._spec.global_batch
+        with _to_be_inspected():
+            self._order = self._manifest.order([(step * size, weights) for step, weights in self.changes])
+        self._num_samples = self.num_steps = 0
+        self._find_end()
+
+    def to_count(self, step: int, ahead: int = 0) -> list[int]:
+        """Shards to be counted next on the way to the samples of a step, and those of `ahead` blocks of each source behind them.
+
+        Without `ahead`, none: `knows` says whether the job has the step at all. Raises JobFailedError as `lay_out`.
+        """
+        if self.num_steps and step >= self.num_steps:
+            return []
+        ends = [end for end in (self._num_samples, self._limit) if end]
+        stop = min([(step + 1) * self._spec.global_batch, *ends])
+        with _to_be_inspected():
+            shards = self._order.to_count(stop, None if self.num_steps else self._epochs, ahead)
+        if not self.num_steps:
+            self._find_end()
+        return shards
+
+    def knows(self, step: int) -> bool:
+        """Whether `refs` can tell the samples of a step."""
+        return not self.to_count(step) and not 0 < self.num_steps <= step
+
+    def _find_end(self) -> None:
+        if self._limit is not None and (self._epochs is None or self._order.reaches(self._limit, self._epochs)):
+            self._num_samples = self._limit
+        elif self._epochs is not None and self._order.is_counted:
+            self._num_samples = self._order.num_samples(self._epochs)
+        self.num_steps = -(-self._num_samples // self._spec.global_batch)
+
+    def refs(self, step: int) -> list[SampleRef]:
+        """The samples of a step that it `knows`, by place."""
+        size = self._spec.global_batch
+        stop = (step + 1) * size
+        return self._order.refs(step * size, min(stop, self._num_samples or stop))
+
+    def changed(self, step: int, weights: Mapping[str, float]) -> Changes:
+        """The changes with other weights from `step` on; those for later steps are dropped.
+
+        Raises UserError where the weights are not of every source, or are none.
+        """
+        names = [source.name for source in self._spec.sources]
+        if sorted(weights) != sorted(names):
+            raise UserError(f"weights must name every source once: {', '.join(names)}; got {', '.join(weights) or 'none'}")
+        changes = (*(change for change in self.changes if change[0] < step), (step, tuple(weights[name] for name in names)))
+        try:
+            Mixture([1.0] * len(names), changes)
+        except ValueError as err:
+            raise UserError(str(err)) from err
+        return changes
+
+    def shares(self, step: int) -> list[float]:
+        """Of every source, in the order of the spec, in the samples of a step."""
+        changed = [weights for first, weights in self.changes if first <= step]
+        given = [source.weight for source in self._spec.sources if source.weight is not None]  # all or none
+        weights = changed[-1] if changed else given or self._manifest.num_samples().tolist()
+        total = sum(weights) or 1.0
+        return [weight / total for weight in weights]
+
+
+@contextmanager
+def _to_be_inspected() -> Iterator[None]:
+    """Sources that have no sample are the user's to mend."""
+    try:
+        yield
+    except ValueError as err:
+        raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err

@@ -1,0 +1,115 @@
+"""A job's manifest: its shards and how many rows each has, listed and counted by preprocessors, then kept in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.codec import rejection_value, shard_message, shard_table, vocabulary_value
+from headrace.errors import JobFailedError
+from headrace.manifest import UNCOUNTED, ShardTable, Vocabulary
+from headrace.reorder_service.jobs import messages
+from headrace.reorder_service.order.global_order import GlobalOrder, Int64, SourceShards
+from headrace.reorder_service.order.mixture import Weights
+from headrace.reorder_service.store.state import JobRecord, StateStore
+from headrace.sample import SampleRef
+from headrace.spec import JobSpec
+from headrace.v1.common_pb2 import Shard
+from headrace.v1.fleet_pb2 import FleetOrder
+
+Ask = Callable[[tuple[int, ...], Callable[[str], FleetOrder], Mapping[int, int]], Awaitable[Any]]
+"""Has any preprocessor carry out an order, given the priority, the order's maker and the shards it reads; its report."""
+
+_LIST_PRIORITY = (-1,)  # before any step's work
+_MESSAGES = 4096  # of a few hundred bytes
+
+
+class CountedShards:
+    """What the global order of a job is made of: its shards, and how many rows each has as far as they are counted."""
+
+    def __init__(self, spec: JobSpec, shards: ShardTable, num_rows: Int64) -> None:
+        """`num_rows`: (n,) of each shard, UNCOUNTED where they are not known."""
+        self.shards = shards
+        self.num_rows = num_rows
+        self.message = functools.lru_cache(maxsize=_MESSAGES)(self._message)
+        """Of a shard, for orders: the same few shards are in those of a whole step."""
+        self._spec = spec
+
+    def _message(self, shard: int) -> Shard:
+        return shard_message(shard, self.shards[shard])
+
+    @property
+    def num_counted(self) -> int:
+        return int(np.count_nonzero(self.num_rows != UNCOUNTED))
+
+    def successor(self, ref: SampleRef, distance: int) -> SampleRef:
+        """The sample so many rows behind another one of its shard, for the same place; behind the last row comes the first."""
+        return SampleRef(sample_id=ref.sample_id, shard=ref.shard, row=(ref.row + distance) % int(self.num_rows[ref.shard]))
+
+    def source_of(self, shard: int) -> str:
+        """The name of a shard's source."""
+        return self._spec.sources[int(self.shards.sources[shard])].name
+
+    def num_samples(self) -> Int64:
+        """(number of sources,) of each source's shards, as far as they are counted."""
+        counts = np.zeros(len(self._spec.sources), np.int64)
+        np.add.at(counts, self.shards.sources, self.num_rows.clip(min=0))
+        return counts
+
+    def order(self, changes: Sequence[tuple[int, Weights]] = ()) -> GlobalOrder:
+        """It follows what is counted later. `changes`: other weights from a place on. Raises ValueError as GlobalOrder."""
+        sources = [
+            SourceShards(name=source.name, shards=np.flatnonzero(self.shards.sources == s), weight=source.weight)
+            for s, source in enumerate(self._spec.sources)
+        ]
+        return GlobalOrder(
+            sources, self.num_rows, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards, changes=changes
+        )
+
+
+class Manifest(CountedShards):
+    """Empty until `load`, and then until `list_shards`, where the store has nothing; `count` is for one shard after another."""
+
+    def __init__(self, record: JobRecord, spec: JobSpec, store: StateStore) -> None:
+        super().__init__(spec, ShardTable(), np.empty(0, np.int64))
+        self.vocabulary: Vocabulary | None = record.vocabulary
+        self._job = record.job
+        self._store = store
+
+    async def load(self) -> None:
+        """Take up what the store has. A list of shards that was not saved to its end is not used."""
+        if self.vocabulary is not None:
+            self.shards, self.num_rows = await self._store.load_manifest(self._job)
+
+    async def list_shards(self, ask: Ask) -> None:
+        """Find the shards. Raises JobFailedError where a data set cannot be read, or the list is not one of this job's."""
+        reply = await ask(_LIST_PRIORITY, lambda lease: messages.list_shards(lease, self._job), {})
+        shards = await asyncio.to_thread(self._checked, reply.shards)
+        vocabulary = vocabulary_value(reply.vocabulary)
+        await self._store.save_manifest(self._job, shards, vocabulary)
+        self.shards, self.num_rows = shards, np.full(len(shards), UNCOUNTED, np.int64)
+        self.vocabulary = vocabulary
+
+    def _checked(self, listed: Sequence[Shard]) -> ShardTable:
+        """What a preprocessor has listed, as a table. Raises JobFailedError where a source or a number cannot be: what is once in
+        the store is there for good."""
+        num_sources = len(self._spec.sources)
+        for place, shard in enumerate(listed):
+            if shard.source not in range(num_sources) or shard.number != place:
+                raise JobFailedError(
+                    f"a preprocessor listed shard {shard.number} of source {shard.source} of job {self._job!r} at place {place}: "
+                    f"shards are numbered by their places, and sources from 0 to {num_sources - 1}; "
+                    "run the same release on both sides and submit the job again"
+                )
+        return shard_table(listed)
+
+    async def count(self, ask: Ask, shard: int, priority: tuple[int, ...]) -> None:
+        """Find out how many rows a shard has. Raises JobFailedError where it cannot be read."""
+        reply = await ask(priority, lambda lease: messages.index_shard(lease, self._job, self.message(shard)), {shard: 1})
+        rejected = [rejection_value(item) for item in reply.rejections]
+        await self._store.save_index(self._job, shard, reply.num_samples, rejected)
+        self.num_rows[shard] = reply.num_samples

@@ -1,0 +1,93 @@
+"""The orders that preprocessors get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from headrace.codec import ref_message, rejection_message
+from headrace.quarantine import deadly
+from headrace.reorder_service.jobs.planned_step import Part
+from headrace.sample import SampleRef
+from headrace.v1 import fleet_pb2
+from headrace.v1.common_pb2 import Shard
+from headrace.v1.fleet_pb2 import FleetOrder
+
+
+def job_opened(job: str, spec_json: str, key: bytes) -> FleetOrder:
+    return FleetOrder(job_opened=fleet_pb2.JobOpened(job=job, spec_json=spec_json, ticket_key=key))
+
+
+def job_closed(job: str) -> FleetOrder:
+    return FleetOrder(job_closed=fleet_pb2.JobClosed(job=job))
+
+
+def list_shards(lease: str, job: str) -> FleetOrder:
+    return FleetOrder(list_shards=fleet_pb2.ListShards(lease=lease, job=job))
+
+
+def index_shard(lease: str, job: str, shard: Shard) -> FleetOrder:
+    return FleetOrder(index_shard=fleet_pb2.IndexShard(lease=lease, job=job, shard=shard))
+
+
+def probe_samples(
+    lease: str, job: str, trace: str, refs: Sequence[SampleRef], message_of: Callable[[int], Shard], killed: Mapping[int, int]
+) -> FleetOrder:
+    """`message_of`: a shard of the job, by number. `trace`: the step's (tracing). `killed`: sample -> preprocessors."""
+    order = fleet_pb2.ProbeSamples(
+        lease=lease,
+        job=job,
+        trace=trace,
+        samples=[ref_message(ref) for ref in refs],
+        shards=_shards_of(refs, message_of),
+        killed=killed,
+    )
+    return FleetOrder(probe_samples=order)
+
+
+def try_sample(
+    lease: str, job: str, part: Part, ref: SampleRef, step: int, priority: int, message_of: Callable[[int], Shard]
+) -> FleetOrder:
+    """Decode one sample of a part, and keep nothing of it. `message_of`: a shard of the job, by number."""
+    order = fleet_pb2.DecodePart(
+        lease=lease,
+        job=job,
+        ticket=f"{part.ticket}/{ref.sample_id}",
+        step=step,
+        priority=priority,
+        samples=[ref_message(ref)],
+        shards=_shards_of([ref], message_of),
+        trial=True,
+    )
+    return FleetOrder(decode_part=order)
+
+
+def deadly_shard(name: str, deaths: int) -> fleet_pb2.ShardIndexed:
+    """What stands for the index of a shard that preprocessors die of: it has no rows."""
+    return fleet_pb2.ShardIndexed(rejections=[rejection_message(deadly(name, deaths))])
+
+
+def decode_part(
+    lease: str, job: str, part: Part, step: int, priority: int, message_of: Callable[[int], Shard], killed: Mapping[int, int]
+) -> FleetOrder:
+    """`message_of`: a shard of the job, by number. `killed`: sample -> preprocessors."""
+    order = fleet_pb2.DecodePart(
+        lease=lease,
+        job=job,
+        ticket=part.ticket,
+        step=step,
+        priority=priority,
+        samples=[ref_message(ref) for ref in part.samples],
+        shards=_shards_of(part.samples, message_of),
+        killed=killed,
+        left_out=[rejection_message(item) for item in part.agreed.left_out.values()],
+        strict=True,
+    )
+    return FleetOrder(decode_part=order)
+
+
+def step_committed(job: str, step: int) -> FleetOrder:
+    return FleetOrder(step_committed=fleet_pb2.StepCommitted(job=job, step=step))
+
+
+def _shards_of(refs: Iterable[SampleRef], message_of: Callable[[int], Shard]) -> list[Shard]:
+    return [message_of(number) for number in sorted({ref.shard for ref in refs})]

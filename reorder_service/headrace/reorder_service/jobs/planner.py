@@ -1,0 +1,96 @@
+"""Plans the steps of one job: what their samples are, which replica gets them when, and the tickets of the parts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from headrace.observability import tracing
+from headrace.observability.logs import pairs
+from headrace.plan import StepPlan
+from headrace.reorder_service.jobs.counted_shards import Manifest
+from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.jobs.probing import probe
+from headrace.reorder_service.jobs.work_orders import Orders
+from headrace.reorder_service.store.state import JobRecord, StateStore
+from headrace.sample import SampleRef
+from headrace.spec import JobSpec, TopologySpec
+from headrace.ticket import make_ticket
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+MOST_TRIES = 16  # to find a substitute; a shard with so many bad samples in a row is no source of good ones
+
+
+class Planner:
+    """Of steps whose samples are known by place. What probing finds out is kept in the store until the step is committed."""
+
+    def __init__(self, record: JobRecord, spec: JobSpec, manifest: Manifest, store: StateStore, orders: Orders) -> None:
+        self._job = record.job
+        self._uid = record.uid
+        self._key = record.key
+        self._spec = spec
+        self._manifest = manifest
+        self._store = store
+        self._orders = orders
+
+    def step(self, index: int, refs: list[SampleRef], generation: int) -> Step:
+        """One of which nothing else is known yet."""
+        return Step(index=index, refs=refs, trace=f"{self._job}/{self._uid}/{generation}/{index}")
+
+    async def aside(self, work: Callable[..., _T], *args: Any) -> _T:
+        """What some work of the job's planning gives, done in a worker thread."""
+        async with self._store.caution.around(self._job):
+            return await asyncio.to_thread(work, *args)
+
+    async def plan(self, step: Step, topology: TopologySpec, generation: int) -> None:
+        """Fill a step up to its parts. Raises JobFailedError where no preprocessor can probe its samples."""
+        if (found := await self._store.load_probes(self._job, step.index)) is not None:
+            step.probes, step.rejected, substitutes = found
+            step.substitutes = {ref.sample_id: ref for ref in substitutes}
+        else:
+            step.rejected = await probe(step, step.refs, self._job, self._orders)
+            await self._substitute(step)
+            found = step.probes, step.rejected, list(step.substitutes.values())
+            await self._store.save_probes(self._job, step.index, *found)
+        step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
+        vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
+
+        def ticket(part: str) -> str:
+            return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
+
+        def plan_and_cut() -> StepPlan:
+            plan = step.make_plan(self._spec, topology, vocab=vocab, generation=generation)
+            step.cut(plan, part_samples=self._spec.part_samples, ticket=ticket)
+            return plan
+
+        with tracing.span("plan", step.trace, samples=len(step.probes)):
+            plan = await self.aside(plan_and_cut)
+        log.info(
+            "planned %s",
+            pairs(
+                job=self._job,
+                step=step.index,
+                samples=len(step.probes),
+                rejected=len(step.rejected),
+                substitutes=len(step.substitutes),
+                parts=len(step.parts),
+                bubble=plan.predicted.bubble if plan.predicted else 0.0,
+            ),
+        )
+
+    async def _substitute(self, step: Step) -> None:
+        """Find good samples for the places of refused ones, where their source asks for it."""
+        asking = {source.name for source in self._spec.sources if source.on_bad == "substitute"}
+        empty = [ref for ref in step.refs if ref.sample_id not in step.probes and self._manifest.source_of(ref.shard) in asking]
+        for distance in range(1, MOST_TRIES + 1):
+            tried = [self._manifest.successor(ref, distance) for ref in empty]
+            await probe(step, tried, self._job, self._orders)  # what is refused here is quarantined at its own place
+            step.substitutes |= {ref.sample_id: ref for ref in tried if ref.sample_id in step.probes}
+            empty = [ref for ref in empty if ref.sample_id not in step.probes]

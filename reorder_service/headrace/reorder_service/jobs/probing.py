@@ -1,0 +1,40 @@
+"""Finding out what a step's samples are, by the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.codec import probe_value, rejection_value
+from headrace.quarantine import Rejected
+from headrace.reorder_service.jobs import messages
+from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.jobs.work_orders import PROBE, Orders
+from headrace.sample import SampleRef
+
+
+async def probe(step: Step, refs: Sequence[SampleRef], job: str, orders: Orders) -> list[Rejected]:
+    """Fill a step's `probes` and `probed_by` with those of `refs`; the samples that are refused.
+
+    Raises JobFailedError where nobody can.
+    """
+    rejected: list[Rejected] = []
+    as_stored = sorted(refs, key=lambda ref: (ref.shard, ref.row))  # neighbours are read together
+    missing = {ref.sample_id for ref in as_stored}
+
+    def take(reply: Any, preprocessor: str) -> bool:
+        for item in reply.probes:
+            if item.sample_id in missing:
+                step.probes[item.sample_id] = probe_value(item)
+                step.probed_by[item.sample_id] = preprocessor
+        rejected.extend(rejection_value(item) for item in reply.rejections if item.sample_id in missing)
+        missing.difference_update(item.sample_id for item in (*reply.probes, *reply.rejections))
+        return not missing
+
+    await orders.ask_in_pieces(
+        (step.index, PROBE),
+        as_stored,
+        lambda lease, refs: messages.probe_samples(lease, job, step.trace, refs, orders.manifest.message, orders.killed(refs)),
+        take,
+    )
+    return rejected

@@ -1,0 +1,316 @@
+"""Sessions of trainer ranks: what each rank is to be told, in order and never more than a window's worth."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UserError
+from headrace.limits import MAX_RANKS, MAX_REPLICAS
+from headrace.reorder_service.jobs.planned_step import Part, Step
+
+OPENING_S = 5.0  # until a session that was opened hears of plans: longer than a call may be tried again
+VACANT_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """No step follows. `message` is empty where all are committed, else says why."""
+
+    message: str
+
+
+@dataclass(slots=True, eq=False)
+class Told:
+    """Steps, then places of parts, or the end: what sessions of one lane are told at a time."""
+
+    events: Sequence[Step | Part | Ended]
+    message: bytes = b""
+    """As it goes over the wire, once somebody has written it."""
+
+
+class Lane:
+    """Sessions that serve the same replicas are told the same, and it is written once for all of them."""
+
+    def __init__(self, on_empty: Callable[[], None] = lambda: None) -> None:
+        """`on_empty` is called when the last session has left."""
+        self._on_empty = on_empty
+        self._sessions: dict[Session, None] = {}
+        self._steps: list[Step] = []
+        self._places: dict[str, Part] = {}  # a part that moves twice is told once
+
+    def join(self, session: Session) -> None:
+        """From now on the session is told what the lane is."""
+        self.spread()
+        self._sessions[session] = None
+
+    def leave(self, session: Session) -> None:
+        """The session is told no more."""
+        if session in self._sessions:
+            del self._sessions[session]
+            if not self._sessions:
+                self._on_empty()
+
+    def tell_step(self, step: Step) -> None:
+        """A step is planned. Its parts' places follow by `tell_place`."""
+        if self._stirs():
+            self._steps.append(step)
+
+    def tell_place(self, part: Part) -> None:
+        """A preprocessor has taken a part (again)."""
+        if self._stirs():
+            self._places[part.ticket] = part
+
+    def _stirs(self) -> bool:
+        """Whether anybody is to be told. The first thing wakes all of them, who then `spread` it."""
+        if not self._steps and not self._places:
+            for session in self._sessions:
+                session.wake()
+        return bool(self._sessions)
+
+    def spread(self) -> None:
+        """Hand to every session what was told since it was done before."""
+        if self._steps or self._places:
+            told = Told([*self._steps, *self._places.values()])
+            self._steps.clear()
+            self._places.clear()
+            for session in self._sessions:
+                session.hear(told)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Session:
+    """One rank's view of a job. Rank r of n serves the replicas r, r + n, r + 2n, ..., unless it has named them.
+
+    Of nodes that commit together each serves all replicas, as one rank of one.
+    """
+
+    id: str
+    job: str
+    rank: int
+    num_ranks: int
+    replicas: frozenset[int] | None = None
+    """Those that it has named: a process of a pipeline, which needs whole plans too."""
+    together: bool = False
+    """Whether it is of nodes that commit together, of which any number come and go."""
+    streaming: bool = False
+    opened_s: float = field(default_factory=time.monotonic)
+    has_streamed: bool = False
+    over: HeadraceError | None = None
+    """What the rank is told of any further call: the session has ended."""
+    brought: int | None = None
+    """The step of the state that the rank went back to, or came with."""
+    next_step: int = 0
+    data_wait_s: float = 0.0
+    step_s: float = 0.0
+    """What the rank said of the step before `next_step`."""
+    lane: Lane = field(default_factory=Lane)
+    _told: list[Told] = field(default_factory=list)
+    _ended: Ended | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin_streaming(self) -> None:
+        """Somebody hears of plans from now on."""
+        self.streaming = self.has_streamed = True
+
+    def is_live(self) -> bool:
+        """Whether a process is connected, or about to be."""
+        return self.streaming or not (self.has_streamed or time.monotonic() > self.opened_s + OPENING_S)
+
+    def serves(self, replica: int) -> bool:
+        """Whether a replica's parts go to this rank."""
+        return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
+
+    def tell_planned(self, steps: Sequence[Step]) -> None:
+        """Steps were planned, and some of their parts taken, before the session was opened."""
+        parts = [part for step in steps for part in step.parts.values() if part.lease and self.serves(part.replica)]
+        if steps:
+            self.hear(Told([*steps, *parts]))
+            self.wake()
+
+    def hear(self, told: Told) -> None:
+        """What is told next, once the session wakes."""
+        self._told.append(told)
+
+    def wake(self) -> None:
+        """There is something to tell."""
+        self._wake.set()
+
+    def tell_end(self, message: str) -> None:
+        """No step follows."""
+        self._ended = Ended(message=message)
+        self._wake.set()
+
+    @property
+    def told_all(self) -> bool:
+        """Whether no step follows."""
+        return self._ended is not None
+
+    def end(self, error: HeadraceError) -> None:
+        """The rank is told no more, but that."""
+        self.over = error
+        self.lane.leave(self)
+        self._wake.set()
+
+    async def told(self) -> AsyncIterator[list[Told]]:
+        """All there is to tell at a time, until it is the end. Raises `over` where the session ends before."""
+        while self.over is None:
+            self._wake.clear()
+            self.lane.spread()
+            told, self._told, ended = self._told, [], self._ended
+            if ended is not None:
+                told.append(Told([ended]))
+            if told:
+                yield told
+            if ended is not None:
+                return
+            await self._wake.wait()
+        raise self.over
+
+
+class Sessions:
+    """The ranks of one job."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self.by_rank: dict[int, Session] = {}
+        self.num_ranks = 1
+        """Ranks whose commits make a step: what the latest session said."""
+        self._lanes: dict[Hashable, Lane] = {}
+        self._serving: dict[int, list[Lane]] = {}  # by replica
+
+    @property
+    def share_parts(self) -> bool:
+        """Whether several ranks may fetch the same part, and have to get the same samples: those of a pipeline."""
+        return any(session.replicas is not None for session in self.by_rank.values())
+
+    def tell_step(self, step: Step) -> None:
+        """A step is planned. Its parts' places follow by `tell_place`."""
+        for lane in self._lanes.values():
+            lane.tell_step(step)
+
+    def tell_place(self, part: Part) -> None:
+        """A preprocessor has taken the part (again)."""
+        for lane in self._serving.get(part.replica, ()):
+            lane.tell_place(part)
+
+    def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = (), *, together: bool = False) -> Session:
+        """A new session for `rank`. Raises UserError or ConflictError where it does not fit.
+
+        `replicas`: that the job has. `named`: those of them that the rank takes; none: every `num_ranks`-th. `together`: of
+        nodes of which one commits for all; each takes all replicas, and the rank only tells it from the others.
+        """
+        if not 0 <= rank < (rank + 1 if together else num_ranks):
+            raise UserError(f"rank {rank} is not in 0 .. {num_ranks - 1}")
+        if together:
+            num_ranks, named = 1, range(replicas)
+        if num_ranks > MAX_RANKS or len(named) > MAX_REPLICAS:
+            raise UserError(
+                f"rank {rank} of {num_ranks} takes {len(named)} replicas: at most {MAX_RANKS} ranks are served, and "
+                f"{MAX_REPLICAS} replicas for each: give fewer"
+            )
+        if any(replica < 0 for replica in named):
+            raise UserError(f"rank {rank} takes replica {min(named)}: they count from 0")
+        if named and max(named) >= replicas:
+            raise UserError(
+                f"rank {rank} takes replica {max(named)}, but job {self._job!r} has {replicas}: give the llm as many, "
+                f"or `headrace job topology {self._job} --replicas {max(named) + 1}`"
+            )
+        if not named and num_ranks > replicas:
+            raise UserError(
+                f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas} (of tensor- or "
+                "context-parallel ranks one connects, with rank= and num_ranks= of the data-parallel group), "
+                f"or `headrace job topology {self._job} --replicas {num_ranks}`"
+            )
+        kind = (num_ranks, bool(named), together)
+        others = [s for s in self.by_rank.values() if (s.num_ranks, bool(s.replicas), s.together) != kind]
+        streaming = [s for s in others if s.streaming]
+        if streaming:
+            one = streaming[0]
+            raise ConflictError(
+                f"rank {rank} of {_company(num_ranks, together=together)} cannot open while rank {one.rank} of "
+                f"{_company(one.num_ranks, together=one.together)} is connected: stop it first"
+            )
+        for session in [*others, *filter(None, [self.by_rank.get(rank)])]:
+            session.end(SupersededError(f"rank {session.rank} of job {self._job!r} was opened again"))
+            self.by_rank.pop(session.rank, None)
+        session = Session(
+            id=f"{self._job}/{rank}/{uuid.uuid4().hex[:12]}",
+            job=self._job,
+            rank=rank,
+            num_ranks=num_ranks,
+            replicas=frozenset(named) if named else None,
+            together=together,
+        )
+        self.by_rank[rank] = session
+        self.num_ranks = num_ranks
+        self._join_lane(session, replicas)
+        return session
+
+    async def vacant(self, rank: int, continues: str, patience_s: float) -> None:
+        """Wait until no other process is connected as `rank`. `continues`: id of the caller's own former session, if any.
+
+        Raises ConflictError where one is for `patience_s`. One that was lost without a word is taken for alive for some seconds.
+        """
+        deadline_s = time.monotonic() + patience_s
+        while (session := self.by_rank.get(rank)) is not None and session.id != continues and session.is_live():
+            if time.monotonic() > deadline_s:
+                raise ConflictError(
+                    f"another process is connected as rank {rank} of {session.num_ranks} of job {self._job!r}: stop it, or "
+                    "give each data-parallel rank its own rank= and num_ranks= (of tensor- or context-parallel ranks connect "
+                    "one, and broadcast its microbatches)"
+                )
+            await asyncio.sleep(VACANT_POLL_S)
+
+    def _join_lane(self, session: Session, replicas: int) -> None:
+        key = session.replicas or session.rank
+        if key not in self._lanes:
+            serves = session.replicas or range(session.rank, replicas, session.num_ranks)
+            lane = self._lanes[key] = Lane(on_empty=lambda: self._drop_lane(key, serves))
+            for replica in serves:
+                self._serving.setdefault(replica, []).append(lane)
+        session.lane = self._lanes[key]
+        session.lane.join(session)
+
+    def _drop_lane(self, key: Hashable, serves: Iterable[int]) -> None:
+        """Nobody is told what it is."""
+        lane = self._lanes.pop(key)
+        for replica in serves:
+            self._serving[replica].remove(lane)
+            if not self._serving[replica]:
+                del self._serving[replica]
+
+    def check_brought(self, rank: int, step: int) -> None:
+        """Raise ConflictError where another rank has come with the state of another step, and has not gone on since.
+
+        A rank that comes back alone takes the others, which have gone on, back with it. Raises UserError for a step that is none.
+        """
+        if step < 0:
+            raise UserError(f"the state of rank {rank} is of step {step}: steps of job {self._job!r} count from 0")
+        for other in self.by_rank.values():
+            has_gone_on = other.brought is None or other.next_step > other.brought
+            if other.rank != rank and other.is_live() and other.brought != step and not has_gone_on:
+                raise ConflictError(
+                    f"the state of rank {rank} is of step {step}, and that of rank {other.rank} of step {other.brought}: "
+                    "load the newest checkpoint that all ranks have"
+                )
+
+    def leave(self, session: Session) -> None:
+        """A rank hears no more. Nodes that commit together come and go: one that went is told no steps for ever."""
+        session.streaming = False
+        if session.together and not session.told_all and self.by_rank.get(session.rank) is session:
+            del self.by_rank[session.rank]
+            session.end(NotFoundError(f"session {session.id!r} ended with its stream; open one"))
+
+    def end_all(self, error: HeadraceError) -> None:
+        """Every rank must open again, if `error` lets it."""
+        for session in self.by_rank.values():
+            session.end(error)
+        self.by_rank.clear()
+
+
+def _company(num_ranks: int, *, together: bool) -> str:
+    return "nodes that commit together" if together else str(num_ranks)

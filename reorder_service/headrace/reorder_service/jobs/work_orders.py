@@ -1,0 +1,298 @@
+"""A job's orders to the fleet. What every preprocessor has failed at is tried again after pauses, before the job gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from headrace.errors import JobFailedError
+from headrace.observability.logs import pairs
+from headrace.quarantine import Rejected
+from headrace.reorder_service.fleet.fleet import Fleet
+from headrace.reorder_service.fleet.member import Trial, Work
+from headrace.reorder_service.fleet.pace import MOST_SAMPLES
+from headrace.reorder_service.fleet.reports import ANSWERS
+from headrace.reorder_service.jobs import messages
+from headrace.reorder_service.jobs.counted_shards import CountedShards
+from headrace.reorder_service.jobs.planned_step import Part
+from headrace.sample import SampleRef
+from headrace.v1.fleet_pb2 import FleetOrder
+
+log = logging.getLogger(__name__)
+
+RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # a file system that went away may come back
+
+# Kinds of a step's work in the order in which a starved fleet does them. Decoding an early step outranks probing a late one.
+PROBE, DECODE = 0, 1
+
+
+class Orders:
+    """For one job, in one event loop."""
+
+    def __init__(
+        self, job: str, share: float, fleet: Fleet, manifest: CountedShards, parts_are_shared: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`share`: of the fleet, beside other jobs'. `manifest`: orders take along what it has of the shards that they read.
+        `parts_are_shared`: whether several ranks fetch the same part, and none may have it without a sample of another's.
+        """
+        self._parts_are_shared = parts_are_shared
+        self.manifest = manifest
+        self._job = job
+        self._share = share
+        self._fleet = fleet
+        self._killed: dict[tuple[int, int], int] = {}
+        """(shard, row) -> preprocessors that died of the sample there. In memory: a new leader finds it out again."""
+
+    def killed(self, refs: Iterable[SampleRef]) -> dict[int, int]:
+        """Those of the samples that are not to be touched any more, and how many preprocessors died of each."""
+        return (
+            {ref.sample_id: deaths for ref in refs if (deaths := self._killed.get((ref.shard, ref.row)))} if self._killed else {}
+        )
+
+    def _trial(self, of: Work, ref: SampleRef, order: Callable[[str], FleetOrder]) -> Trial:
+        """One sample of a work, by an order of its own."""
+
+        def guilty(deaths: int) -> None:
+            self._killed[ref.shard, ref.row] = deaths
+            where = self.manifest.message(ref.shard).name
+            log.error("killed preprocessors %s", pairs(job=self._job, shard=where, row=ref.row, deaths=deaths))
+
+        return Trial(self._attempt(of, order, {ref.shard: 1}), guilty)
+
+    def _attempt(self, of: Work, order: Callable[[str], FleetOrder], shards: Mapping[int, int]) -> Work:
+        return Work(
+            job=self._job,
+            share=self._share,
+            priority=of.priority,
+            order=order,
+            answer=of.answer,
+            on_done=lambda _result, _preprocessor: None,
+            on_failed=lambda _error: None,
+            urgent=of.urgent,
+            shards=shards,
+        )
+
+    async def ask(
+        self, priority: tuple[int, ...], order: Callable[[str], FleetOrder], shards: Mapping[int, int] | None = None
+    ) -> Any:
+        """Have any preprocessor do something; its report. Raises JobFailedError where none can, after some pauses.
+
+        `shards`: how many samples of which the order reads.
+        """
+        for pause_s in RETRY_PAUSES_S:
+            try:
+                return await self.ask_once(priority, order, shards)
+            except JobFailedError:
+                await asyncio.sleep(pause_s)
+        return await self.ask_once(priority, order, shards)
+
+    async def ask_once(
+        self, priority: tuple[int, ...], order: Callable[[str], FleetOrder], shards: Mapping[int, int] | None = None
+    ) -> Any:
+        """The same, without pauses: each preprocessor that is there is asked once."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(result: Any, _: str) -> None:
+            if not future.done():
+                future.set_result(result)
+
+        def failed(error: str) -> None:
+            if not future.done():
+                future.set_exception(JobFailedError(error))
+
+        work = Work(
+            job=self._job,
+            share=self._share,
+            priority=priority,
+            order=order,
+            answer=ANSWERS[str(order("").WhichOneof("order"))],
+            on_done=done,
+            on_failed=failed,
+            shards=shards or {},
+        )
+
+        def guilty(deaths: int) -> None:
+            """The shard is left out as a whole; of a data set that cannot be listed nothing is left."""
+            made = order("")
+            if made.WhichOneof("order") == "index_shard":
+                done(messages.deadly_shard(made.index_shard.shard.name, deaths), "")
+            else:
+                failed(f"listing the data set of job {self._job!r} killed {deaths} preprocessors, one after the other")
+            self._fleet.release([work])
+
+        work.alone = lambda: [Trial(self._attempt(work, order, work.shards), guilty)]
+        self._fleet.submit(work)
+        return await future
+
+    async def ask_in_pieces(
+        self,
+        priority: tuple[int, ...],
+        samples: Sequence[SampleRef],
+        order: Callable[[str, Sequence[SampleRef]], FleetOrder],
+        take: Callable[[Any, str], bool],
+    ) -> None:
+        """Have preprocessors do something with samples, each with as many at a time as suit it. `ask`'s pauses and errors.
+
+        `take`: told every report and whose it is, until it says that it has all. The same samples may be reported twice.
+        """
+        shards = [ref.shard for ref in samples]
+        all_taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(report: Any, preprocessor: str) -> None:
+            if not all_taken.done() and take(report, preprocessor):
+                all_taken.set_result(None)
+
+        def given_up(error: str) -> None:
+            if not all_taken.done():
+                all_taken.set_exception(JobFailedError(error))
+
+        def piece(begin: int, end: int, pauses_s: Sequence[float] = RETRY_PAUSES_S) -> Work:
+            def cut(num_samples: int) -> tuple[Work, Work | None]:
+                middle = begin + num_samples
+                return piece(begin, min(middle, end), pauses_s), piece(middle, end, pauses_s) if middle < end else None
+
+            work = Work(
+                job=self._job,
+                share=self._share,
+                priority=(*priority, begin),
+                order=lambda lease: order(lease, samples[begin:end]),
+                answer=ANSWERS["probe_samples"],
+                on_done=done,
+                on_failed=self._after_pauses(
+                    pauses_s[:1], lambda: piece(begin, end, pauses_s[1:]), given_up, wanted=lambda: not all_taken.done()
+                ),
+                cut=cut,
+                shards=Counter(shards[begin : min(end, begin + MOST_SAMPLES)]),
+            )
+
+            def trial(ref: SampleRef) -> Trial:
+                return self._trial(work, ref, lambda lease: order(lease, [ref]))
+
+            work.alone = lambda: [trial(ref) for ref in samples[begin:end] if not self.killed([ref])]
+            return work
+
+        if samples:
+            self._fleet.submit(piece(0, len(samples)))
+            await all_taken
+
+    def _after_pauses(
+        self,
+        pauses_s: Sequence[float],
+        again: Callable[[], Work],
+        given_up: Callable[[str], None],
+        wanted: Callable[[], bool],
+    ) -> Callable[[str], None]:
+        """What to do where no preprocessor can do a work: submit it `again` after a pause, if it is still `wanted` then.
+
+        After the last pause it is `given_up`, with a sentence.
+        """
+        pauses = iter(pauses_s)
+
+        def submit() -> None:
+            if wanted():
+                self._fleet.submit(again())
+
+        def failed(error: str) -> None:
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                given_up(error)
+            else:
+                asyncio.get_running_loop().call_later(pause_s, submit)
+
+        return failed
+
+    def decode(
+        self,
+        step: int,
+        part: Part,
+        *,
+        on_placed: Callable[[Part], None],
+        on_failed: Callable[[str], None],
+        urgent: Callable[[], bool],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """Have a part decoded and kept until the fleet releases `part.work`. `on_placed`: each time that a preprocessor takes it.
+
+        `on_failed`: none could, after some pauses. `wanted`: whether to try again then.
+        """
+        rank = (step << 40) + (part.microbatch << 20) + part.replica
+
+        agreed, waits = part.agreed, iter(RETRY_PAUSES_S)
+
+        def place(lease: str, endpoint: str) -> None:
+            part.lease, part.endpoint = lease, endpoint
+            on_placed(part)
+
+        def damaged(items: Sequence[Rejected], preprocessor: str) -> bool:
+            of_part = {ref.sample_id for ref in part.samples}
+            return agreed.claim(preprocessor, [item for item in items if item.sample_id in of_part])
+
+        def leave_out() -> None:
+            for item in agreed.leave_out():
+                log.warning("left out %s", pairs(job=self._job, part=part.name, sample=item.name, reason=item.reason))
+            work.late = dict.fromkeys(work.late, False)  # who has not answered until now does not count any more
+            self._fleet.submit(work)
+
+        def is_open() -> bool:
+            return wanted() and work.lease is None
+
+        def again() -> Work:
+            work.avoid |= agreed.claims.keys()
+            return work
+
+        def ask_again() -> None:
+            if is_open():
+                self._fleet.submit(again())
+
+        def given_up(error: str) -> None:
+            if not agreed.claims:
+                on_failed(error)
+            elif not (agreed.decoded_by and self._parts_are_shared()):
+                leave_out()
+            elif agreed.is_missed:
+                on_failed(agreed.dispute())
+            else:  # the ranks may all have it: then nobody needs another copy
+                asyncio.get_running_loop().call_later(RETRY_PAUSES_S[-1], ask_again)
+
+        retry = self._after_pauses(RETRY_PAUSES_S, again, given_up, is_open)
+
+        def failed(error: str) -> None:
+            if not agreed.claims or agreed.decoded_by:
+                retry(error)
+            elif work.late and (pause_s := next(waits, None)) is not None:  # somebody may decode it yet, or just has
+                asyncio.get_running_loop().call_later(pause_s, look_again, error)
+            else:
+                leave_out()
+
+        def look_again(error: str) -> None:
+            if is_open():
+                failed(error)
+
+        work = Work(
+            job=self._job,
+            share=self._share,
+            priority=(step, DECODE, part.microbatch, part.replica),
+            order=lambda lease: messages.decode_part(
+                lease, self._job, part, step, rank, self.manifest.message, self.killed(part.samples)
+            ),
+            answer=ANSWERS["decode_part"],
+            on_done=lambda _result, preprocessor: agreed.decoded(preprocessor),
+            on_failed=failed,
+            on_damaged=damaged,
+            on_placed=place,
+            keep=True,
+            urgent=urgent,
+            shards=part.shards,
+            probed_by=part.probed_by,
+        )
+
+        def trial(ref: SampleRef) -> Trial:
+            message_of = self.manifest.message
+            return self._trial(work, ref, lambda lease: messages.try_sample(lease, self._job, part, ref, step, rank, message_of))
+
+        work.alone = lambda: [trial(ref) for ref in part.samples if not self.killed([ref])]
+        part.work = work
+        self._fleet.submit(work)

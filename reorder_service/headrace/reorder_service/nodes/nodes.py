@@ -1,0 +1,337 @@
+"""The nodes of one recoverable job: their streams, the watch over them, and the store's copy of their newest snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+from collections import deque
+from collections.abc import AsyncIterator
+
+from headrace.errors import ConflictError, HeadraceError, SupersededError, UnavailableError, UserError
+from headrace.limits import MAX_NODE_NAME
+from headrace.observability.logs import pairs
+from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.nodes.clock import Clock
+from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
+from headrace.reorder_service.nodes.snapshots import Change, Successor, shape, succeed, templates_of
+from headrace.reorder_service.recovery.templates import Templates
+from headrace.reorder_service.store.patience import patiently
+from headrace.reorder_service.store.state import FINAL, StateStore
+from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+SETTLE_S = 0.005  # the streams of processes that are killed together end within milliseconds: that is one loss, and one recovery
+PULSE_S = 0.5  # a node hears from this service so often, if only that there is nothing new: else it looks for another one
+NUM_RECOVERIES = 32  # that can still be shown
+
+
+class NodeStream:
+    """What one node is told: the newest snapshot, never one that a newer has taken the place of."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self._newest = Snapshot()
+        self._ended = False
+        self._error: HeadraceError | None = None
+        self._wake = asyncio.Event()
+
+    def tell(self, snapshot: Snapshot) -> None:
+        self._newest = snapshot
+        self._wake.set()
+
+    def end(self, error: HeadraceError | None = None) -> None:
+        """Nothing follows what was told, but the error."""
+        self._ended, self._error = True, error
+        self._wake.set()
+
+    async def snapshots(self) -> AsyncIterator[Snapshot]:
+        """Each newer one; an empty one every PULSE_S. Raises what the stream was ended with."""
+        told = 0
+        while True:
+            self._wake.clear()
+            newest = self._newest
+            if newest.generation > told:
+                told = newest.generation
+                yield newest
+            elif self._ended:
+                break
+            else:
+                try:
+                    async with asyncio.timeout(PULSE_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    yield Snapshot()
+        if self._error is not None:
+            raise self._error
+
+
+class Nodes:
+    """See the module's text. All methods are to be called from one event loop; `start` watches over the nodes."""
+
+    def __init__(self, run: JobRun, store: StateStore) -> None:
+        self._run = run
+        self._store = store
+        self._clock = Clock()
+        self._membership: Membership | None = None
+        self._templates: Templates | None = None
+        self._streams: dict[str, NodeStream] = {}
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.snapshot = Snapshot()
+        """The newest that the store has, which is the newest that anybody may know."""
+        self.recoveries: deque[Recovered] = deque(maxlen=NUM_RECOVERIES)
+        """The latest that this leader has heard of."""
+
+    # -- life cycle ---------------------------------------------------------------------------------------------------
+
+    async def restore(self) -> None:
+        """Take up what a former leader left."""
+        document = await self._store.load_membership(self._run.name)
+        if document is not None:
+            record = Record.of_json(document)
+            self._membership, self.snapshot = Membership(self._run.name, record), record.snapshot
+
+    def start(self) -> None:
+        """Watch over the nodes, as soon as there may be any. A former leader's have REJOIN_S from now on to come again."""
+        if self._membership is not None and (self._task is None or self._task.done()):
+            self._membership.await_nodes(self._clock.now_s())
+            self._task = asyncio.create_task(self._watch(), name=f"nodes {self._run.name}")
+
+    async def stop(self) -> None:
+        """Every node is to look for another reorder service."""
+        await stop_task(self._task)
+        self._dismiss(UnavailableError("this reorder service has stopped"))
+
+    async def _watch(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._look())
+                group.create_task(self._settle())
+        except* Exception:
+            log.exception("nodes let go on an internal error %s", pairs(job=self._run.name))
+            self._forget("internal error; see the reorder service's log")
+            self._dismiss(HeadraceError(self.snapshot.error))
+
+    def _dismiss(self, error: HeadraceError | None) -> None:
+        for stream in self._streams.values():
+            stream.end(error)
+        self._streams.clear()
+
+    def _forget(self, why: str) -> None:
+        """There are no nodes any more; those that come begin anew, and count on from the present generation."""
+        if self._membership is not None:
+            self._membership.end(why)
+            self.snapshot = self._membership.snapshot
+            self._membership = None
+
+    # -- what nodes say -----------------------------------------------------------------------------------------------
+
+    def join(self, hello: NodeHello) -> NodeStream:
+        """The stream of a node that is there (again). Raises UserError or ConflictError where it does not fit."""
+        job, name = self._run.name, hello.node
+        membership, is_new = self._membership, not hello.generation
+        if is_new and self._is_over:
+            raise ConflictError(f"job {job!r} is over ({self._run.state}): it takes no nodes any more")
+        if not (0 < len(name) <= MAX_NODE_NAME and 0 < len(hello.address) <= MAX_NODE_NAME):
+            raise UserError(
+                f"node {name[:MAX_NODE_NAME]!r} of job {job!r} with address {hello.address[:MAX_NODE_NAME]!r}: a node needs a "
+                f"name and HOST:PORT, of at most {MAX_NODE_NAME} characters"
+            )
+        if is_new and membership is not None and membership.closing:
+            raise UnavailableError(f"job {job!r} takes nodes when those that it had have saved what they have")
+        is_in = membership is not None and membership.includes(name)
+        if not (is_new or is_in) and (self._is_over or self.snapshot.error):  # it has not heard yet that there is no going on
+            stream = NodeStream(name)
+            stream.tell(self.snapshot)
+            stream.end()
+            return stream
+        if membership is None or not (membership.formed or membership.closing or membership.members):
+            record = Record(spec=hello.spec, snapshot=self.snapshot, job_generation=self._run.generation)
+            membership = self._membership = Membership(job, record)
+            self._templates = None
+        if hello.spec != membership.record.spec:
+            raise ConflictError(f"node {name!r} has another specification than the first node of job {job!r}: start all alike")
+        membership.hello(name, hello.address, hello.generation, self._clock.now_s(), leaving=hello.leaving)
+        log.info("node joined %s", pairs(job=job, node=name, address=hello.address, generation=hello.generation))
+        former = self._streams.get(name)
+        if former is not None:
+            former.end(SupersededError(f"node {name!r} of job {job!r} joined again from elsewhere"))
+        stream = self._streams[name] = NodeStream(name)
+        if membership.formed or membership.closing:
+            stream.tell(self.snapshot)
+        self._changed.set()
+        self.start()
+        return stream
+
+    def hear(self, stream: NodeStream) -> None:
+        """A node says something."""
+        if (membership := self._membership_of(stream)) is not None:
+            membership.hear(stream.node, self._clock.now_s())
+
+    def leave(self, stream: NodeStream) -> None:
+        """A node is going to end."""
+        if (membership := self._membership_of(stream)) is not None:
+            log.info("node leaves %s", pairs(job=self._run.name, node=stream.node))
+            membership.leave(stream.node)
+            self._changed.set()
+
+    def cut_off(self, stream: NodeStream, generation: int) -> None:
+        """A node lost its connections to others."""
+        if (membership := self._membership_of(stream)) is not None:
+            log.warning("node cut off %s", pairs(job=self._run.name, node=stream.node, generation=generation))
+            membership.cut_off(stream.node, generation)
+            self._changed.set()
+
+    def recovered(self, stream: NodeStream, message: Recovered) -> None:
+        """Training goes on."""
+        if (membership := self._membership_of(stream)) is not None:
+            membership.recovered(message.generation)
+            self._changed.set()
+            if message.generation not in {former.generation for former in self.recoveries}:  # to a former leader, perhaps
+                phases = {phase.name: phase.seconds for phase in message.phases}
+                log.info("recovered %s", pairs(job=self._run.name, generation=message.generation, step=message.step, **phases))
+                if self.snapshot.generation == message.generation:
+                    message.change, message.choice = self.snapshot.change, self.snapshot.choice
+                self.recoveries.append(message)
+
+    def end(self, stream: NodeStream, why: str, *, done: bool = False) -> None:
+        """A node's stream has ended. `done`: the node had nothing left to do."""
+        if self._streams.get(stream.node) is stream:
+            del self._streams[stream.node]
+            if self._membership is not None and self._clock.held_up(LEASE_S):
+                self._membership.excuse(stream.node, self._clock.now_s())  # it has looked for another service meanwhile
+            else:
+                self._lose(stream.node, why, done=done)
+
+    def _lose(self, node: str, why: str, *, done: bool = False) -> None:
+        if self._membership is not None and self._membership.lose(node, why, done=done):
+            log.warning("node lost %s", pairs(job=self._run.name, node=node, why=why))
+        self._changed.set()
+
+    def _membership_of(self, stream: NodeStream) -> Membership | None:
+        """None where the node is a member no more, or by another stream."""
+        return self._membership if self._streams.get(stream.node) is stream else None
+
+    # -- the watch ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the job has no step left."""
+        return self._run.state in FINAL or 0 < self._run.num_steps <= self._run.committed
+
+    async def _look(self) -> None:
+        """Notice who is silent, and what happens to the job."""
+        while True:
+            await self._clock.sleep(LOOK_S)
+            late = self._membership.late(self._clock.now_s()) if self._membership is not None else {}
+            for node, why in late.items():
+                stream = self._streams.pop(node, None)
+                if stream is not None:
+                    stream.end(UnavailableError(f"node {node!r} was {why} and taken for lost: join again"))
+                self._lose(node, why)
+            if self._end_of_job():
+                self._changed.set()
+
+    def _end_of_job(self) -> str:
+        """Why the job goes on without its nodes, or not at all; empty also where all its steps are committed."""
+        run, membership = self._run, self._membership
+        if membership is None:
+            return ""
+        if run.state in ("FAILED", "CANCELLED"):
+            return run.message or f"job {run.name!r} is over"
+        if membership.record.job_generation != run.generation:
+            return f"job {run.name!r} goes on from step {run.committed} in generation {run.generation}: start its nodes again"
+        return ""
+
+    async def _settle(self) -> None:
+        """Make a snapshot of all that changes."""
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(SETTLE_S)
+            self._changed.clear()
+            try:
+                while (membership := self._membership) is not None and await self._follow(membership):
+                    pass
+            except UserError as err:  # of the specification
+                log.error("nodes refused %s", pairs(job=self._run.name, error=err))
+                self._forget(str(err))
+                self._dismiss(err)
+
+    async def _follow(self, membership: Membership) -> bool:
+        """Take in what has happened. Whether anything had."""
+        if why := self._end_of_job():
+            membership.end(why)
+            log.info("nodes let go %s", pairs(job=self._run.name, why=why))
+            await self._publish(membership.record)
+            return True
+        if membership.closing or (self._is_over and membership.formed):
+            return await self._close(membership)
+        if self._is_over:
+            return False  # they were never enough, and know
+        spec, former = membership.record.spec, membership.snapshot
+        if self._templates is None:
+            templates = await asyncio.to_thread(templates_of, spec)
+            if self._membership is not membership:  # all went, and others came
+                return True
+            self._templates = templates
+        change = membership.take_change()
+        if change is None:
+            return False
+        successor = await asyncio.to_thread(succeed, spec, self._templates, former, change, step_s=self._step_s())
+        if self._membership is membership and membership.adopt(successor, change):
+            self._report(successor, change, former)
+            await self._publish(membership.record)
+        return True
+
+    async def _close(self, membership: Membership) -> bool:
+        """Whether anything has happened to nodes that save what they have."""
+        if not membership.close():
+            return False
+        left, change = [node.name for node in membership.snapshot.nodes], membership.snapshot.change
+        log.info("nodes end %s", pairs(job=self._run.name, left=",".join(left), change=change))
+        await self._publish(membership.record)
+        return True
+
+    def _step_s(self) -> float:
+        """Of a step: the median of the latest, where they are known, else the mean; 0 before the first."""
+        recent = [commit.step_s for step in self._run.recent for commit in step.commits.values() if commit.step_s]
+        return statistics.median(recent) if recent else self._run.progress.step_s / max(1, self._run.committed)
+
+    def _report(self, successor: Successor, change: Change, former: Snapshot) -> None:
+        snapshot, job = successor.snapshot, self._run.name
+        if snapshot.error:
+            log.error("nodes cannot go on %s", pairs(job=job, error=snapshot.error, change=change.text))
+            return
+        if not former.pipelines:
+            log.info("nodes formed %s", pairs(job=job, nodes=len(snapshot.nodes)))
+        if spare := self._templates.specification.say_spare(len(snapshot.nodes)) if self._templates else "":
+            log.warning("no node to spare %s", pairs(job=job, generation=snapshot.generation, why=spare))
+        log.info(
+            "pipelines %s",
+            pairs(
+                job=job,
+                generation=snapshot.generation,
+                nodes=len(snapshot.nodes),
+                pipelines=shape(snapshot),
+                copied_bytes=successor.copied_bytes,
+                change=change.text,
+                choice=snapshot.choice,
+            ),
+        )
+
+    async def _publish(self, record: Record) -> None:
+        """Tell all nodes of the newest snapshot, once it is safe."""
+        snapshot, streams, document = record.snapshot, self._streams, record.to_json()
+        if not snapshot.nodes:  # those that come from now on begin anew
+            self._membership, self._streams, self.snapshot = None, {}, snapshot
+        job = self._run.name
+        await patiently(lambda: self._store.save_membership(job, document), job=job)
+        self.snapshot = snapshot
+        for stream in streams.values():
+            stream.tell(snapshot)
+            if not snapshot.nodes:
+                stream.end()

@@ -1,0 +1,210 @@
+"""Snapshots of the pipelines that the nodes of a job make: the planning of reorder_service.recovery between two messages.
+
+Pure: no stream, no store, no clock. A node has one GPU here, so a stage of a template is a node's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+import numpy as np
+
+from headrace.errors import UnrecoverableError, UserError
+from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_NODES_MICROBATCHES
+from headrace.reorder_service.recovery.choice import Circumstances, OnLoss, choose, iteration_s
+from headrace.reorder_service.recovery.instantiation import distribute, instantiate
+from headrace.reorder_service.recovery.reconfiguration import Pipeline
+from headrace.reorder_service.recovery.templates import ModelProfile, Stage, Templates, plan_templates
+from headrace.snapshot import NOBODY
+from headrace.v1 import membership_pb2
+from headrace.v1.membership_pb2 import Snapshot
+
+_LOST = "a lost node"  # in place of its name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What happened to the nodes since a snapshot."""
+
+    lost: frozenset[str] = frozenset()
+    """Those of its nodes that the next one is without."""
+    leaving: frozenset[str] = frozenset()
+    """Those of them that are still there."""
+    joined: Mapping[str, str]
+    """Address of each node that is there and not in it."""
+    at_step_end: bool
+    """Nobody was lost who had not said so before."""
+    in_step: bool = False
+    """Nodes were lost, and the others are in the middle of a step under that snapshot."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """The snapshot after a change."""
+
+    snapshot: Snapshot
+    copied_bytes: int = 0
+    idle: frozenset[str] = frozenset()
+    """Nodes that are there and that no pipeline can use."""
+
+
+def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
+    """All that the nodes may ever need. Raises UserError where the specification is none, or the nodes are too few for it."""
+    profile = spec.profile
+    num_layers = sum(unit.num_layers for unit in profile.units)
+    for number, limit, what in (
+        (spec.num_nodes, MAX_NODES, "nodes"),
+        (spec.num_microbatches, MAX_NODES_MICROBATCHES, "microbatches"),
+        (num_layers, MAX_LAYERS, "layers"),
+    ):
+        if number > limit:
+            raise UserError(f"{number} {what} are more than the {limit} that pipelines are planned for: give fewer")
+    if spec.on_loss and spec.on_loss not in set(OnLoss):
+        raise UserError(f"on_loss {spec.on_loss!r} is none of {', '.join(OnLoss)}")
+    if spec.num_nodes < 1 or spec.max_failures < 0 or spec.num_microbatches <= spec.max_failures:
+        raise UserError(
+            f"{spec.num_nodes} nodes that outlast {spec.max_failures} failures with {spec.num_microbatches} microbatches are "
+            "none: there must be a node and a microbatch for each of the replicas, one more than failures"
+        )
+    try:
+        model = ModelProfile(
+            units={unit.unit: unit.num_layers for unit in profile.units},
+            seconds=np.array(profile.seconds, np.float64).reshape(-1, 1),
+            gpu_bytes=np.array(profile.layer_bytes, np.int64).reshape(-1, 1),
+            memory_bytes=profile.memory_bytes,
+        )
+    except ValueError as err:
+        raise UserError(f"the profile of the nodes' model does not fit together: {err}") from err
+    return plan_templates(model, spec.num_nodes, spec.max_failures)
+
+
+def succeed(
+    spec: membership_pb2.NodesSpec, templates: Templates, former: Snapshot, change: Change, *, step_s: float = 0.0
+) -> Successor:
+    """The first pipelines where `former` has none, of the first nodes that joined; else those after the change.
+
+    step_s: as measured, since the profile's seconds are in no known unit of time; 0: not yet. Where training cannot go on, a
+    snapshot that says so. Raises UserError where the nodes never make pipelines.
+    """
+    generation = former.generation + 1
+    snapshot = Snapshot(
+        generation=generation,
+        at_step_end=change.at_step_end,
+        change=change.text,
+        urgent=former.urgent if change.at_step_end else generation,
+    )
+    copied_bytes, idle = 0, frozenset[str]()
+    if former.pipelines:
+        before = _pipelines(templates, former)
+        try:
+            choice = choose(
+                templates,
+                before,
+                Circumstances(),
+                lost=change.lost | {_LOST},
+                joined=tuple(change.joined),
+                num_microbatches=spec.num_microbatches,
+                second=iteration_s(before, spec.num_microbatches) / step_s if step_s else 0.0,
+                on_loss=OnLoss(spec.on_loss or OnLoss.AUTO) if change.in_step else OnLoss.REBUILD,
+            )
+        except UnrecoverableError as err:
+            snapshot.error = str(err)
+            gone = change.lost - change.leaving
+            snapshot.nodes.extend(node for node in former.nodes if node.name not in gone)  # who can still save what there is
+            return Successor(snapshot=snapshot)
+        after, snapshot.choice = choice.option.after, choice.text
+        if choice.rerouting_s is not None:
+            _reroute(snapshot, spec, before, former, change.lost)
+            return Successor(snapshot=snapshot, idle=frozenset(change.joined))
+        pipelines, copied_bytes, idle = after.pipelines, after.copied_bytes, frozenset(after.idle)
+    else:
+        start = instantiate(templates, spec.num_nodes, spec.num_microbatches, 1)
+        names = iter(change.joined)
+        pipelines = tuple(
+            Pipeline(template=template, nodes=tuple(next(names) for _ in range(template.num_nodes)))
+            for template in start.templates
+        )
+        spare = templates.specification.say_spare(sum(len(pipeline.nodes) for pipeline in pipelines))
+        snapshot.change = "; ".join(filter(None, [change.text, spare]))
+    addresses = {node.name: node.address for node in former.nodes} | dict(change.joined)
+    used = set(chain.from_iterable(pipeline.nodes for pipeline in pipelines))
+    in_order = [node.name for node in former.nodes if node.name not in change.lost] + list(change.joined)
+    nodes = [name for name in in_order if name in used]
+    snapshot.nodes.extend(membership_pb2.Node(name=name, address=addresses[name]) for name in nodes)
+    snapshot.pipelines.extend(_messages(pipelines, spec, {name: rank for rank, name in enumerate(nodes)}))
+    return Successor(snapshot=snapshot, copied_bytes=copied_bytes, idle=idle)
+
+
+def _reroute(
+    snapshot: Snapshot,
+    spec: membership_pb2.NodesSpec,
+    before: Sequence[Pipeline],
+    former: Snapshot,
+    lost: Collection[str],
+) -> None:
+    """The pipelines as they are; those that are whole do all microbatches. The others' nodes stay, and see what is learned."""
+    snapshot.nodes.extend(node for node in former.nodes if node.name not in lost)
+    ranks = {node.name: rank for rank, node in enumerate(snapshot.nodes)}
+    is_whole = [all(node in ranks for node in pipeline.nodes) for pipeline in before]
+    counts = iter(
+        distribute([pipeline.template for pipeline, is_it in zip(before, is_whole, strict=True) if is_it], spec.num_microbatches)
+    )
+    for pipeline, message, is_it in zip(before, former.pipelines, is_whole, strict=True):
+        copied = snapshot.pipelines.add(stages=message.stages, num_microbatches=next(counts) if is_it else 0)
+        for node, stage in zip(pipeline.nodes, copied.stages, strict=True):
+            stage.rank = ranks.get(node, NOBODY)
+
+
+def shape(snapshot: Snapshot) -> str:
+    """ "3+2+(1)": the nodes of each pipeline, in brackets where it lacks one."""
+    sizes = [sum(stage.rank != NOBODY for stage in pipeline.stages) for pipeline in snapshot.pipelines]
+    whole = [size == len(pipeline.stages) for size, pipeline in zip(sizes, snapshot.pipelines, strict=True)]
+    return "+".join(str(size) if is_it else f"({size})" for size, is_it in zip(sizes, whole, strict=True))
+
+
+def warm_up() -> None:
+    """Compile what a membership needs, or load it from numba's cache: nodes that wait for their pipelines wait no longer."""
+    units = [membership_pb2.UnitLayers(unit="llm", num_layers=4)]
+    profile = membership_pb2.ModelProfile(units=units, seconds=[1.0] * 4, layer_bytes=[1] * 4, memory_bytes=4)
+    spec = membership_pb2.NodesSpec(num_nodes=4, max_failures=1, num_microbatches=4, profile=profile)
+    joined = {f"node-{rank}": "" for rank in range(4)}
+    templates = templates_of(spec)
+    first = succeed(spec, templates, Snapshot(), Change(joined=joined, at_step_end=True, text="")).snapshot
+    lost = Change(lost=frozenset({"node-3"}), joined={}, at_step_end=False, text="")
+    succeed(spec, templates, first, lost, step_s=1.0)
+
+
+def _pipelines(templates: Templates, snapshot: Snapshot) -> list[Pipeline]:
+    names = {rank: node.name for rank, node in enumerate(snapshot.nodes)}
+    return [
+        Pipeline(
+            template=templates.of_size[len(pipeline.stages)],
+            nodes=tuple(names.get(stage.rank, _LOST) for stage in pipeline.stages),
+        )
+        for pipeline in snapshot.pipelines
+    ]
+
+
+def _messages(
+    pipelines: Sequence[Pipeline], spec: membership_pb2.NodesSpec, ranks: Mapping[str, int]
+) -> list[membership_pb2.Pipeline]:
+    counts = distribute([pipeline.template for pipeline in pipelines], spec.num_microbatches)
+    ends = accumulate(unit.num_layers for unit in spec.profile.units)
+    starts = {unit.unit: end - unit.num_layers for unit, end in zip(spec.profile.units, ends, strict=True)}
+    return [
+        membership_pb2.Pipeline(
+            stages=[_stage(stage, starts[stage.unit], ranks[pipeline.nodes[stage.node]]) for stage in pipeline.template.stages],
+            num_microbatches=count,
+        )
+        for pipeline, count in zip(pipelines, counts, strict=True)
+    ]
+
+
+def _stage(stage: Stage, start: int, rank: int) -> membership_pb2.PipelineStage:
+    """`start`: the unit's first layer, counted within the whole model."""
+    return membership_pb2.PipelineStage(
+        rank=rank, unit=stage.unit, first_layer=stage.layers.start - start, end_layer=stage.layers.stop - start
+    )

@@ -1,0 +1,220 @@
+"""The global order: which sample stands at which place, as a pure function of manifest, weights, seed and epoch.
+
+A source's epoch: its shards in shuffled order, cut into blocks of `shuffle_shards`; the samples of a block are shuffled
+together. How sources mix is in order.mixture. Both allow random access, so a resumed job computes nothing twice.
+
+The shuffled order depends on the number of shards alone, and a place in the first epoch on the rows of the blocks up to its
+own. So shards are counted block by block as places are asked for: `to_count` says which are wanted. What is counted later
+changes no place that was told before.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.manifest import UNCOUNTED
+from headrace.reorder_service.order.mixture import Mixture, Weights
+from headrace.sample import SampleRef
+
+Int64 = npt.NDArray[np.int64]
+
+_STRETCH = 1024  # blocks that are looked at together
+_TOGETHER = 64  # blocks that are counted side by side where all of a source must be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceShards:
+    """A source's part of the manifest."""
+
+    name: str
+    shards: Int64
+    """(n,) their numbers."""
+    weight: float | None = None
+
+
+def permutation(n: int, key: int) -> Int64:
+    """A permutation of range(n) that depends on `key` alone, not on any library's random stream.
+
+    Sorts by the SplitMix64 hash of (key, i).
+    """
+    with np.errstate(over="ignore"):
+        z = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return np.argsort(z, kind="stable").astype(np.int64)
+
+
+def _key(*parts: object) -> int:
+    return int.from_bytes(hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()[:8], "little")
+
+
+class SourceOrder:
+    """The order of one source's samples over its endless epochs."""
+
+    def __init__(self, source: SourceShards, num_rows: Int64, *, seed: int, shuffle_shards: int) -> None:
+        """`num_rows`: as GlobalOrder's."""
+        self._source = source
+        self._num_rows = num_rows
+        self._seed = seed
+        self._shuffle_shards = shuffle_shards
+        self._first = self._shuffled(0)
+        self._ends = np.zeros(-(-len(self._first) // shuffle_shards), np.int64)  # of the first epoch's blocks, in samples
+        self._num_known = 0  # leading blocks of which every shard is counted
+        self.num_samples = 0
+        """Of the leading blocks that are counted; of all once `is_counted`."""
+        self._blocks = functools.lru_cache(maxsize=1)(self._epoch_blocks)
+        self._block = functools.lru_cache(maxsize=2)(self._shuffled_block)
+        self.take_up()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether every shard is, as far as `take_up` has seen."""
+        return self._num_known == len(self._ends)
+
+    def to_count(self, position: int, ahead: int = 0) -> list[int]:
+        """Shards to be counted next on the way to sample number `position`, and those of `ahead` blocks behind its own.
+
+        Without `ahead`, none: `at` can tell it.
+        """
+        block = int(np.searchsorted(self._ends[: self._num_known], position, side="right"))
+        members = self._first[self._num_known * self._shuffle_shards : (block + 1 + ahead) * self._shuffle_shards]
+        uncounted: list[int] = members[self._num_rows[members] == UNCOUNTED].tolist()
+        return uncounted
+
+    def at(self, position: int) -> tuple[int, int]:
+        """(shard, row) of the source's sample number `position`, which `to_count` has cleared; epochs follow each other."""
+        epoch, within = divmod(position, self.num_samples) if self.is_counted else (0, position)
+        ends = self._ends[: self._num_known] if epoch == 0 else self._blocks(epoch)[1]
+        block = int(np.searchsorted(ends, within, side="right"))
+        start = int(ends[block - 1]) if block else 0
+        shards, rows = self._block(epoch, block)
+        return int(shards[within - start]), int(rows[within - start])
+
+    def take_up(self) -> None:
+        """Note the leading blocks that have been counted meanwhile. Others may be in `at` at the same time, in their threads.
+
+        Raises ValueError where every shard is counted, and none has a sample.
+        """
+        size = self._shuffle_shards
+        while self._num_known < len(self._ends):
+            rows = self._num_rows[self._first[self._num_known * size : (self._num_known + _STRETCH) * size]]
+            uncounted = np.flatnonzero(rows == UNCOUNTED)
+            blocks = int(uncounted[0]) // size if len(uncounted) else -(-len(rows) // size)
+            if blocks == 0:
+                return
+            ends = self.num_samples + np.cumsum(np.add.reduceat(rows, np.arange(0, len(rows), size))[:blocks])
+            self._ends[self._num_known : self._num_known + blocks] = ends
+            self.num_samples = int(ends[-1])
+            self._num_known += blocks
+        if self.num_samples == 0:
+            raise ValueError(f"source {self._source.name!r} has no usable sample")
+
+    def _shuffled(self, epoch: int) -> Int64:
+        """The shards, in the order of an epoch."""
+        order = permutation(len(self._source.shards), _key(self._seed, self._source.name, epoch))
+        return self._source.shards[order]
+
+    def _epoch_blocks(self, epoch: int) -> tuple[Int64, Int64]:
+        """Shards in the order of an epoch, and the end of each block in samples."""
+        shuffled = self._shuffled(epoch)
+        ends = np.cumsum(self._num_rows[shuffled])
+        last_of_block = np.arange(self._shuffle_shards, len(ends) + self._shuffle_shards, self._shuffle_shards) - 1
+        return shuffled, ends[np.minimum(last_of_block, len(ends) - 1)]
+
+    def _shuffled_block(self, epoch: int, block: int) -> tuple[Int64, Int64]:
+        order = self._first if epoch == 0 else self._blocks(epoch)[0]
+        members = order[block * self._shuffle_shards : (block + 1) * self._shuffle_shards]
+        counts = self._num_rows[members]
+        shards = np.repeat(members, counts)
+        rows = np.arange(counts.sum(), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+        order = permutation(len(shards), _key(self._seed, self._source.name, epoch, block))
+        return shards[order], rows[order]
+
+
+class GlobalOrder:
+    """The order of a job: place -> sample. A place is a sample's `sample_id`."""
+
+    def __init__(
+        self,
+        sources: Sequence[SourceShards],
+        num_rows: Int64,
+        *,
+        seed: int,
+        shuffle_shards: int,
+        changes: Sequence[tuple[int, Weights]] = (),
+    ) -> None:
+        """`num_rows`: (N,) of every shard of the manifest, UNCOUNTED until it is known: the owner fills it in as time goes by.
+        `changes`: other weights from a place on.
+
+        Raises ValueError where a source has no sample, or weights are none.
+        """
+        self._orders = [SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards) for source in sources]
+        self._changes = changes
+        self._mixture: Mixture | None = None
+        if len(sources) == 1 or all(source.weight for source in sources):
+            self._mixture = Mixture([source.weight or 1.0 for source in sources], changes)
+        else:
+            self._mix_by_size()
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether every shard is, as far as `to_count` has seen."""
+        return all(order.is_counted for order in self._orders)
+
+    def to_count(self, stop: int, epochs: int | None = None, ahead: int = 0) -> list[int]:
+        """Shards to be counted next on the way to the samples at the places before `stop`, and those of `ahead` blocks of each
+        source behind them. Without `ahead`, none: `refs` can tell them.
+
+        `epochs`: the job ends with these, so that they must be known to have as many places. Sources that mix by their sizes
+        are counted as a whole. Raises ValueError where a source has no sample.
+        """
+        for order in self._orders:
+            order.take_up()
+        if self._mixture is None:
+            self._mix_by_size()
+        if self._mixture is None:
+            return [shard for order in self._orders for shard in order.to_count(order.num_samples, _TOGETHER)]
+        given = self._mixture.given(stop)
+        further = epochs is not None and not self.reaches(stop, epochs)
+        positions = [order.num_samples if further else max(0, int(n) - 1) for order, n in zip(self._orders, given, strict=True)]
+        return [
+            shard for order, position in zip(self._orders, positions, strict=True) for shard in order.to_count(position, ahead)
+        ]
+
+    def reaches(self, stop: int, epochs: int) -> bool:
+        """Whether so many epochs are known to have `stop` places or more."""
+        if self._mixture is None:
+            return False
+        if self.is_counted:
+            return self.num_samples(epochs) >= stop
+        given = self._mixture.given(stop)
+        return any(self._mixture.lasts(s) and epochs * order.num_samples > given[s] for s, order in enumerate(self._orders))
+
+    def num_samples(self, epochs: int) -> int:
+        """Places until the last of the sources has had all of its samples `epochs` times. With weights, the others repeat.
+
+        A source whose weight has become 0 before is not waited for. To be asked when all is counted.
+        """
+        assert self._mixture is not None
+        last = [self._mixture.place(source, epochs * order.num_samples - 1) for source, order in enumerate(self._orders)]
+        return 1 + max(place for place in last if place is not None)
+
+    def _mix_by_size(self) -> None:
+        if self.is_counted:
+            self._mixture = Mixture([order.num_samples for order in self._orders], self._changes)
+
+    def refs(self, start: int, stop: int) -> list[SampleRef]:
+        """The samples at places start .. stop - 1, which `to_count` has cleared."""
+        assert self._mixture is not None
+        refs = []
+        for place, (source, position) in enumerate(self._mixture.positions(start, stop), start):
+            shard, row = self._orders[source].at(position)
+            refs.append(SampleRef(sample_id=place, shard=shard, row=row))
+        return refs

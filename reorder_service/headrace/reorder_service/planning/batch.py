@@ -1,0 +1,195 @@
+"""The planner's input, checked once, and its output in array form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.reorder_service.planning.execution import Execution
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# (U, n): slot of every sample in every unit. Slot r * K + k is microbatch k of replica r. A sample's slots differ between
+# units where it is deferred (a later microbatch of the same replica) and where a strategy balances each unit for itself
+# (another replica). Its microbatch never falls from one unit to the next in pipeline order.
+Slots = Ints
+
+_LARGEST_SUM = 1e300  # a step's time is a small multiple of the sum of costs, and must be a number too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """One global batch of n samples in arrival order, on U units."""
+
+    sample_ids: Ints
+    """(n,)"""
+    costs: Floats
+    """(U, n), C-contiguous: forward seconds of the whole unit, units in pipeline order."""
+    memory: Floats
+    """(U, n): activations that the whole unit keeps of a sample from its forward to its backward; `costs` if unknown."""
+    transfer_bytes: Floats
+    """(U, n): what a stage of the unit passes on of a sample; zeros if unknown."""
+    topology: Topology
+    seed: int
+    execution: Execution
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Names of the U units in pipeline order."""
+        return tuple(self.topology.stages)
+
+    @property
+    def num_slots(self) -> int:
+        """Microbatches of all replicas."""
+        return self.topology.replicas * self.topology.microbatches
+
+    def loads(self, slots: Slots) -> Floats:
+        """(D, K, U) seconds of forward work per microbatch and unit."""
+        loads = np.empty((self.num_slots, len(self.units)))
+        for u, (slot, cost) in enumerate(zip(slots, self.costs, strict=True)):
+            loads[:, u] = np.bincount(slot, weights=cost, minlength=self.num_slots)
+        return loads.reshape(self.topology.replicas, self.topology.microbatches, len(self.units))
+
+    def crosses(self, slots: Slots) -> bool:
+        """Whether a sample passes some of its units on another replica than the others."""
+        replicas = slots // self.topology.microbatches
+        return bool((replicas != replicas[0]).any())
+
+    def occupied(self, slots: Slots) -> NDArray[np.bool_]:
+        """(D, K) whether any unit of the microbatch has a sample."""
+        filled = np.zeros(self.num_slots, np.bool_)
+        filled[slots.ravel()] = True
+        return filled.reshape(self.topology.replicas, self.topology.microbatches)
+
+    def replicas(self, slots: Slots) -> Replicas:
+        """The plan's `replicas`; samples of a microbatch stand in arrival order."""
+        return Replicas(self.sample_ids, slots, self.topology)
+
+
+class Replicas(Sequence[tuple[Microbatch, ...]]):
+    """`StepPlan.replicas` behind arrays: a replica's microbatches are made when they are asked for."""
+
+    def __init__(self, sample_ids: Ints, slots: Slots, topology: Topology) -> None:
+        self._topology = topology
+        num_slots = topology.replicas * topology.microbatches
+        self._ids: list[Ints] = []
+        self._ends: list[Ints] = []
+        for u, slot in enumerate(slots):
+            if u > 0 and (slot is slots[0] or np.array_equal(slot, slots[0])):
+                self._ids.append(self._ids[0])
+                self._ends.append(self._ends[0])
+            else:
+                self._ids.append(sample_ids[np.argsort(slot, kind="stable")])
+                self._ends.append(np.cumsum(np.bincount(slot, minlength=num_slots)))
+
+    def __len__(self) -> int:
+        return self._topology.replicas
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[Microbatch, ...]: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[tuple[Microbatch, ...], ...]: ...
+    def __getitem__(self, index: int | slice) -> tuple[Microbatch, ...] | tuple[tuple[Microbatch, ...], ...]:
+        if isinstance(index, slice):
+            return tuple(self[r] for r in range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"replica {index} of {len(self)}")
+        count = self._topology.microbatches
+        first = index % len(self) * count
+        parts = [_cut(ids, ends, first, first + count) for ids, ends in zip(self._ids, self._ends, strict=True)]
+        return tuple(
+            Microbatch(units=dict(zip(self._topology.stages, of_microbatch, strict=True)))
+            for of_microbatch in zip(*parts, strict=True)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _cut(ids: Ints, ends: Ints, first: int, last: int) -> Iterable[tuple[int, ...]]:
+    """The sample ids of slots first .. last - 1."""
+    start = int(ends[first - 1]) if first else 0
+    local = ids[start : int(ends[last - 1])].tolist()
+    bounds = (ends[first:last] - start).tolist()
+    return [tuple(local[a:b]) for a, b in zip([0, *bounds[:-1]], bounds, strict=True)]
+
+
+def slots_of(plan: StepPlan, sample_ids: NDArray[np.integer]) -> Slots:
+    """(U, n) slots of a finished plan, samples in the order of `sample_ids`. Raises ValueError if the plan has others."""
+    row_of = {sample_id: row for row, sample_id in enumerate(np.asarray(sample_ids).tolist())}
+    slots = np.full((len(plan.topology.stages), len(row_of)), -1, np.int64)
+    for r, replica in enumerate(plan.replicas):
+        for k, microbatch in enumerate(replica):
+            for u, unit in enumerate(plan.topology.stages):
+                for sample_id in microbatch.units[unit]:
+                    if sample_id not in row_of:
+                        raise ValueError(f"the plan has sample {sample_id}, which is not in the batch")
+                    slots[u, row_of[sample_id]] = r * plan.topology.microbatches + k
+    if (slots < 0).any():
+        row = int(np.argwhere(slots < 0)[0, 1])
+        raise ValueError(f"the plan lacks sample {np.asarray(sample_ids)[row]} of the batch")
+    return slots
+
+
+def make_batch(
+    sample_ids: NDArray[np.integer],
+    costs: Mapping[str, Floats],
+    topology: Topology,
+    seed: int,
+    *,
+    execution: Execution | None = None,
+    memory: Mapping[str, Floats] | None = None,
+    transfer_bytes: Mapping[str, Floats] | None = None,
+) -> Batch:
+    """The checked batch. Raises ValueError with the unit, the row and the rule that it breaks."""
+    ids = np.ascontiguousarray(sample_ids, dtype=np.int64)
+    if ids.ndim != 1 or ids.size == 0:
+        raise ValueError(f"a global batch is a list of at least one sample id, got an array of shape {ids.shape}")
+    ordered = np.sort(ids)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if twice.size:
+        raise ValueError(f"sample ids must differ, but {twice[0]} stands in rows {np.flatnonzero(ids == twice[0]).tolist()}")
+    execution = execution or Execution()
+    unknown = (execution.backward.keys() | execution.weights.keys()) - topology.stages.keys()
+    if unknown:
+        raise ValueError(f"backward factors name no unit of {list(topology.stages)}: {sorted(unknown)}")
+    matrix = _matrix("costs", "cost", costs, topology, ids.size)
+    return Batch(
+        sample_ids=ids,
+        costs=matrix,
+        memory=matrix if memory is None else _matrix("memory", "memory", memory, topology, ids.size),
+        transfer_bytes=(
+            np.zeros_like(matrix)
+            if transfer_bytes is None
+            else _matrix("transfer_bytes", "transfer", transfer_bytes, topology, ids.size)
+        ),
+        topology=topology,
+        seed=int(seed),
+        execution=execution,
+    )
+
+
+def _matrix(what: str, one: str, columns: Mapping[str, Floats], topology: Topology, num_samples: int) -> Floats:
+    if set(columns) != set(topology.stages):
+        raise ValueError(f"{what} must have one column per unit of {sorted(topology.stages)}, got {sorted(columns)}")
+    return np.stack([_column(f"{one} of unit {unit!r}", columns[unit], num_samples) for unit in topology.stages])
+
+
+def _column(name: str, values: Floats, num_samples: int) -> Floats:
+    column = np.asarray(values, dtype=np.float64)
+    if column.shape != (num_samples,):
+        raise ValueError(f"{name} must have one value per sample ({num_samples}), got shape {column.shape}")
+    wrong = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
+    if wrong.size:
+        raise ValueError(f"{name} must be finite and not negative, but row {wrong[0]} is {column[wrong[0]]}")
+    if column.max() > _LARGEST_SUM / num_samples:
+        raise ValueError(f"{name} is too large to add up: row {column.argmax()} is {column.max()}")
+    return column

@@ -1,0 +1,205 @@
+"""What a sample costs, estimated from its probe: forward seconds, activations kept for the backward, bytes between stages.
+
+Seconds come from coefficients that were measured, or else from the floating-point work at a nominal device rate: only
+ratios between samples and between units matter to the planner. A transformer layer on x positions takes a * x^2 + b * x: a
+from attention (scores and their product with the values), b from the query, key, value and output projections and the MLP.
+Attention stays inside one image, one recording or one sample, so the squares are of their lengths, one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.model_shape import ModelShape, TransformerShape, projector_weights
+from headrace.plan import GENERATOR, LLM
+from headrace.reorder_service.planning.batch import Floats
+from headrace.reorder_service.planning.cost_model.coefficients import AUDIO, VISION, Coefficients, LayerCost, total
+
+if TYPE_CHECKING:  # a fifth of a second of imports
+    from headrace.sample import Probe
+    from headrace.spec import AudioSpec, ImageSpec
+
+ENCODER = "encoder"
+DEVICE_FLOPS_PER_S = 1e14  # nominal: about what an accelerator of 2020-2022 reaches in bf16 training
+_PER_MULTIPLY_ADD = 2
+_BYTES = 2  # of a number in bf16
+_AUDIO_STRIDE = 2  # of the convolution before the audio encoder's attention
+
+_PARTS_OF = {ENCODER: (VISION, AUDIO), VISION: (VISION,), AUDIO: (AUDIO,), LLM: (LLM,), GENERATOR: (GENERATOR,)}
+_MEDIA = {VISION: "images", AUDIO: "recordings", GENERATOR: "images"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleCosts:
+    """Columns of n samples, one (n,) float64 for each unit."""
+
+    seconds: dict[str, Floats]
+    """Forward time of the whole unit."""
+    memory_bytes: dict[str, Floats]
+    """Activations that all layers of the unit keep from the forward to the backward."""
+    transfer_bytes: dict[str, Floats]
+    """Hidden states that one stage of the unit hands to the next."""
+
+
+def sample_costs(
+    probes: Sequence[Probe],
+    shape: ModelShape,
+    *,
+    image: ImageSpec,
+    audio: AudioSpec,
+    vocab: int = 0,
+    units: Sequence[str] = (ENCODER, LLM),
+) -> dict[str, Floats]:
+    """The nominal `seconds` of `estimate`."""
+    return estimate(probes, shape, image=image, audio=audio, vocab=vocab, units=units).seconds
+
+
+def estimate(
+    probes: Sequence[Probe],
+    shape: ModelShape,
+    *,
+    image: ImageSpec,
+    audio: AudioSpec,
+    vocab: int = 0,
+    units: Sequence[str] = (ENCODER, LLM),
+    measured: Coefficients | None = None,
+    checkpointing: Collection[str] = (),
+    backward: Mapping[str, float] | None = None,
+) -> SampleCosts:
+    """Columns of n samples in each of `units`: of `vision`, `audio` and `llm`, or with `encoder` for the first two together; and
+    of `generator`, where the shape has one.
+
+    The projectors, which join neighbours as `image` and `audio` say, count as encoders. vocab: size of the job's vocabulary,
+    0 for the published one; the output layer counts on every token, unless neither is known. A sample without images and
+    recordings costs the encoder nothing. measured: takes the place of the shape's operations (see `parse_coefficients`).
+    checkpointing: units that keep only each layer's input. backward: factors as of `backward_factors`; a unit with 0 keeps
+    nothing.
+
+    Raises ValueError for units that are not those, and where a sample has what no unit or no measurement stands for.
+    """
+    _check(units, shape)
+    stacks = {VISION: shape.vision, AUDIO: shape.audio, LLM: shape.llm}
+    if shape.generator is not None:
+        stacks[GENERATOR] = shape.generator
+    layers = published(shape, image=image, audio=audio, vocab=vocab) if measured is None else measured
+    lengths = {
+        VISION: _Lengths.of([probe.image_patches for probe in probes]),
+        AUDIO: _Lengths.of([probe.mel_frames for probe in probes], stride=_AUDIO_STRIDE),
+        LLM: _Lengths.of([(probe.num_tokens,) for probe in probes]),
+    }
+    if GENERATOR in units:
+        lengths[GENERATOR] = _Lengths.of([probe.image_patches for probe in probes], stride=image.merge**2)
+    _check_parts(units, layers, lengths, probes)
+    seconds = {part: x.on(total(layers.get(part, ()))) for part, x in lengths.items()}
+    transfer = {part: x.sums * float(_BYTES * stacks[part].width) for part, x in lengths.items()}
+    memory: dict[str, Floats] = {}
+    for unit in units:
+        idle = backward is not None and backward.get(unit) == 0
+        kept = {part: 0 if idle else kept_bytes(stacks[part], unit in checkpointing) for part in _PARTS_OF[unit]}
+        memory[unit] = np.sum([lengths[part].sums * float(amount) for part, amount in kept.items()], axis=0)
+    return SampleCosts(seconds=_by_unit(units, seconds), memory_bytes=memory, transfer_bytes=_by_unit(units, transfer))
+
+
+def published(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0) -> Coefficients:
+    """The layers of a shape at the nominal rate, each encoder's projector and the LLM's output layer behind them, and with a
+    generator's layers the projector to it and the layers at both ends of it.
+    """
+    frames = max(1, audio.frames_per_token // _AUDIO_STRIDE)
+    head = shape.llm.width * (vocab or shape.llm.vocab)
+    layers = {
+        VISION: (*layer_costs(shape.vision), _dense(projector_weights(shape.vision.width, image.merge**2, shape.llm.width))),
+        AUDIO: (*layer_costs(shape.audio), _dense(projector_weights(shape.audio.width, frames, shape.llm.width))),
+        LLM: (*layer_costs(shape.llm, causal=True), *((_dense(head),) if head else ())),
+    }
+    if shape.generator is not None:
+        width = shape.generator.width
+        ends = width * (2 * 3 * (image.merge * image.patch) ** 2 + width)  # tokens in, tokens out, and the time
+        projector = projector_weights(shape.llm.width, 1, width)
+        layers[GENERATOR] = (*layer_costs(shape.generator), _dense(projector), _dense(ends))
+    return layers
+
+
+def layer_costs(shape: TransformerShape, *, causal: bool = False) -> tuple[LayerCost, ...]:
+    """The layers of a stack at the nominal rate. A causal layer computes half of the attention matrix.
+
+    With window attention a position meets `window` others however long the segment is: a cost per position. A segment that
+    is shorter than a window is overrated by that.
+    """
+    attention = _PER_MULTIPLY_ADD * 2 * shape.width * (0.5 if causal else 1.0) / DEVICE_FLOPS_PER_S
+    dense = _dense(shape.layer_weights)
+    full = LayerCost(quadratic=attention, linear=dense.linear)
+    windowed = LayerCost(linear=dense.linear + attention * shape.window)
+    return tuple(windowed if (layer + 1) % shape.full_every else full for layer in range(shape.layers))
+
+
+def kept_bytes(shape: TransformerShape, checkpointing: bool) -> int:
+    """Bytes that a stack keeps per position from its forward to its backward, in bf16 and without dropout.
+
+    The count of Korthikanti et al. 2022 (Reducing Activation Recomputation, section 4.1: 34 s h bytes a layer and the
+    attention matrix), here without the matrix, which flash attention does not keep, and without the masks of dropout: 32.
+    Grouped queries and a gate change it. Kept are the inputs of both norms, of the projections, of attention (queries, keys,
+    values), of the output projection and of the MLP (6 widths and keys and values), and inside of the MLP each matrix's
+    output and what goes into the last one. With checkpointing: each layer's input.
+    """
+    inside = (3 if shape.gated else 2) * shape.mlp
+    values = shape.width if checkpointing else 6 * shape.width + 2 * shape.kv_width + inside
+    return _BYTES * shape.layers * values
+
+
+def _dense(weights: int) -> LayerCost:
+    """Matrices of so many elements, each met once by every position."""
+    return LayerCost(linear=_PER_MULTIPLY_ADD * weights / DEVICE_FLOPS_PER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Lengths:
+    """Per sample, over its images or recordings: (n,) sum of the lengths and (n,) sum of their squares."""
+
+    sums: Floats
+    squares: Floats
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], *, stride: int = 1) -> _Lengths:
+        """`stride`: so many inputs become one position, rounded up. Sums below 2^53 are exact."""
+        counts = np.fromiter(map(len, rows), np.int64, len(rows))
+        flat = np.fromiter(itertools.chain.from_iterable(rows), np.float64, int(counts.sum()))
+        flat = np.ceil(flat / stride)
+        owner = np.repeat(np.arange(len(rows)), counts)
+
+        def summed(values: Floats) -> Floats:
+            return np.bincount(owner, weights=values, minlength=len(rows)).astype(np.float64, copy=False)
+
+        return cls(sums=summed(flat), squares=summed(flat * flat))
+
+    def on(self, cost: LayerCost) -> Floats:
+        """(n,) seconds."""
+        return cost.quadratic * self.squares + cost.linear * self.sums + cost.constant * (self.sums > 0)
+
+
+def _by_unit(units: Sequence[str], parts: Mapping[str, Floats]) -> dict[str, Floats]:
+    return {unit: np.sum([parts[part] for part in _PARTS_OF[unit]], axis=0) for unit in units}
+
+
+def _check(units: Sequence[str], shape: ModelShape) -> None:
+    known = [unit for unit in _PARTS_OF if unit != GENERATOR or shape.generator is not None]
+    unknown = [unit for unit in units if unit not in known]
+    if unknown:
+        raise ValueError(f"the model's shape gives no cost for unit {unknown[0]!r}, only for {', '.join(known)}")
+    parts = [part for unit in units for part in _PARTS_OF[unit]]
+    if len(set(parts)) != len(parts) or LLM not in parts:
+        raise ValueError(f"units must have {LLM!r}, each unit once, and {ENCODER!r} without its parts, got {list(units)}")
+
+
+def _check_parts(units: Sequence[str], layers: Coefficients, lengths: Mapping[str, _Lengths], probes: Sequence[Probe]) -> None:
+    taken = {part for unit in units for part in _PARTS_OF[unit]}
+    for part in lengths:
+        rows = np.flatnonzero(lengths[part].sums)
+        if rows.size and (part not in taken or part not in layers):
+            lacking = f"no unit of {list(units)}" if part not in taken else "no measured coefficient"
+            media = _MEDIA.get(part, "tokens")
+            raise ValueError(f"row {rows[0]} ({probes[rows[0]].name}) has {media}, but {lacking} stands for them: add {part!r}")

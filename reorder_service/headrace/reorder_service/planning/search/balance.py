@@ -1,0 +1,164 @@
+"""Vector balancing: spread samples over microbatches so that every unit's time is level, or follows given targets.
+
+Balancing several units at once is hard in the worst case and easy at the sizes of a global batch: a greedy start, then a
+local search. It moves a sample to another microbatch, or swaps two samples, whenever that lowers
+
+    sum over microbatches m and units u of  t_m (load[m, u] / t_m)^4  +  the same over whole replicas
+
+where loads are in units of the mean microbatch and t_m is a microbatch's target (1 where all are to be equal). The fourth
+power looks mostly at the heaviest ones but still tells apart plans that share their heaviest microbatch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.jit import kernel
+from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.random_state import random_state
+from headrace.reorder_service.planning.search.number_partition import descending, lpt
+
+SEARCH_STEPS = 125_000  # for each sample of the mean microbatch, 1 to 4 of them: 2 to 10 ms
+SEARCH_STEPS_PER_SAMPLE = 3  # at least, in large batches
+_WINDOW = 4096  # how far apart exchange partners lie in memory: about the first-level cache
+_REPLICA_WEIGHT = 4.0  # of the replicas' term: the slowest replica is the step's time
+_HEAT = 0.03  # first threshold: what one microbatch loses by a load of 1.07 instead of 1
+_LEAST_GAIN = 1e-12  # of a move: nothing is done for a rounding error
+
+
+def balance(costs: Floats, targets: Floats, num_replicas: int, seed: int) -> Ints:
+    """(n,) microbatch r * K + k of each of n samples.
+
+    costs: (U, n) seconds per unit. targets: (K,) positive, what the microbatches of a replica shall relate to each other
+    like. No replica stays without a sample if n >= num_replicas.
+    """
+    num_microbatches = targets.size
+    means = costs.sum(axis=1) / (num_replicas * num_microbatches)
+    means[means == 0] = 1.0  # of costs so small that their mean is none, too
+    weights = np.ascontiguousarray((costs / means[:, None]).T)
+    target = targets * (num_microbatches / targets.sum())
+    heaviest = weights.max(axis=1)
+    order = descending(heaviest)
+    replica = lpt(heaviest, order, num_replicas)
+    slots = fill(weights, order, replica, target, num_replicas)
+    per_microbatch = min(4, max(1, heaviest.size // (num_replicas * num_microbatches)))
+    steps = max(SEARCH_STEPS * per_microbatch, SEARCH_STEPS_PER_SAMPLE * heaviest.size)
+    exchange(weights, slots, target, num_replicas, steps, random_state(seed))
+    return slots
+
+
+@kernel
+def fill(weights: Floats, order: Ints, replica: Ints, targets: Floats, num_replicas: int) -> Ints:
+    """(n,) slot of samples whose replica is known: in the given order, each into the microbatch where it adds least.
+
+    weights: (n, U). targets: (K,). Adding least means the smallest of the heaviest units; an empty microbatch wins a tie.
+    """
+    num_samples, num_units = weights.shape
+    count = targets.size
+    loads = np.zeros((num_replicas * count, num_units))
+    samples = np.zeros(num_replicas * count, np.int64)
+    slots = np.empty(num_samples, np.int64)
+    for i in order:
+        best, least = -1, np.inf
+        for slot in range(replica[i] * count, (replica[i] + 1) * count):
+            heaviest = 0.0
+            for u in range(num_units):
+                heaviest = max(heaviest, (loads[slot, u] + weights[i, u]) / targets[slot % count])
+            if heaviest < least or (heaviest == least and samples[slot] < samples[best]):
+                best, least = slot, heaviest
+        slots[i] = best
+        samples[best] += 1
+        for u in range(num_units):
+            loads[best, u] += weights[i, u]
+    return slots
+
+
+@kernel
+def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, steps: int, state: np.uint64) -> None:
+    """The local search: improves `slots` (n,) in place by `steps` tried moves and swaps.
+
+    In the first half it also takes changes for the worse, up to a threshold that cools down to nothing (threshold accepting;
+    Dueck and Scheuer, 1990): from a plain descent, one seed in twenty stays in a poor local optimum.
+
+    weights: (n, U). targets: (K,). Partners are taken from the next _WINDOW samples in the order of the first slots, so
+    that a large batch is searched piece by piece of some replicas, within the processor's cache.
+    """
+    num_samples, num_units = weights.shape
+    count = targets.size
+    loads = np.zeros((num_replicas * count, num_units))
+    totals = np.zeros((num_replicas, num_units))
+    samples = np.zeros(num_replicas, np.int64)
+    layout = _by_slot(slots, num_replicas * count)
+    for i in layout:
+        samples[slots[i] // count] += 1
+        for u in range(num_units):
+            loads[slots[i], u] += weights[i, u]
+            totals[slots[i] // count, u] += weights[i, u]
+    of_replicas = _REPLICA_WEIGHT / (float(count) * count * count)
+    replica_of = np.empty(num_replicas * count, np.int64)  # looked up: divisions would be half of a step's time
+    steepness_of = np.empty(num_replicas * count)
+    for slot in range(replica_of.size):
+        replica_of[slot] = slot // count
+        steepness_of[slot] = 1.0 / targets[slot % count] ** 3
+    window = np.uint64(min(num_samples, _WINDOW))
+    at = 0
+    for step in range(steps):
+        state ^= state << np.uint64(13)
+        state ^= state >> np.uint64(7)
+        state ^= state << np.uint64(17)
+        near = at + np.int64((state >> np.uint64(32)) * window >> np.uint64(32))
+        i, j = layout[at], layout[near if near < num_samples else near - num_samples]
+        at = at + 1 if at + 1 < num_samples else 0
+        swap = state & np.uint64(1) == np.uint64(0)
+        here, there = slots[i], slots[j]
+        home, away = replica_of[here], replica_of[there]
+        if not swap and state & np.uint64(2) == np.uint64(0):  # any microbatch of the partner's replica: it may be empty
+            there = away * count + np.int64((state & np.uint64(0xFFFFFF)) * np.uint64(count) >> np.uint64(24))
+        if here == there:
+            continue
+        if home != away and not swap and samples[home] == 1:
+            continue
+        gain = 0.0
+        for u in range(num_units):
+            moved = weights[i, u] - (weights[j, u] if swap else 0.0)
+            gain += steepness_of[here] * (_fourth(loads[here, u]) - _fourth(loads[here, u] - moved))
+            gain += steepness_of[there] * (_fourth(loads[there, u]) - _fourth(loads[there, u] + moved))
+            if home != away:
+                before = _fourth(totals[home, u]) + _fourth(totals[away, u])
+                gain += of_replicas * (before - _fourth(totals[home, u] - moved) - _fourth(totals[away, u] + moved))
+        cooling = max(0.0, 1.0 - 2.0 * step / steps)
+        if gain <= _LEAST_GAIN - _HEAT * cooling * cooling * cooling:
+            continue
+        for u in range(num_units):
+            moved = weights[i, u] - (weights[j, u] if swap else 0.0)
+            loads[here, u] -= moved
+            loads[there, u] += moved
+            totals[home, u] -= moved
+            totals[away, u] += moved
+        slots[i] = there
+        if swap:
+            slots[j] = here
+        else:
+            samples[home] -= 1
+            samples[away] += 1
+
+
+@kernel
+def _by_slot(slots: Ints, num_slots: int) -> Ints:
+    """(n,) samples in the order of their slots, stable: a counting sort."""
+    first = np.zeros(num_slots + 1, np.int64)
+    for slot in slots:
+        first[slot + 1] += 1
+    for slot in range(num_slots):
+        first[slot + 1] += first[slot]
+    layout = np.empty(slots.size, np.int64)
+    for i in range(slots.size):
+        layout[first[slots[i]]] = i
+        first[slots[i]] += 1
+    return layout
+
+
+@kernel
+def _fourth(x: float) -> float:
+    square = x * x
+    return square * square

@@ -1,0 +1,135 @@
+"""Number partitioning: spread weights over bins so that the heaviest bin is as light as possible.
+
+LPT (longest processing time first; Graham, 1969) takes weights in descending order and puts each into the lightest bin so
+far. Its heaviest bin is at most 4/3 - 1/(3 m) times the optimum of m bins.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.jit import kernel
+from headrace.reorder_service.planning.batch import Floats, Ints
+
+_HALF = np.uint64(32)  # bits of a sort key that hold the weight; the others hold its position
+_POSITION = np.uint64(0xFFFFFFFF)
+_LAST_BIT = np.uint64(63)
+_SHORT = 32  # a run of neighbours up to which insertion is faster than merging
+
+
+def descending(weights: Floats) -> Ints:
+    """(n,) positions by falling weight; equal weights keep their order, so that plans are reproducible. n < 2^32.
+
+    Keys of 64 bits, the upper half of the weight and the position, differ from each other: numpy's vectorised sort brings
+    them into one order on every machine. Weights that agree in 20 bits of their fraction are put right afterwards.
+    """
+    keys = _keys(np.ascontiguousarray(weights, np.float64))
+    keys.sort()
+    return _by_weight(weights, keys)
+
+
+@kernel
+def _keys(weights: Floats) -> NDArray[np.uint64]:
+    """(n,) numbers that rise as the weights fall and, for equal upper halves of the weights, as the position rises."""
+    keys = np.empty(weights.size, np.uint64)
+    bits = (weights + 0.0).view(np.uint64)  # -0.0 is no less than 0.0
+    for i in range(weights.size):
+        upper = bits[i] >> _HALF
+        if bits[i] >> _LAST_BIT == 0:  # not negative: the bits rise with the weight
+            upper = upper ^ (_POSITION >> np.uint64(1))
+        keys[i] = (upper << _HALF) | np.uint64(i)
+    return keys
+
+
+@kernel
+def _by_weight(weights: Floats, keys: NDArray[np.uint64]) -> Ints:
+    """(n,) positions by falling weight, from sorted keys: only runs of equal upper halves are still to be sorted."""
+    order = np.empty(weights.size, np.int64)
+    for i in range(order.size):
+        order[i] = np.int64(keys[i] & _POSITION)
+    start = 0
+    while start < order.size:
+        end = start + 1
+        while end < order.size and keys[end] >> _HALF == keys[start] >> _HALF:
+            end += 1
+        if end - start > _SHORT:
+            run = order[start:end]
+            order[start:end] = run[np.argsort(-weights[run], kind="mergesort")]
+        else:
+            _insert(weights, order, start, end)
+        start = end
+    return order
+
+
+@kernel
+def _insert(weights: Floats, order: Ints, start: int, end: int) -> None:
+    """Stable insertion sort of order[start:end] by falling weight."""
+    for i in range(start + 1, end):
+        item, hole = order[i], i
+        while hole > start and weights[order[hole - 1]] < weights[item]:
+            order[hole] = order[hole - 1]
+            hole -= 1
+        order[hole] = item
+
+
+@kernel
+def lpt(weights: Floats, order: Ints, num_bins: int) -> Ints:
+    """(n,) bin of each of n weights, taken in the given order (see `descending`). O(n log bins).
+
+    Equally light bins: the one with fewer items, then the lower number. So weights of zero are dealt out evenly, and no
+    bin stays empty while there are items enough.
+
+    The bins form a tournament (loser tree): a node keeps the loser of its match, so that the path from the winner's leaf to
+    the root is all that is played again when the winner grew heavier. What is left of a tie is decided by a bin's `turn`,
+    its number of items times the tree's width, plus its own number.
+    """
+    bins = np.empty(weights.size, np.int64)
+    width = 1
+    while width < num_bins:
+        width *= 2
+    loads, turns = _opening_losers(width, num_bins)
+    load, turn = 0.0, 0
+    for item in order:
+        bins[item] = turn & (width - 1)
+        node = (bins[item] + width) >> 1
+        load += weights[item]
+        turn += width
+        while node > 0:
+            other_load, other_turn = loads[node], turns[node]
+            loses = (other_load < load) | ((other_load == load) & (other_turn < turn))
+            loads[node] = load if loses else other_load
+            turns[node] = turn if loses else other_turn
+            load = other_load if loses else load
+            turn = other_turn if loses else turn
+            node >>= 1
+    return bins
+
+
+@kernel
+def _opening_losers(width: int, num_bins: int) -> tuple[Floats, Ints]:
+    """(width,) load and turn of each node's loser while all bins are empty: the first bin of its right half.
+
+    Node i has the children 2 i and 2 i + 1, and bin b is leaf width + b. Bins that do not exist are infinitely heavy.
+    """
+    loads, turns = np.zeros(width), np.zeros(width, np.int64)
+    level, span = 1, width  # nodes of a level, and leaves below each of them
+    while level < width:
+        for i in range(level):
+            turns[level + i] = i * span + span // 2
+            loads[level + i] = 0.0 if turns[level + i] < num_bins else np.inf
+        level, span = 2 * level, span // 2
+    return loads, turns
+
+
+@kernel
+def rank_in_bin(order: Ints, bins: Ints) -> Ints:
+    """(n,) place of each item among its bin's items, counted along `order`."""
+    rank = np.empty(order.size, np.int64)
+    if order.size == 0:
+        return rank
+    seen = np.zeros(bins.max() + 1, np.int64)
+    for item in order:
+        rank[item] = seen[bins[item]]
+        seen[bins[item]] += 1
+    return rank

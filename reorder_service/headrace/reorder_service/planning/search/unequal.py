@@ -1,0 +1,40 @@
+"""Replicas of unequal speeds: each gets work in proportion, so that all end together. Headrace's own.
+
+LPT for machines of different speeds: samples by falling cost, each into the microbatch that is through with it first (Gonzalez,
+Ibarra and Sahni, SIAM J. Comput. 6(1), 1977: the slowest end is less than twice the optimum). Then the microbatches of every
+replica are put into the order that fills its pipeline.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.jit import kernel
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.search.arrangement import arrange
+from headrace.reorder_service.planning.search.number_partition import descending
+
+
+def share(batch: Batch, speeds: Floats) -> Slots:
+    """Slots of the samples, equal in all units. speeds: (D,) positive, of the replicas, in any unit."""
+    cost = batch.costs.sum(axis=0)
+    slots = _earliest(cost, descending(cost), np.ascontiguousarray(speeds, np.float64), batch.topology.microbatches)
+    return np.broadcast_to(arrange(batch, slots), batch.costs.shape)
+
+
+@kernel
+def _earliest(cost: Floats, order: Ints, speeds: Floats, num_microbatches: int) -> Ints:
+    """(n,) slots. Of microbatches that would be through at the same time, the one with the fewest samples."""
+    loads = np.zeros(speeds.size * num_microbatches)
+    samples = np.zeros(loads.size, np.int64)
+    slots = np.empty(cost.size, np.int64)
+    for i in order:
+        best, earliest = -1, np.inf
+        for slot in range(loads.size):
+            end = (loads[slot] + cost[i]) / speeds[slot // num_microbatches]
+            if end < earliest or (end == earliest and samples[slot] < samples[best]):
+                best, earliest = slot, end
+        slots[i] = best
+        samples[best] += 1
+        loads[best] += cost[i]
+    return slots

@@ -1,0 +1,120 @@
+"""How long one replica takes under a schedule, and the two things that shorten it: order and size of its microbatches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.jit import kernel
+from headrace.reorder_service.planning.batch import Floats, Ints
+
+_STAGE, _KIND, _POSITION, _WAITS = 0, 1, 2, 7  # columns of a schedule's table: see `replay`
+
+
+@kernel
+def makespan(seconds: Floats, order: Ints, table: Ints) -> float:
+    """When a replica is done whose microbatches wait for nothing but themselves: no deferral, no transfer times.
+
+    seconds: (K, S, kinds) of one action. order: the microbatches as they run; table: of their schedule (see
+    `replay`), which may be of fewer microbatches: then the last ones of `order` do not run.
+    """
+    ends = np.empty(table.shape[0])
+    free = np.zeros(seconds.shape[1])
+    for row in range(table.shape[0]):
+        stage, microbatch = table[row, _STAGE], order[table[row, _POSITION]]
+        end = free[stage]
+        for w in range(_WAITS, table.shape[1]):
+            if table[row, w] < 0:
+                break
+            end = max(end, ends[table[row, w]])
+        end += seconds[microbatch, stage, table[row, _KIND]]
+        ends[row] = end
+        free[stage] = end
+    return float(free.max())
+
+
+@kernel
+def slowest_makespan(seconds: Floats, replicas: Ints, table: Ints) -> float:
+    """The longest makespan of the given replicas (R,), whose microbatches run as they stand. seconds: (D, K, S, kinds)."""
+    order = np.arange(seconds.shape[1])
+    slowest = 0.0
+    for r in replicas:
+        slowest = max(slowest, makespan(seconds[r], order, table))
+    return slowest
+
+
+@kernel
+def opening(seconds: Floats, sizes: Floats, filled: Ints, table: Ints) -> Ints:
+    """(m,) the best of three simple orders of the m filled microbatches: rising, falling, and the smallest before falling."""
+    rising = filled[np.argsort(sizes[filled], kind="mergesort")]
+    falling = rising[::-1].copy()
+    small_first = falling.copy()
+    for i in range(falling.size - 1, 0, -1):
+        small_first[i] = falling[i - 1]
+    if falling.size:
+        small_first[0] = rising[0]
+    best, least = rising, makespan(seconds, rising, table)
+    for order in (falling, small_first):
+        end = makespan(seconds, order, table)
+        if end < least:
+            best, least = order, end
+    return best
+
+
+@kernel
+def improve(seconds: Floats, order: Ints, table: Ints, tries: int, state: np.uint64) -> float:
+    """Try so many changes of `order` in place, swaps of two places and moves from one place to another; its makespan then."""
+    count = np.uint64(order.size)
+    least = makespan(seconds, order, table)
+    if order.size < 2:
+        return least
+    kept = order.copy()
+    for _ in range(tries):
+        state ^= state << np.uint64(13)
+        state ^= state >> np.uint64(7)
+        state ^= state << np.uint64(17)
+        source = np.int64((state >> np.uint64(40)) * count >> np.uint64(24))
+        target = np.int64((state & np.uint64(0xFFFFFF)) * count >> np.uint64(24))
+        if source == target:
+            continue
+        moved = order[source]
+        if state & np.uint64(1 << 30) == np.uint64(0):
+            order[source] = order[target]
+        elif source < target:
+            order[source:target] = kept[source + 1 : target + 1]
+        else:
+            order[target + 1 : source + 1] = kept[target:source]
+        order[target] = moved
+        end = makespan(seconds, order, table)
+        if end <= least:
+            least = end
+            kept[:] = order
+        else:
+            order[:] = kept
+    return least
+
+
+@kernel
+def best_grades(work: Floats, table: Ints, count: int, first: Floats, growth: Floats) -> Floats:
+    """(count,) relative sizes of microbatches, rising geometrically at the front and falling at the rear: the fastest pair.
+
+    work: (S, kinds) seconds of all that a replica has to do. table: of the schedule of `count` microbatches.
+    """
+    best, least = np.ones(count), np.inf
+    grades = np.empty(count)
+    order = np.arange(count)
+    seconds = np.empty((count, *work.shape))
+    for front in first:
+        for rising in growth:
+            for rear in first:
+                for falling in growth:
+                    total = 0.0
+                    for k in range(count):
+                        grades[k] = min(1.0, front * rising**k, rear * falling ** (count - 1 - k))
+                        total += grades[k]
+                    for k in range(count):
+                        seconds[k] = work * grades[k] / total
+                    end = makespan(seconds, order, table)
+                    if end < least:
+                        least = end
+                        best[:] = grades
+    return best

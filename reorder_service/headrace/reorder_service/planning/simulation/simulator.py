@@ -1,0 +1,195 @@
+"""Time and memory of a step, by replaying its schedule with the times of a plan's microbatches.
+
+An action starts when its stage is free and its last input has arrived: from the neighbouring stage, or, between units, from
+every microbatch of any replica that holds one of its samples. Of a microbatch that passes in parts (deferral), it is enough that
+the parts come as fast as they are needed. A transfer between two stages delays the receiver and keeps nobody busy. Replicas that
+exchange no samples meet only at the end of the step: the slowest one is the step's time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.held import held, held_until
+from headrace.plan import Predicted
+from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.simulation import timed_schedule as actions_of
+from headrace.reorder_service.planning.simulation.makespan import slowest_makespan
+from headrace.reorder_service.planning.simulation.timed_schedule import replay, schedule_table
+from headrace.reorder_service.planning.simulation.work import Links, Work
+from headrace.schedule import Kind
+
+__all__ = ["Timeline", "Work", "peak_memory", "simulate", "timeline"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """Every action of a step as columns of equal length, ordered by replica, then stage, then time."""
+
+    replica: Ints
+    stage: Ints
+    """Physical stage, 0 .. S - 1."""
+    microbatch: Ints
+    """Its index in the plan."""
+    kind: Ints
+    """`headrace.schedule.Kind`"""
+    chunk: Ints
+    start_s: Floats
+    end_s: Floats
+    critical: NDArray[np.bool_]
+    """Whether the action lies on the critical path: a chain from the start of the step to its end in which every action
+    starts when the one before ends, or when what that one sent has arrived. Of several such chains, one."""
+    memory_after: Floats
+    """Activations that the stage holds when the action is over."""
+
+
+def simulate(work: Work) -> Predicted:
+    """Iteration time, idle share and lower bound of a step.
+
+    `bubble`: share of the D * S stages' time up to the end of the slowest replica in which they are idle. `lower_bound_s`:
+    see `work.lower_bound`. Raises ValueError if the plan's schedule waits for itself.
+    """
+    iteration = _iteration_s(work)
+    busy = float(work.seconds.sum()) * work.execution.chunks
+    capacity = work.topology.replicas * work.topology.num_stages * iteration
+    bubble = max(0.0, 1.0 - busy / capacity) if capacity > 0 else 0.0
+    bound = min(work.lower_bound_s, iteration)  # their sums are rounded in different orders
+    return Predicted(iteration_s=iteration, bubble=bubble, lower_bound_s=bound)
+
+
+def timeline(work: Work) -> Timeline:
+    """When every action of a step starts and ends, seen from the start of the step. Raises ValueError as `simulate` does."""
+    layout = _Layout.of(work)
+    starts, ends, causes = _replay(work, layout)
+    memory_after, _ = _memory(work, layout)
+    num_actions = np.diff(layout.first_action)
+    replica = np.repeat(np.arange(num_actions.size), num_actions)
+    rows = layout.tables[np.arange(replica.size) + np.repeat(layout.first_row - layout.first_action[:-1], num_actions)]
+    order = np.lexsort((rows[:, actions_of.STAGE], replica))
+    slot = layout.slot_at[replica, rows[:, actions_of.POSITION]]
+    return Timeline(
+        replica=replica[order],
+        stage=rows[order, actions_of.STAGE],
+        microbatch=slot[order] % work.topology.microbatches,
+        kind=rows[order, actions_of.KIND],
+        chunk=rows[order, actions_of.CHUNK],
+        start_s=starts[order],
+        end_s=ends[order],
+        critical=_critical(ends, causes)[order],
+        memory_after=memory_after[order],
+    )
+
+
+def peak_memory(work: Work) -> Floats:
+    """(D, S) most activations that a stage holds at any time, in the unit of the batch's `memory`.
+
+    Each chunk takes its share when its forward starts and gives it back when its backward ends, a deferred sample's when its
+    own backward ends, and where weights are put off (`headrace.held`) when those are done. A unit without a backward keeps
+    nothing. A stage does one thing at a time, so what it holds depends on the order of its actions only, not on their times.
+    """
+    _, peaks = _memory(work, _Layout.of(work))
+    return peaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Layout:
+    """Where the kernels find each replica's actions; see `replay`."""
+
+    tables: Ints
+    first_row: Ints
+    first_action: Ints
+    slot_at: Ints
+
+    @classmethod
+    def of(cls, work: Work) -> _Layout:
+        num_replicas, num_microbatches = work.occupied.shape
+        counts, which = np.unique(work.occupied.sum(axis=1), return_inverse=True)
+        tables = [schedule_table(work.topology.stages, work.execution, count) for count in counts.tolist()]
+        lengths = np.array([len(table) for table in tables])
+        order = np.argsort(~work.occupied, axis=1, kind="stable")
+        return cls(
+            tables=np.concatenate(tables),
+            first_row=(np.cumsum(lengths) - lengths)[which],
+            first_action=np.concatenate(([0], np.cumsum(lengths[which]))),
+            slot_at=order + num_microbatches * np.arange(num_replicas)[:, None],
+        )
+
+
+def _iteration_s(work: Work) -> float:
+    holes = (work.occupied[:, 1:] > work.occupied[:, :-1]).any()
+    if work.links is not None or holes:
+        _, ends, _ = _replay(work, _Layout.of(work))
+        return float(ends.max(initial=0.0))
+    counts = work.occupied.sum(axis=1)
+    return max(
+        slowest_makespan(
+            work.seconds,
+            np.flatnonzero(counts == count),
+            schedule_table(work.topology.stages, work.execution, count),
+        )
+        for count in np.unique(counts).tolist()
+    )
+
+
+def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
+    """Start, end and cause of every action."""
+    num_slots = work.occupied.size
+    links = work.links or Links(
+        hop_s=np.zeros((2, num_slots, len(work.topology.stages))),
+        offsets=np.zeros((2, 0, num_slots + 1), np.int64),
+        slots=np.zeros((2, 0, 0), np.int64),
+        seconds=np.zeros((2, 0, 0)),
+    )
+    starts, ends, causes = replay(
+        layout.tables,
+        layout.first_row,
+        layout.first_action,
+        layout.slot_at,
+        work.seconds.reshape(num_slots, *work.seconds.shape[2:]),
+        links.hop_s,
+        links.offsets,
+        links.slots,
+        links.seconds,
+        work.together,
+    )
+    if (ends < 0).any():
+        raise ValueError(
+            f"the plan makes schedule {work.execution.schedule!r} wait for itself: a unit's backward needs that of a microbatch "
+            "that has not gone forth yet; split the backward, defer less, or let more microbatches be in flight"
+        )
+    return starts, ends, causes
+
+
+def _critical(ends: Floats, causes: Ints) -> NDArray[np.bool_]:
+    """The actions on the way back from the one that ends last."""
+    critical = np.zeros(ends.size, np.bool_)
+    action = int(ends.argmax()) if ends.size else -1
+    while action >= 0:
+        critical[action] = True
+        action = int(causes[action])
+    return critical
+
+
+def _memory(work: Work, layout: _Layout) -> tuple[Floats, Floats]:
+    """(what its stage holds after each action; (D, S) most that it ever holds)."""
+    execution, units = work.execution, list(work.topology.stages)
+    until = [held_until(execution.schedule, has_weights=execution.factors(unit)[Kind.WEIGHT] > 0) for unit in units]
+    after = np.zeros(layout.first_action[-1])
+    peaks = np.zeros((layout.first_row.size, work.topology.num_stages))
+    num_actions = np.diff(layout.first_action)
+    for count in np.unique(num_actions):
+        replicas = np.flatnonzero(num_actions == count)
+        table = layout.tables[layout.first_row[replicas[0]] :][:count]
+        for stage in range(work.topology.num_stages):
+            places = np.flatnonzero(table[:, actions_of.STAGE] == stage)
+            if places.size:
+                rows = table[places]
+                unit, slots = rows[0, actions_of.UNIT], layout.slot_at[replicas][:, rows[:, actions_of.POSITION]]
+                takes, gives = work.memory[:, slots, unit]
+                holds = held(rows[:, actions_of.KIND], takes, gives, until[unit])
+                after[layout.first_action[replicas][:, None] + places] = holds
+                peaks[replicas, stage] = holds.max(axis=1)
+    return after, peaks

@@ -1,0 +1,255 @@
+"""What a plan gives the stages to do: the simulator's input, made from a batch and the slots of its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.jit import kernel
+from headrace.plan import Topology
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.execution import Execution
+from headrace.schedule import Kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Links:
+    """Who waits for whom where a microbatch does not just wait for itself, and for how long data are on their way.
+
+    Link l lies between unit l and the unit behind it. First axis: `headrace.schedule.Kind`.
+    """
+
+    hop_s: Floats
+    """(2, D * K, U) from the end of a slot's action until the next stage of the unit may begin with it, of gradients on the way
+    back: its transfer, less what both work on it at once."""
+    offsets: Ints
+    """(2, L, D * K + 1) where the inputs of a slot begin and end in the next two arrays."""
+    slots: Ints
+    """(2, L, n) slots, of the unit on the other side, from which a slot gets its samples (gradients, on the way back)."""
+    seconds: Floats
+    """(2, L, n) from the end of their actions until what they send is there: its transfer, less what they compute after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """What D replicas of S stages do in their K microbatches."""
+
+    topology: Topology
+    execution: Execution
+    seconds: Floats
+    """(D, K, S, kinds) of one action on the stage, of one chunk if there are several; by `headrace.schedule.Kind`."""
+    memory: Floats
+    """(2, D * K, U) activations that a stage of the unit takes when a microbatch goes forth, and gives back afterwards."""
+    occupied: NDArray[np.bool_]
+    """(D, K) microbatches that run: those that hold a sample in any unit, on this replica or one that runs together with it."""
+    links: Links | None
+    """None: every microbatch waits for its equal only, and no transfer takes time."""
+    together: bool
+    """Whether the replicas wait for each other."""
+    lower_bound_s: float
+    """See `lower_bound`."""
+
+    @classmethod
+    def of(cls, batch: Batch, slots: Slots) -> Work:
+        """The work of a plan under the batch's execution.
+
+        A microbatch's cost in a unit is spread evenly over the unit's stages and chunks. With split backward, a sample's
+        backward runs in every unit at the position that its microbatch has in the last unit; else with its microbatch.
+
+        Empty microbatches are left out. Where replicas exchange samples, all run the microbatches that hold a sample on any
+        of them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself.
+        """
+        topology, execution = batch.topology, batch.execution
+        stages = np.array(list(topology.stages.values()))
+        factors = np.array([execution.factors(unit) for unit in batch.units])
+        has_backward = np.array([execution.backward_factor(unit) > 0 for unit in batch.units])
+        per_action = 1.0 / (stages * execution.chunks)
+        unit_of_stage = np.repeat(np.arange(stages.size), stages)
+        replica = slots // topology.microbatches
+        deferred = not (slots == slots[-1]).all()
+        together = deferred and bool((replica != replica[-1]).any())
+        back = (
+            replica * topology.microbatches + slots[-1] % topology.microbatches
+            if deferred and execution.split_backward
+            else slots
+        )
+
+        forth_s, back_s = _forth_and_back(batch, batch.costs, slots, back)
+        forth_memory, back_memory = (
+            (forth_s, back_s) if batch.memory is batch.costs else _forth_and_back(batch, batch.memory, slots, back)
+        )
+        occupied = batch.occupied(slots)
+        if together:
+            occupied = np.tile(occupied.any(axis=0), (topology.replicas, 1))
+        shape = (topology.replicas, topology.microbatches, unit_of_stage.size, len(Kind))
+        seconds = np.stack([forth_s, back_s, back_s], axis=-1) * (factors * per_action[:, None])
+        return cls(
+            topology=topology,
+            execution=execution,
+            seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape),
+            memory=np.stack((forth_memory, back_memory)) * (per_action * has_backward),
+            occupied=occupied,
+            links=_links(batch, slots, back, has_backward, per_action) if deferred or _transfers_take_time(batch) else None,
+            together=together,
+            lower_bound_s=lower_bound(batch),
+        )
+
+
+def lower_bound(batch: Batch) -> float:
+    """Seconds that no plan of this batch on this topology can beat.
+
+    The larger of: the work of a unit, spread over its stages of all replicas; and the longest way of one sample there and
+    back, through the slowest of its encoders, without the weights that are put off.
+    """
+    factors = np.array([batch.execution.factors(unit) for unit in batch.units])
+    seconds = batch.costs * factors.sum(axis=1, keepdims=True)
+    stages = np.array(list(batch.topology.stages.values()))
+    busiest = (seconds.sum(axis=1) / (stages * batch.topology.replicas)).max()
+    num_encoders = len(batch.topology.encoders)
+    on_the_way = batch.costs * factors[:, : Kind.WEIGHT].sum(axis=1, keepdims=True)
+    way = on_the_way[num_encoders:].sum(axis=0)
+    if num_encoders:
+        way = way + on_the_way[:num_encoders].max(axis=0)
+    return float(max(busiest, way.max()))
+
+
+def _forth_and_back(batch: Batch, values: Floats, slots: Slots, back: Slots) -> tuple[Floats, Floats]:
+    """(D * K, U) sums of (U, n) values by forward and by backward slot."""
+    forth = _by_slot(batch, values, slots)
+    return forth, forth if back is slots else _by_slot(batch, values, back)
+
+
+def _by_slot(batch: Batch, values: Floats, slots: Slots) -> Floats:
+    sums = np.empty((batch.num_slots, len(values)))
+    for u, (slot, of_unit) in enumerate(zip(slots, values, strict=True)):
+        sums[:, u] = np.bincount(slot, weights=of_unit, minlength=batch.num_slots)
+    return sums
+
+
+def _transfers_take_time(batch: Batch) -> bool:
+    execution = batch.execution
+    return execution.latency_s > 0 or (execution.bytes_per_s < np.inf and bool(batch.transfer_bytes.any()))
+
+
+def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.bool_], per_action: Floats) -> Links:
+    """The links of all units. Nothing is sent back to a unit without a backward.
+
+    With split backward, a microbatch of deferred samples passes in parts: those that come back together, one part after the
+    other, in that order, and each is sent when it is done (`pipeline.routes`). per_action: (U,) share of a sample's cost
+    in a unit that one action is.
+    """
+    num_links, num_encoders, latency_s = len(batch.units) - 1, len(batch.topology.encoders), batch.execution.latency_s
+    seconds = batch.transfer_bytes / batch.execution.bytes_per_s
+    hop_s = np.stack([_by_slot(batch, seconds, of_kind) for of_kind in (slots, back)])
+    if latency_s > 0:
+        hop_s += latency_s * np.stack([_by_slot(batch, np.ones_like(seconds), of_kind) > 0 for of_kind in (slots, back)])
+    hop_s[1, :, ~has_backward] = 0.0
+    links = Links(
+        hop_s=hop_s,
+        offsets=np.zeros((2, num_links, batch.num_slots + 1), np.int64),
+        slots=np.zeros((2, num_links, slots.shape[1]), np.int64),
+        seconds=np.zeros((2, num_links, slots.shape[1])),
+    )
+    early_s = np.zeros((2, *slots.shape))
+    split = back is not slots
+    slots, back = np.ascontiguousarray(slots), np.ascontiguousarray(back)
+    if split:
+        shape = batch.num_slots, batch.topology.microbatches
+        for u, unit in enumerate(batch.units):
+            forth_s = per_action[u] * batch.costs[u]
+            forth, early_s[0, u] = parts_of_slots(slots[u], back[u], forth_s, *shape)
+            come_back, _ = parts_of_slots(back[u], slots[u], forth_s * batch.execution.factors(unit)[1], *shape)
+            hop_s[:, :, u] -= forth, come_back
+    for link in range(num_links):
+        behind = max(link + 1, num_encoders)
+        ways = ((slots[link], slots[behind]), (back[behind], back[link]))
+        for kind, (source, target) in enumerate(ways):
+            free = kind == 1 and not has_backward[link]
+            link_inputs(
+                source,
+                target,
+                np.zeros_like(seconds[link]) if free else seconds[link],
+                0.0 if free else latency_s,
+                early_s[kind, link],
+                links.offsets[kind, link],
+                links.slots[kind, link],
+                links.seconds[kind, link],
+            )
+    return links
+
+
+@kernel
+def parts_of_slots(slots: Ints, others: Ints, seconds: Floats, num_slots: int, num_microbatches: int) -> tuple[Floats, Floats]:
+    """How the parts of slots pass from stage to stage: those of a slot's samples that have the same microbatch on the other way.
+
+    slots, others: (n,) of the samples, on the one way and on the other. seconds: (n,) of one action. Returns (num_slots,) how
+    long two neighbouring stages of a unit work on a slot at once, since the second begins as soon as it need not wait in
+    between; and (n,) how long the parts take that follow a sample's own.
+    """
+    parts = np.zeros((num_slots, num_microbatches))
+    for i in range(slots.size):
+        parts[slots[i], others[i] % num_microbatches] += seconds[i]
+    overlap = np.zeros(num_slots)
+    for slot in range(num_slots):
+        total, longest = 0.0, 0.0
+        for k in range(num_microbatches - 1, -1, -1):
+            part = parts[slot, k]
+            parts[slot, k] = total  # from here on, what follows
+            total += part
+            longest = max(longest, part)
+        overlap[slot] = total - longest
+    later = np.empty(slots.size)
+    for i in range(slots.size):
+        later[i] = parts[slots[i], others[i] % num_microbatches]
+    return overlap, later
+
+
+@kernel
+def link_inputs(
+    source: Ints,
+    target: Ints,
+    seconds: Floats,
+    latency_s: float,
+    early_s: Floats,
+    offsets: Ints,
+    slots: Ints,
+    slot_seconds: Floats,
+) -> None:
+    """Which source slots send something to each target slot, O(n + number of slots).
+
+    source, target: (n,) slots of the samples. seconds: (n,) a sample's transfer over the link's bandwidth. early_s: (n,) how
+    long before the end of its source's action a sample is sent. Fills offsets (number of slots + 1,), and in slots and
+    slot_seconds (n,), from offsets[t] to offsets[t + 1], every source of t once with the seconds of all its samples and one
+    latency, less what the last of them is early.
+    """
+    num_slots = offsets.size - 1
+    place = np.zeros(num_slots + 1, np.int64)
+    for t in target:
+        place[t + 1] += 1
+    place = np.cumsum(place)
+    ends = place[1:].copy()
+    by_target = np.empty(target.size, np.int64)
+    for i in range(target.size):
+        by_target[place[target[i]]] = i
+        place[target[i]] += 1
+    early = np.empty(target.size)
+    at = np.full(num_slots, -1)  # where a source stands; what lies before this target's first place is of other targets
+    filled = 0
+    first = 0
+    for t in range(num_slots):
+        offsets[t] = filled
+        for i in by_target[first : ends[t]]:
+            s = source[i]
+            if at[s] < offsets[t]:
+                at[s] = filled
+                slots[filled] = s
+                slot_seconds[filled] = latency_s
+                early[filled] = early_s[i]
+                filled += 1
+            slot_seconds[at[s]] += seconds[i]
+            early[at[s]] = min(early[at[s]], early_s[i])
+        first = ends[t]
+    offsets[num_slots] = filled
+    slot_seconds[:filled] -= early[:filled]

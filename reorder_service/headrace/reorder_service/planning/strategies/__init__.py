@@ -1,0 +1,104 @@
+"""The planner's front door: strategies by name, and the plan of a global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from headrace.plan import GENERATOR, LLM, StepPlan, Topology
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
+from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.packing import pack
+from headrace.reorder_service.planning.search.unequal import share
+from headrace.reorder_service.planning.simulation.simulator import simulate
+from headrace.reorder_service.planning.simulation.work import Work
+from headrace.reorder_service.planning.strategies import arrival, disttrain, entrain, joint, orchmllm, taper
+from headrace.reorder_service.planning.strategies.auto import fastest
+
+CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
+    "random": arrival.deal,
+    "disttrain": disttrain.reorder,
+    "entrain": entrain.assign,
+    "orchmllm": orchmllm.balance,
+    "joint": joint.level,
+    "taper": taper.graded,
+}
+"""A strategy says where each sample of a batch goes; it sees nothing but the batch."""
+
+AUTO = "auto"
+STRATEGIES = (*CANDIDATES, AUTO)
+
+
+def plan(
+    strategy: str,
+    sample_ids: Ints,
+    costs: Mapping[str, Floats],
+    topology: Topology,
+    seed: int,
+    generation: int = 1,
+    *,
+    execution: Execution | None = None,
+    memory: Mapping[str, Floats] | None = None,
+    transfer_bytes: Mapping[str, Floats] | None = None,
+) -> StepPlan:
+    """The plan of one global batch, with the simulator's prediction.
+
+    sample_ids: (n,) int64, all different, in arrival order. costs: per unit of the topology (n,) forward seconds of the
+    whole unit (any consistent unit of time). execution: how the plan will be run, by default as ideal 1F1B. memory,
+    transfer_bytes: per unit (n,), see `Batch`. The same arguments give the same plan. Every replica gets exactly K
+    microbatches; those without a sample come last (with fewer samples than replicas, some replicas have only such).
+
+    Raises ValueError for an unknown strategy, an empty batch, ids that are not different, a missing or superfluous cost
+    column, a cost that is negative, infinite or not a number (the message names the row and the rule), and for an
+    execution whose schedule cannot run the plan.
+    """
+    batch = make_batch(sample_ids, costs, topology, seed, execution=execution, memory=memory, transfer_bytes=transfer_bytes)
+    return plan_of(strategy, batch, generation)
+
+
+def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | None = None) -> StepPlan:
+    """`plan` of a batch that is checked already.
+
+    speeds: (D,) of the replicas. Where they differ, shares follow them (planning.unequal), and no time is predicted: the
+    simulator knows replicas of one speed.
+    """
+    if speeds is not None and np.ptp(speeds) > 0:
+        return StepPlan(
+            strategy=strategy,
+            seed=batch.seed,
+            generation=generation,
+            topology=batch.topology,
+            replicas=batch.replicas(share(batch, speeds)),
+            chosen="unequal",
+        )
+    chosen, slots = assign(strategy, batch)
+    return StepPlan(
+        strategy=strategy,
+        seed=batch.seed,
+        generation=generation,
+        topology=batch.topology,
+        replicas=batch.replicas(slots),
+        predicted=simulate(Work.of(batch, slots)),
+        chosen="" if chosen == strategy else chosen,
+    )
+
+
+def assign(strategy: str, batch: Batch) -> tuple[str, Slots]:
+    """The strategy that was used in the end, and the slots (U, n). Raises ValueError for an unknown strategy."""
+    if strategy == AUTO:
+        return fastest(batch, CANDIDATES)
+    if strategy not in CANDIDATES:
+        raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+    return strategy, CANDIDATES[strategy](batch)
+
+
+def warm_up() -> None:
+    """Compile what strategies by name need, or load it from numba's cache: then the first plan is as fast as later ones."""
+    ids = np.arange(12)
+    pack(1 + ids, int(ids[-1]) + 1)
+    cost = np.linspace(1.0, 2.0, ids.size)
+    for stages in ({"encoder": 1, LLM: 2}, {"vision": 1, "audio": 1, LLM: 1, GENERATOR: 1}):
+        topology = Topology(replicas=2, microbatches=3, stages=stages)
+        for execution in (Execution(), Execution(schedule="interleaved", chunks=2, latency_s=1e-3)):
+            plan(AUTO, ids, dict.fromkeys(stages, cost), topology, seed=0, execution=execution)

@@ -1,0 +1,54 @@
+"""Strategy `disttrain`: DistTrain's disaggregated data reordering (section 6), both halves of it.
+
+1. Intra-microbatch reordering (Alg. 2) balances the replicas: LPT on a sample's seconds in all units, there and back. The
+   listing sorts ascending; the 4/3 bound that the text cites holds for descending order, which is what we use.
+2. Microbatches have a fixed number of samples, as in the paper; which ones, it leaves open. Consecutive samples of Alg. 2's
+   sorted result would be alike and the microbatches as different as can be, so a replica's samples are dealt out to its
+   K microbatches in that order, round and round: each gets one of the K largest, one of the next K, and so on.
+3. Inter-microbatch reordering (Alg. 3, see `microbatch_order`) orders the microbatches. It knows one chain of stages, so of
+   several encoders, which run beside each other in front of the LLM, only the slowest over the whole batch counts: the
+   others wait for it. A microbatch's size is its time in that encoder and in the generator, as in the paper, and where the
+   model has neither, its time in the LLM.
+
+Intervals are a notion of 1F1B. Under interleaved 1F1B a microbatch has several, see `microbatch_order`. Eager-forward 1F1B and
+GPipe run forwards earlier and have no such intervals to fill, and a zero-bubble's are filled with weights as well: they get the
+order of 1F1B.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.plan import GENERATOR, LLM
+from headrace.reorder_service.planning.batch import Batch, Floats, Slots
+from headrace.reorder_service.planning.search.microbatch_order import fill_intervals_of_all
+from headrace.reorder_service.planning.search.number_partition import descending, lpt, rank_in_bin
+
+
+def reorder(batch: Batch) -> Slots:
+    """Slots of the samples, equal in all units. Microbatches without a sample are the last of their replica."""
+    replicas, microbatches = batch.topology.replicas, batch.topology.microbatches
+    backward = np.array([batch.execution.backward_factor(unit) for unit in batch.units])
+    seconds = batch.costs * (1.0 + backward)[:, None]
+    total = seconds.sum(axis=0)
+    heaviest_first = descending(total)
+    replica = lpt(total, heaviest_first, replicas)
+    slot = replica * microbatches + rank_in_bin(heaviest_first, replica) % microbatches
+
+    unordered = np.broadcast_to(slot, batch.costs.shape)
+    loads, occupied = batch.loads(unordered), batch.occupied(unordered[:1])
+    chain = _chain(batch, seconds)
+    sized = [u for u in chain if batch.units[u] != LLM] or chain
+    counts = np.array([batch.topology.stages[batch.units[u]] for u in chain])
+    forward = np.repeat(loads[:, :, chain] / counts, counts, axis=2)
+    sizes = loads[:, :, sized].sum(axis=2)
+    position = fill_intervals_of_all(forward, sizes, occupied, np.repeat(backward[chain], counts), batch.execution.chunks)
+    position += microbatches * np.arange(replicas)[:, None]
+    return np.broadcast_to(position.ravel()[slot], batch.costs.shape)
+
+
+def _chain(batch: Batch, seconds: Floats) -> list[int]:
+    """Indices of the units that a microbatch passes one after the other: the slowest encoder, the LLM, the generator."""
+    encoders = [batch.units.index(unit) for unit in batch.topology.encoders]
+    slowest = [max(encoders, key=lambda u: seconds[u].sum())] if encoders else []
+    return slowest + [u for u, unit in enumerate(batch.units) if unit in (LLM, GENERATOR)]

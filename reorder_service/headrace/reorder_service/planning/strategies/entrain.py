@@ -1,0 +1,101 @@
+"""Strategy `entrain`: Entrain's hierarchical microbatch assignment (dissertation, sections 4.3 and 4.5, Alg. 4).
+
+1. Replicas (4.3): samples by falling encoder cost, each to the replica with the least LLM load so far.
+2. Microbatches (4.5.1): a replica uses K_eff of its K microbatches, so that the largest sample is not alone the longest.
+   Samples with much LLM work are spread first, then the others, each by falling encoder cost to the microbatch with the
+   least encoder load. This is list scheduling: the longest is within 2 - 1/K_eff of the optimum.
+3. Deferral (4.5.2, see `deferral`): pairs of microbatches, of which the first passes LLM work on to the second.
+
+Several encoders count as one: their costs are added, and all of them stay in step. A generator keeps the LLM's microbatch;
+its cost is not looked at, as the paper has none. Samples with the same encoder cost go by falling LLM cost, so that without
+any encoder cost each step is LPT on the LLM's. Where few samples carry most of the encoder's work, K_eff is small: that is
+the paper's rule, and costs a mixture with many text-only samples dearly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.jit import kernel
+from headrace.plan import LLM
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.search.deferral import defer_all
+from headrace.reorder_service.planning.search.number_partition import descending, lpt
+
+
+def assign(batch: Batch, *, coarse_quantile: float = 0.5) -> Slots:
+    """Slots: encoders share one, the LLM and the generator share one, which is the same or the next of the same replica.
+
+    coarse_quantile: samples above this quantile of their replica's LLM costs are spread first; the paper names no number,
+    0.5 is the median. Raises ValueError if it is not between 0 and 1.
+    """
+    if not 0 <= coarse_quantile <= 1:
+        raise ValueError(f"coarse_quantile must be between 0 and 1, got {coarse_quantile}")
+    replicas, microbatches = batch.topology.replicas, batch.topology.microbatches
+    llm_row = batch.units.index(LLM)
+    encoder, llm = batch.costs[:llm_row].sum(axis=0), batch.costs[llm_row]
+    by_llm = descending(llm)
+    heaviest_first = by_llm[descending(encoder[by_llm])]
+    replica = lpt(llm, heaviest_first, replicas)
+
+    narrow = np.min_scalar_type(replicas - 1)  # numpy sorts small integers by radix, in a fifth of the time
+    members = heaviest_first[np.argsort(replica[heaviest_first].astype(narrow), kind="stable")]
+    counts = np.bincount(replica, minlength=replicas)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    encoder, llm = encoder[members], llm[members]
+    microbatch, used = stratify(encoder, llm, starts, microbatches, coarse_quantile)
+    places = defer_all(llm, starts, microbatch, used)
+
+    slots = np.empty(batch.costs.shape, np.int64)
+    encoder_slot, llm_slot = places + np.repeat(np.arange(replicas) * microbatches, counts)
+    slots[:llm_row, members] = encoder_slot
+    slots[llm_row:, members] = llm_slot
+    return slots
+
+
+@kernel
+def stratify(encoder: Floats, llm: Floats, starts: Ints, num_microbatches: int, coarse_quantile: float) -> tuple[Ints, Ints]:
+    """Stratified assignment of every replica's samples: (n,) microbatch of each, (D,) number of microbatches in use.
+
+    encoder, llm: (n,) costs, samples sorted by replica and there in the order of assignment. starts: (D + 1,), replica r has
+    the samples starts[r] .. starts[r + 1] - 1. Equal loads: the microbatch with fewer samples, then the lower number. A
+    replica without any encoder cost is balanced by LLM cost.
+    """
+    microbatch = np.empty(encoder.size, np.int64)
+    used = np.zeros(starts.size - 1, np.int64)
+    for r in range(used.size):
+        first, last = starts[r], starts[r + 1]
+        if first == last:
+            continue
+        weights = encoder[first:last] if encoder[first:last].max() > 0 else llm[first:last]
+        used[r] = effective_microbatches(encoder[first:last], num_microbatches)
+        threshold = np.sort(llm[first:last])[int(coarse_quantile * (last - first - 1))]
+        loads, counts = np.zeros(used[r]), np.zeros(used[r], np.int64)
+        for coarse in (True, False):
+            for t in range(last - first):
+                if (llm[first + t] > threshold) == coarse:
+                    lightest = _lightest(loads, counts)
+                    microbatch[first + t] = lightest
+                    loads[lightest] += weights[t]
+                    counts[lightest] += 1
+    return microbatch, used
+
+
+@kernel
+def effective_microbatches(encoder: Floats, num_microbatches: int) -> int:
+    """K_eff: as many microbatches as the encoder costs (n,) fill to the height of the largest, at most K and n, at least 1.
+
+    Without any encoder cost: K, or n if that is less. The quotient may be a rounding error below a whole number.
+    """
+    largest = encoder.max()
+    fills = int(min(encoder.sum() / largest + 1e-9, encoder.size)) if largest > 0 else encoder.size
+    return max(1, min(num_microbatches, fills))
+
+
+@kernel
+def _lightest(loads: Floats, counts: Ints) -> int:
+    best = 0
+    for k in range(1, loads.size):
+        if loads[k] < loads[best] or (loads[k] == loads[best] and counts[k] < counts[best]):
+            best = k
+    return best

@@ -1,0 +1,114 @@
+"""Strategy `joint`: all units balanced together, over replicas and microbatches at once. Headrace's own.
+
+It makes all microbatches alike in every unit (`balance`) and orders what single heavy samples leave unequal (`arrange`).
+Deferral, which Entrain needs because it balances one unit only, has little left to do then: llm work moves on to the next
+microbatch where that still shortens the step, seldom by more than 1 %.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from headrace.jit import kernel
+from headrace.plan import LLM
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.search.arrangement import arrange
+from headrace.reorder_service.planning.search.balance import balance
+from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
+from headrace.reorder_service.planning.simulation.work import Work
+
+
+def level(batch: Batch) -> Slots:
+    """Slots of strategy `joint`. Where transfers have a latency, fewer than K microbatches may be used."""
+    count = _num_microbatches(batch)
+    equal = arrange(batch, _balanced(batch, count))
+    slots = np.broadcast_to(equal, batch.costs.shape)
+    deferred = _with_deferral(batch, equal)
+    if (deferred == slots).all():
+        return slots
+    return deferred if _seconds(batch, deferred) < _seconds(batch, slots) else slots
+
+
+def _balanced(batch: Batch, count: int) -> Ints:
+    """(n,) slots of samples spread evenly over the first `count` microbatches of every replica."""
+    slot = balance(batch.costs, np.ones(count), batch.topology.replicas, batch.seed)
+    wider: Ints = slot + slot // count * (batch.topology.microbatches - count)
+    return wider
+
+
+def _seconds(batch: Batch, slots: Slots) -> float:
+    """Of the step; infinite for a plan that the schedule cannot run, as it cannot hold back what is deferred."""
+    try:
+        return simulate(Work.of(batch, slots)).iteration_s
+    except ValueError:
+        return math.inf
+
+
+def _num_microbatches(batch: Batch) -> int:
+    """How many of the K microbatches to use: the count with the shortest step, were the work divided evenly.
+
+    More microbatches fill the pipeline better, and each costs its transfers; fewer hold more activations at once, so a
+    count that exceeds the memory limit is taken only where all do.
+    """
+    most = batch.topology.microbatches
+    if batch.execution.latency_s == 0:
+        return most
+    best, least = most, np.inf
+    for count in sorted({max(1, most * eighths // 8) for eighths in range(1, 9)}, reverse=True):
+        work = Work.of(*_even(batch, count))
+        if count < most and peak_memory(work).max() > batch.execution.memory_limit:
+            break
+        seconds = simulate(work).iteration_s
+        if seconds < least:
+            best, least = count, seconds
+    return best
+
+
+def _even(batch: Batch, count: int) -> tuple[Batch, Slots]:
+    """A batch of one replica whose `count` samples are microbatches of equal work."""
+
+    def divided(values: Floats) -> Floats:
+        mean = values.sum(axis=1, keepdims=True) / (count * batch.topology.replicas)
+        return np.repeat(mean, count, axis=1)
+
+    costs = divided(batch.costs)
+    even = replace(
+        batch,
+        sample_ids=np.arange(count),
+        costs=costs,
+        memory=costs if batch.memory is batch.costs else divided(batch.memory),
+        transfer_bytes=divided(batch.transfer_bytes),
+        topology=replace(batch.topology, replicas=1, microbatches=count),
+    )
+    return even, np.broadcast_to(np.arange(count), even.costs.shape)
+
+
+def _with_deferral(batch: Batch, slot: Ints) -> Slots:
+    """The slots after llm work that is above the mean has moved on by one microbatch where the next has less."""
+    units = list(batch.units)
+    llm = units.index(LLM)
+    occupied = batch.occupied(np.broadcast_to(slot, batch.costs.shape)).sum(axis=1)
+    moved = defer(batch.costs[llm], slot, occupied, batch.topology.microbatches)
+    return np.stack([slot] * llm + [moved] * (len(units) - llm))
+
+
+@kernel
+def defer(costs: Floats, slot: Ints, occupied: Ints, num_microbatches: int) -> Ints:
+    """(n,) slots of the llm unit: a sample moves to the next microbatch if that lowers the sum of the squared loads.
+
+    costs: (n,) llm seconds. slot: (n,) of the encoders; occupied: (D,) microbatches of each replica that hold a sample.
+    """
+    loads = np.zeros(occupied.size * num_microbatches)
+    for i in range(slot.size):
+        loads[slot[i]] += costs[i]
+    moved = slot.copy()
+    for i in range(slot.size):
+        here = slot[i]
+        if here % num_microbatches + 1 < occupied[here // num_microbatches] and loads[here] - loads[here + 1] > costs[i] > 0.0:
+            moved[i] = here + 1
+            loads[here] -= costs[i]
+            loads[here + 1] += costs[i]
+    return moved

@@ -1,0 +1,144 @@
+"""Headrace on an availability trace, and what all policies share: the job, what is assumed of times, and the bound on throughput.
+
+The rivals are in `rivals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from headrace.errors import UserError
+from headrace.reorder_service.recovery.choice import Circumstances, OnLoss, choose
+from headrace.reorder_service.recovery.forecast.availability import Trace
+from headrace.reorder_service.recovery.forecast.availability_replay import Activity, Pace, Recovery, Run, Span, Undone
+from headrace.reorder_service.recovery.instantiation import instantiate
+from headrace.reorder_service.recovery.reconfiguration import Pipeline
+from headrace.reorder_service.recovery.templates import ModelProfile, Templates, plan_templates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumptions(Circumstances):
+    """What no template tells, of all policies. The defaults were measured or published, and where one had to be chosen it favours
+    the rivals."""
+
+    detect_s: float = 1.0
+    """From a loss until all know of it, for all policies but torchft: Headrace's lease, within which a node that hangs is missed.
+    A killed one is known in 0.02 s, by the end of its stream."""
+    restart_s: float = 2.53
+    """Of all processes, until they load a checkpoint. Measured: torchrun on one machine."""
+    link_bytes_per_s: float = 25e9
+    """Of a node's link, each way, which is all that the rivals' copies wait for: 200 Gbit/s, as in Oobleck's evaluation."""
+    storage_bytes_per_s: float = 25e9
+    """Of the checkpoint storage, for all nodes together: six NVMe drives, as in Oobleck's evaluation."""
+    save_every: int = 10
+    """Steps between checkpoints, as in Oobleck's evaluation of Varuna."""
+    torchft_s: float = 5.07
+    """torchft, from a kill to the next commit. Measured, with its default heartbeat; 0.49 s with the tuned one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """What is trained. Raises UserError for a global batch that is no whole microbatches."""
+
+    profile: ModelProfile
+    templates: Templates
+    global_batch: int
+    microbatch: int
+    """Samples of one."""
+
+    def __post_init__(self) -> None:
+        if self.global_batch % self.microbatch:
+            nearest = max(1, round(self.global_batch / self.microbatch)) * self.microbatch
+            raise UserError(f"{self.global_batch} samples are no whole microbatches of {self.microbatch}: {nearest} would be")
+
+    @classmethod
+    def of(cls, profile: ModelProfile, num_nodes: int, max_failures: int, *, global_batch: int, microbatch: int = 1) -> Job:
+        """With its templates. Raises UserError as `plan_templates` does, too."""
+        templates = plan_templates(profile, num_nodes, max_failures)
+        return cls(profile=profile, templates=templates, global_batch=global_batch, microbatch=microbatch)
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.global_batch // self.microbatch
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the whole model."""
+        return int(self.templates.layer_bytes.sum())
+
+
+def failure_free(job: Job, trace: Trace) -> Run:
+    """The bound: as fast as the nodes there can be without failures, at each moment, with all replicas that they make, be it one.
+
+    The best pipelines of all sets of so many or fewer nodes, which change at once and for nothing.
+    """
+    specification = replace(job.templates.specification, max_failures=0)
+    templates = replace(job.templates, specification=specification)
+    best = {0: 0.0}
+
+    def rate(num_nodes: int) -> float:
+        for count in range(len(best), num_nodes + 1):
+            best[count] = best[count - 1]
+            if count >= specification.smallest and specification.usable(count) == count:
+                step_s = instantiate(templates, count, job.global_batch, job.microbatch).iteration_s
+                best[count] = max(best[count], job.global_batch / step_s)
+        return best[num_nodes]
+
+    spans = []
+    for start_s, end_s, count in trace.counts():
+        if end_s > start_s:
+            samples_per_s = rate(count)
+            activity = Activity.TRAINS if samples_per_s else Activity.WAITS
+            spans.append(Span(start_s=start_s, end_s=end_s, activity=activity, samples_per_s=samples_per_s))
+    return Run(name="failure-free", spans=spans)
+
+
+class Headrace:
+    """Recovery without checkpoints: other pipelines, and the layers that they lack from nodes that have them. The step that was
+    cut off is done again, or, where that is faster, its lost microbatches are rerouted.
+
+    Which pipelines, and what comes first, `recovery.choice` says, for the service as well. Of a step whose
+    microbatches are rerouted, what was left is counted at the pace of the new pipelines. Like a job, it stops where its guarantee
+    ends.
+    """
+
+    name = "headrace"
+
+    def __init__(self, job: Job, assumed: Assumptions) -> None:
+        self._job = job
+        self._assumed = assumed
+        self._pipelines: tuple[Pipeline, ...] = ()
+        self._idle: tuple[str, ...] = ()
+
+    def start(self, nodes: Sequence[str]) -> Pace:
+        job = self._job
+        chosen = instantiate(job.templates, len(nodes), job.global_batch, job.microbatch)
+        names = iter(nodes)
+        self._pipelines = tuple(
+            Pipeline(template=template, nodes=tuple(next(names) for _ in range(template.num_nodes)))
+            for template in chosen.templates
+        )
+        return Pace(step_s=chosen.iteration_s, samples=job.global_batch)
+
+    def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
+        job, before = self._job, self._pipelines
+        cut_off = not announced and any(node in lost for pipeline in before for node in pipeline.nodes)
+        choice = choose(
+            job.templates,
+            before,
+            self._assumed,
+            lost=lost,
+            joined=(*self._idle, *joined),
+            num_microbatches=job.num_microbatches,
+            on_loss=OnLoss.AUTO if cut_off else OnLoss.REBUILD,
+        )
+        after = choice.option.after
+        self._pipelines, self._idle = after.pipelines, after.idle
+        if after.pipelines == before:
+            return None
+        return Recovery(
+            pace=Pace(step_s=choice.option.step_s, samples=job.global_batch),
+            pause_s=choice.pause_s + (choice.rerouting_s or 0.0) + (self._assumed.detect_s if cut_off else 0.0),
+            undone=Undone.STEP if choice.rerouting_s is None else Undone.NOTHING,
+        )

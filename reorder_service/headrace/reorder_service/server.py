@@ -1,0 +1,139 @@
+"""The process of the reorder service: it listens, stands by until it leads, and serves while it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import uuid
+
+from headrace.errors import UnavailableError
+from headrace.observability import metrics
+from headrace.reorder_service import planning
+from headrace.reorder_service.api.fleet import FleetServicer
+from headrace.reorder_service.api.jobs import JobsServicer
+from headrace.reorder_service.api.membership import MembershipServicer
+from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
+from headrace.reorder_service.fleet.member import Member
+from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.leadership import Post, elected, keep_leading
+from headrace.reorder_service.nodes import snapshots
+from headrace.reorder_service.service import ReorderService
+from headrace.reorder_service.store.state import FINAL, StateStore
+from headrace.rpc import Server
+from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+GC_THRESHOLDS = (50_000, 20, 50)  # a window of a large job is millions of objects, in few cycles: to walk them all is a pause
+CACHED_S = 5.0  # that a planner which is compiled already takes to load, on a busy machine
+STOP_GRACE_S = 0.2  # for calls that are being answered
+
+
+def _watch(post: Post) -> None:
+    """Let the gauges of this process show the service; they are read in another thread."""
+
+    def jobs() -> list[JobRun]:
+        return list(post.taken.jobs.values()) if post.taken is not None else []
+
+    def members() -> list[Member]:
+        return list(post.taken.fleet.members.values()) if post.taken is not None else []
+
+    def steps() -> list[Step]:
+        return [step for run in jobs() for step in list(run.steps.values())]
+
+    def parts(*, placed: bool) -> int:
+        return sum(bool(part.endpoint) == placed for step in steps() for part in list(step.parts.values()))
+
+    metrics.LEADERS.set_function(lambda: post.taken is not None)
+    metrics.MEMBERS.set_function(lambda: len(members()))
+    metrics.LEASES.set_function(lambda: sum(len(member.leases) for member in members()))
+    metrics.JOBS.set_function(lambda: sum(run.state not in FINAL for run in jobs()))
+    metrics.PLANNED_STEPS.set_function(lambda: sum(step.plan is not None for step in steps()))
+    metrics.watch(metrics.PARTS, {"waiting": lambda: parts(placed=False), "placed": lambda: parts(placed=True)})
+
+
+async def serve(listen: str, store_url: str, metrics_listen: str = "", *, token: str = "") -> None:
+    """Run until cancelled. Raises UserError where a port or the store cannot be had, UnavailableError where it is lost.
+
+    `metrics_listen`: HOST:PORT of the metrics; empty: none. `token`: of the cluster; empty: whoever asks is served.
+    """
+    with metrics.exported(metrics_listen, metrics.REORDER):
+        store = await StateStore.open(store_url)
+        try:
+            await _serve(listen, store, token)
+        finally:
+            await store.close()
+
+
+async def _serve(listen: str, store: StateStore, token: str) -> None:
+    post = Post()
+    post.starting = True
+    _watch(post)
+    server = Server(
+        listen,
+        {
+            "headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(post), s),
+            "headrace.v1.Sessions": lambda s: add_to_server(SessionsServicer(post), s),
+            "headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(post), s),
+            "headrace.v1.Membership": lambda s: membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(post), s),
+        },
+        token=token,
+    )
+    await server.start(serving=False, starting=True)
+    name = f"{server.endpoint} {uuid.uuid4().hex[:8]}"
+    try:
+        await _warm_up()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        post.starting = False
+        await server.set_starting(False)
+        print(f"headrace reorder service listening on {server.endpoint}", flush=True)
+        while True:
+            await elected(store.database, name, post)
+            await _lead(store, name, post, server)
+    finally:
+        await server.stop(STOP_GRACE_S)
+
+
+async def _warm_up() -> None:
+    """Load the compiled planner, or compile it. Clients who connect meanwhile are told that this process is starting."""
+
+    def warm_up() -> None:
+        planning.warm_up()
+        snapshots.warm_up()
+
+    warm = asyncio.create_task(asyncio.to_thread(warm_up))
+    ready, _ = await asyncio.wait({warm}, timeout=CACHED_S)
+    if not ready:
+        log.info("compiling the planner: about a minute on a free core, once and after a change")
+    await warm
+
+
+async def _lead(store: StateStore, name: str, post: Post, server: Server) -> None:
+    """Serve until another process leads, or until cancelled: then the lease is given up, and whoever stands by goes on."""
+    service = ReorderService(store)
+
+    async def set_serving(serving: bool) -> None:
+        await server.set_serving(serving and post.taken is service)
+
+    keeping = asyncio.create_task(keep_leading(store.database, name, post, set_serving))
+    taking_up = asyncio.create_task(service.start())
+    try:
+        await asyncio.wait({keeping, taking_up}, return_when=asyncio.FIRST_COMPLETED)
+        if not keeping.done():
+            taking_up.result()  # raises what kept it from taking up the jobs: the process ends, and another one may lead
+            post.taken = service
+            await server.set_serving(True)
+        await keeping
+    finally:
+        await stop_task(taking_up)
+        await stop_task(keeping)
+        await server.set_serving(False)
+        post.taken = None
+        await service.stop()
+        with contextlib.suppress(UnavailableError):
+            await store.database.resign(name)

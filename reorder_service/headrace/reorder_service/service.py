@@ -1,0 +1,163 @@
+"""The reorder service: its jobs, its fleet and its store. The gRPC shell is headrace.reorder_service.server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
+from headrace.observability.logs import pairs
+from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
+from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.sessions import Session
+from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.nodes.clock import Clock
+from headrace.reorder_service.nodes.nodes import Nodes
+from headrace.reorder_service.store.caution import SETTLED_S
+from headrace.reorder_service.store.patience import patiently
+from headrace.reorder_service.store.state import FINAL, StateStore
+from headrace.spec import load_spec_json
+
+LOOK_SHARE = 0.02  # of the time, at most, for looking after the preprocessors
+
+log = logging.getLogger(__name__)
+
+
+class ReorderService:
+    """Holds every job of the store; runs those that have not ended."""
+
+    def __init__(self, store: StateStore) -> None:
+        self.store = store
+        self._clock = Clock()
+        self.fleet = Fleet(self._clock.now_s)
+        self.jobs: dict[str, JobRun] = {}
+        self.nodes: dict[str, Nodes] = {}
+        """Of each job."""
+        self.set_aside: dict[str, str] = {}
+        """Jobs whose records cannot be read, and why as a sentence: they stay as they are, and all others go on."""
+        self.began_s = time.monotonic()
+        self._submitting = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take up what an earlier process left, as soon as the store answers.
+
+        Raises UnavailableError where it is an embedded one whose server has ended.
+        """
+        check = self.store.database.check
+        self._looking = asyncio.create_task(self._look())
+        await self.store.caution.begin()
+        self._settling = asyncio.create_task(self._settle())
+        for name in await patiently(self.store.jobs, check):
+            await patiently(lambda name=name: self._take_up_or_set_aside(name), check, job=name)  # type: ignore[misc]
+        for nodes in self.nodes.values():
+            nodes.start()
+
+    async def stop(self) -> None:
+        """Stop working; everything goes on from the store, here or elsewhere."""
+        if self._looking is not None:
+            self._looking.cancel()
+        await stop_task(self._settling)
+        for nodes in self.nodes.values():
+            await nodes.stop()
+        for run in self.jobs.values():
+            run.sessions.end_all(UnavailableError("this reorder service has stopped"))
+            await run.stop()
+        with contextlib.suppress(UnavailableError):  # or another one leads
+            await self.store.caution.settle()
+        self.fleet.dismiss_all()
+
+    async def submit(self, spec_json: str) -> JobRun:
+        """Start a job. The same spec again gives the same job, and goes on with it if it had failed.
+
+        Raises SpecError or ConflictError.
+        """
+        spec = load_spec_json(spec_json)
+        canonical = spec.to_json()
+        async with self._submitting:
+            if await self.store.create_job(spec.name, canonical):
+                self.set_aside.pop(spec.name, None)
+                log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
+            elif spec.name in self.set_aside:
+                raise ConflictError(self.set_aside[spec.name])
+            # A submission that was cut off has left the job in the store alone.
+            run = self.jobs.get(spec.name) or await self._take_up(spec.name)
+        if run.spec != spec:
+            raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
+        await run.resubmit()
+        return run
+
+    def running_jobs(self) -> list[str]:
+        """Names of the jobs that have not ended."""
+        return [run.name for run in self.jobs.values() if run.state not in FINAL]
+
+    def find(self, job: str) -> JobRun:
+        """Raises NotFoundError."""
+        try:
+            return self.jobs[job]
+        except KeyError:
+            if job in self.set_aside:
+                raise ConflictError(self.set_aside[job]) from None
+            known = ", ".join(sorted(self.jobs)) or "none"
+            raise NotFoundError(f"no job {job!r} here; there are: {known}") from None
+
+    def find_nodes(self, job: str) -> Nodes:
+        """Those of a job. Raises NotFoundError."""
+        return self.nodes[self.find(job).name]
+
+    def find_session(self, session_id: str) -> tuple[JobRun, Session]:
+        """Raises NotFoundError, or SupersededError where a newer session of the rank took over."""
+        job, _, rest = session_id.partition("/")
+        run = self.find(job)
+        rank = rest.partition("/")[0]
+        session = run.sessions.by_rank.get(int(rank)) if rank.isdigit() else None
+        if session is None:
+            raise NotFoundError(f"no session {session_id!r}; open one")
+        if session.id != session_id:
+            raise SupersededError(f"rank {rank} of job {job!r} was opened again by another process")
+        return run, session
+
+    async def _look(self) -> None:
+        """Keep an eye on the preprocessors."""
+        took_s, failure = 0.0, ""
+        while True:
+            await self._clock.sleep(max(LOOK_S, took_s / LOOK_SHARE))
+            began_s = time.perf_counter()
+            try:
+                self.fleet.look()
+                failure = ""
+            except Exception as err:  # without this watch a preprocessor that hangs would keep its work for ever
+                if failure != repr(err):  # ten times a second
+                    log.exception("looking after the preprocessors failed %s", pairs(preprocessors=",".join(self.fleet.members)))
+                failure = repr(err)
+            took_s = time.perf_counter() - began_s
+
+    async def _settle(self) -> None:
+        await asyncio.sleep(SETTLED_S)
+        await patiently(self.store.caution.settle, self.store.database.check)
+
+    async def _take_up_or_set_aside(self, job: str) -> None:
+        """One record that cannot be read, whatever was done to it, keeps no other job from going on."""
+        try:
+            await self._take_up(job)
+        except UnavailableError:
+            raise
+        except Exception as err:
+            why = str(err) if isinstance(err, HeadraceError) else f"{type(err).__name__}: {err}"
+            self.set_aside[job] = (
+                f"job {job!r} is set aside, since its record in the store cannot be read ({why}): mend it and start the reorder "
+                "service again, or submit the job by another name"
+            )
+            log.error("job set aside %s", pairs(job=job, error=why))
+
+    async def _take_up(self, job: str) -> JobRun:
+        run = JobRun(await self.store.load_job(job), self.store, self.fleet)
+        await run.manifest.load()
+        nodes = Nodes(run, self.store)
+        await nodes.restore()
+        self.jobs[job], self.nodes[job] = run, nodes
+        run.start()
+        return run

@@ -1,0 +1,286 @@
+"""The Redis server behind the state store, and who may write to it.
+
+`redis://HOST:PORT/DB`, `rediss://...` (TLS) and `sentinel://HOST:PORT,HOST:PORT/NAME/DB` are servers of the user's;
+`embedded:FOLDER` is a private one (headrace.reorder_service.store.embedded). All take the same path from here on.
+
+One process at a time leads: it holds a lease, which ends by itself when it is not renewed, and a term, which is larger than
+every former leader's. Each write names the writer's token, and is refused if another one is in the store: a leader that hung,
+and does not know yet that it was replaced, changes nothing (a fencing token; M. Kleppmann, "How to do distributed locking",
+2016). A token is a term and a random id: a store that was put back, or fell back to a replica, counts a term twice, and the two
+leaders of that term have different tokens, of which the store has one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+
+from headrace.errors import ConflictError, SupersededLeaderError, UnavailableError, UserError
+from headrace.observability.logs import pairs
+from headrace.reorder_service.store.embedded import EmbeddedRedis
+
+FORMAT = "5"  # of the keys below `headrace:`; raised with every change that an older release would misread
+_TAKEN_UP = "4"  # an older format that is read as this one: its term is a number without an id
+LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
+_TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
+_RETRIES = 3
+_AT_A_TIME = 64  # commands; each that waits for its answer has a connection, of which a client opens 100 at most
+_END_S = 1.0  # a server whose connections were reset is about to end
+_LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
+_FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB, sentinel://HOST:PORT,.../NAME/DB nor embedded:FOLDER"
+_TERM, _LEADER = "headrace:term", "headrace:leader"
+_DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+"""Settings of a server that keeps every commit."""
+
+log = logging.getLogger(__name__)
+
+Command = Sequence[str | int]
+
+# KEYS: term. ARGV: the writer's token; what must hold, as JSON: [expected, command, ...] each; commands, as JSON.
+_WRITE = """
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return -1 end
+for _, condition in ipairs(cjson.decode(ARGV[2])) do
+  local expected = table.remove(condition, 1)
+  if tostring(redis.call(unpack(condition))) ~= expected then return 0 end
+end
+for _, command in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(command)) end
+return 1
+"""
+
+# KEYS: term, leader. ARGV: the candidate's name, milliseconds of the lease, whether the former leader is known to be gone, and
+# the id of its token. Sent again because its answer was lost, it gives the same term.
+_LEAD = """
+local leader = redis.call('GET', KEYS[2])
+if leader and leader ~= ARGV[1] and ARGV[3] == '0' then return 0 end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+local term, id = string.match(redis.call('GET', KEYS[1]) or '0', '^(%d+) ?(%w*)$')
+if id ~= ARGV[4] then
+  term = string.format('%d', term + 1)
+  redis.call('SET', KEYS[1], term .. ' ' .. ARGV[4])
+end
+return tonumber(term)
+"""
+
+# KEYS: term, leader. ARGV: the leader's token, name, milliseconds of the lease; 0: it ends now.
+# A lease that ran out goes on if nobody else has led since: the server may have been away, and not we.
+_RENEW = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[3] == '0' then redis.call('DEL', KEYS[2]) else redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3]) end
+return 1
+"""
+
+
+class Database:
+    """Reads, and writes that are fenced. All methods raise UnavailableError where the server does not answer or refuses."""
+
+    def __init__(self, connect: Callable[[], redis.Redis], embedded: EmbeddedRedis | None = None) -> None:
+        self.client = client = connect()
+        self._leading = leading = connect()  # connections of its own: the lease waits for nothing else
+        self._turns = asyncio.Semaphore(_AT_A_TIME)
+        self.term = 0
+        """Of this process, when it last led."""
+        self._token = ""
+        self._embedded = embedded
+        self._write = client.register_script(_WRITE)
+        self._lead = leading.register_script(_LEAD)
+        self._renew = leading.register_script(_RENEW)
+
+    @classmethod
+    async def open(cls, url: str) -> Database:
+        """Connect to `url`. Raises UserError where it is malformed or nothing answers there, ConflictError where the store is
+        in use (embedded) or of another release, UnavailableError where the embedded server ends."""
+        embedded = None
+        if url.startswith("embedded:"):
+            embedded = EmbeddedRedis(Path(url.removeprefix("embedded:")))
+            embedded.start()
+            connect = functools.partial(redis.Redis, unix_socket_path=str(embedded.socket), **_client_options())
+        else:
+            connect = functools.partial(_client, url)
+        try:
+            database = cls(connect, embedded)
+        except ValueError as err:
+            raise UserError(f"store {without_password(url)!r} is neither {_FORMS}") from err
+        client = database.client
+        try:
+            await _until_loaded(client)
+            await _check_format(client, url)
+            await _warn_of_loss(client)
+        except ConflictError:
+            await database.close()
+            raise
+        except RedisError as err:
+            try:
+                database.check(_END_S)
+            finally:
+                await database.close()
+            raise UserError(f"no Redis server answers at {without_password(url)}: {err}") from err
+        return database
+
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raises UnavailableError where the embedded server has ended, or does within `wait_s`."""
+        if self._embedded is not None and not self._embedded.is_running(wait_s):
+            why = self._embedded.reason()
+            raise UnavailableError(
+                f"the embedded store's server has ended: {why}; start the reorder service again: nothing is lost"
+            )
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        await self._leading.aclose()
+        if self._embedded is not None:
+            self._embedded.stop()
+
+    # -- reading and writing ------------------------------------------------------------------------------------------
+
+    async def read(self, command: Any) -> Any:
+        """The answer to a command of `client`, a coroutine.
+
+        Raises ConflictError where a key holds another kind of value than we write.
+        """
+        try:
+            await self._turns.acquire()
+        except asyncio.CancelledError:
+            command.close()  # it was never begun
+            raise
+        try:
+            return await self._answer(command)
+        finally:
+            self._turns.release()
+
+    async def _answer(self, command: Awaitable[Any]) -> Any:
+        try:
+            return await command
+        except RedisError as err:  # also: full, read-only, loading
+            if "WRONGTYPE" in str(err):  # not for now, but for good
+                raise ConflictError(f"the state store was changed by somebody else: {err}") from err
+            raise UnavailableError(f"the state store refuses or does not answer: {err}") from err
+
+    async def write(self, *commands: Command, when: Sequence[Command] = ()) -> bool:
+        """Carry out all commands, or none: False where one of `when`, (expected answer, command ...) each, does not hold.
+
+        Raises SupersededLeaderError where another process has led since.
+        """
+        args = [self._token, _json(when), _json(commands)]
+        done = await self.read(self._write(keys=[_TERM], args=args))
+        if done < 0:
+            raise SupersededLeaderError(f"another reorder service leads now; this one led in term {self.term}")
+        return bool(done)
+
+    # -- leading ------------------------------------------------------------------------------------------------------
+
+    async def lead(self, name: str) -> bool:
+        """Begin a new term unless another process has the lease. An embedded store is its process's own.
+
+        `name`: no other process has the same.
+        """
+        alone = "1" if self._embedded is not None else "0"
+        term_id = uuid.uuid4().hex
+        term = await self._answer(self._lead(keys=[_TERM, _LEADER], args=[name, _milliseconds(LEASE_S), alone, term_id]))
+        if term:
+            self.term, self._token = int(term), f"{term} {term_id}"
+        return bool(term)
+
+    async def renew(self, name: str) -> bool:
+        """Keep the lease; False where another process leads."""
+        args = [self._token, name, _milliseconds(LEASE_S)]
+        return bool(await self._answer(self._renew(keys=[_TERM, _LEADER], args=args)))
+
+    async def resign(self, name: str) -> None:
+        """Give the lease up, so that another process need not wait for its end."""
+        await self._answer(self._renew(keys=[_TERM, _LEADER], args=[self._token, name, "0"]))
+
+    async def leader(self) -> str:
+        """The name of the process that has the lease; empty: nobody has."""
+        return str(await self.read(self.client.get(_LEADER)) or "")
+
+
+def without_password(url: str) -> str:
+    """For logs and errors."""
+    parts = urlsplit(url)
+    return url.replace(f":{parts.password}@", ":***@") if parts.password else url
+
+
+def _client(url: str) -> redis.Redis:
+    """Raises ValueError where the URL is malformed."""
+    if not url.startswith("sentinel://"):
+        return redis.Redis.from_url(url, **_client_options())
+    parts = urlsplit(url)
+    name, _, number = parts.path.strip("/").partition("/")
+    hosts, password = parts.netloc.rpartition("@")[2], parts.password
+    watchers = [(host, int(port)) for host, _, port in (address.rpartition(":") for address in hosts.split(","))]
+    if not name or not all(host for host, _ in watchers):
+        raise ValueError(url)
+    options = _client_options() | {"db": int(number or 0), "password": password}
+    sentinel = Sentinel(watchers, sentinel_kwargs={"socket_timeout": _TIMEOUT_S, "password": password}, **options)  # type: ignore[no-untyped-call]
+    client: redis.Redis = sentinel.master_for(name)
+    return client
+
+
+def _client_options() -> dict[str, Any]:
+    """Commands are repeated where their answer is lost, and copies of them may arrive late: every one of ours may be."""
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.02), _RETRIES)
+    return {
+        "decode_responses": True,
+        "socket_timeout": _TIMEOUT_S,
+        "socket_connect_timeout": _TIMEOUT_S,
+        "retry": retry,
+    }
+
+
+async def _until_loaded(client: redis.Redis) -> None:
+    """Wait until the server answers; a restarted one reads its file first."""
+    deadline = time.monotonic() + _LOAD_TIMEOUT_S
+    while True:
+        try:
+            await client.ping()
+            return
+        except BusyLoadingError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.1)
+
+
+async def _check_format(client: redis.Redis, url: str) -> None:
+    found = await client.get("headrace:format")
+    if found == _TAKEN_UP or not await client.exists("headrace:jobs"):
+        await client.set("headrace:format", FORMAT)
+        found = FORMAT
+    if found != FORMAT:
+        raise ConflictError(
+            f"the store {without_password(url)} was written by another release (format {found!r}, not {FORMAT}); "
+            "name another one, or finish its jobs with that release"
+        )
+
+
+async def _warn_of_loss(client: redis.Redis) -> None:
+    """Say in the log what lets the server forget commits. One that does not tell its settings, as managed ones, is not asked."""
+    try:
+        found = {name: (await client.config_get(name)).get(name, wanted) for name, wanted in _DURABLE.items()}
+    except ResponseError:
+        return
+    lacking = {name: value for name, value in found.items() if value != _DURABLE[name]}
+    if lacking:
+        wanted = " ".join(f"--{name} {_DURABLE[name]}" for name in lacking)
+        log.warning("the store may forget commits %s", pairs(**lacking, remedy=f"start Redis with {wanted}"))
+
+
+def _json(commands: Sequence[Command]) -> str:
+    return json.dumps([[str(word) for word in command] for command in commands], ensure_ascii=False)
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(round(1000 * seconds))

@@ -1,0 +1,31 @@
+"""Waiting for the state store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from headrace.errors import UnavailableError
+from headrace.observability.logs import pairs
+
+STORE_RETRY_S = 0.5  # pause before a store that does not answer is asked again
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+async def patiently(ask: Callable[[], Awaitable[_T]], check: Callable[[], None] = lambda: None, **what: str) -> _T:
+    """What `ask` gives, asked again as long as the store does not answer.
+
+    `check`: raises where it never will. `what`: for the log, as a job's name.
+    """
+    while True:
+        try:
+            return await ask()
+        except UnavailableError as err:
+            log.warning("waiting for the store %s", pairs(**what, error=err))
+        check()
+        await asyncio.sleep(STORE_RETRY_S)

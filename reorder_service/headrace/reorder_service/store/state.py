@@ -1,0 +1,362 @@
+"""The state store: everything that must survive the reorder service, and nothing else.
+
+Every change is one transaction of the server's, refused where another process leads (store.database). Keys of a
+job, all under `headrace:{job}:`:
+
+    job          hash    spec, uid, key (hex), state, message, paused, vocabulary (JSON), cursor (next step), generation,
+                         topology (JSON; empty: the spec's), mixture (JSON: [step, weight of each source], from that step on),
+                         revision (a random id, another one with every change that must not be repeated)
+    shards       list    the manifest: JSON [sources, urls, names] of PAGE_SHARDS shards each; whole once there is a vocabulary
+    indexed      string  rows of the shards, 8 hexadecimal digits each; NULs where they are not known
+    window       hash    step -> what probing found out of its samples, of steps that are not committed
+    quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
+    ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, sums), one entry a committed step; the sums
+                         are of all steps so far, so that nobody needs to read them all
+    nodes        string  JSON of the membership of a recoverable job's nodes (headrace.reorder_service.nodes.membership.Record)
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import uuid
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
+from headrace.errors import ConflictError, JobFailedError, NotFoundError
+from headrace.ledger import LedgerEntry
+from headrace.manifest import MOST_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
+from headrace.quarantine import Reason, Rejected
+from headrace.reorder_service.store.caution import Caution
+from headrace.reorder_service.store.database import Command, Database
+from headrace.reorder_service.store.progress import Amounts, Progress, StepRecord
+from headrace.sample import Probe, SampleRef
+from headrace.ticket import make_key
+from headrace.v1.fleet_pb2 import StepProbed
+
+_PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
+_NAMES_PAGE = 1_000  # of the quarantine, read or written at a time; a script's command has at most some 8,000 words
+_DIGITS = 8  # of the rows of a shard
+_NIL = "false"  # how a script sees that there is nothing
+_COUNTS_PAGE = 16_384  # shards
+
+FINAL = ("DONE", "FAILED", "CANCELLED")  # states of a job that is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job as the store knows it. `state` is a name of the JobState enum without its prefix."""
+
+    job: str
+    uid: str
+    """Tells this job from any other that ever had its name."""
+    key: bytes
+    """Signs its tickets (headrace.ticket)."""
+    spec_json: str
+    state: str
+    message: str
+    paused: bool
+    cursor: int
+    generation: int
+    topology_json: str
+    """Empty: the spec's."""
+    mixture: tuple[tuple[int, tuple[float, ...]], ...]
+    """Changes of the weights, each from a step on."""
+    progress: Progress
+    vocabulary: Vocabulary | None
+    """None until the shards are listed."""
+
+
+class StateStore:
+    """See the module's text. Every method raises UnavailableError where the server does not answer."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.caution = Caution(database, self._failing)
+
+    @classmethod
+    async def open(cls, url: str) -> StateStore:
+        """Connect to `url`. Raises as `Database.open`."""
+        return cls(await Database.open(url))
+
+    async def close(self) -> None:
+        await self.database.close()
+
+    async def create_job(self, job: str, spec_json: str) -> bool:
+        """False where the job is there already."""
+        fields = {
+            "spec": spec_json,
+            "uid": uuid.uuid4().hex[:8],
+            "key": make_key().hex(),
+            "state": "INDEXING",
+            "message": "",
+            "paused": "0",
+            "cursor": "0",
+            "generation": "1",
+            "topology": "",
+            "mixture": "[]",
+        }
+        key = _key(job, "job")
+        left = [_key(job, what) for what in ("shards", "indexed", "window", "quarantine", "ledger", "nodes")]
+        return await self.database.write(
+            ("UNLINK", *left),  # of a job whose record is gone, if there was one: nothing of it is this one's
+            ("LREM", "headrace:jobs", 0, job),
+            _hset(key, fields),
+            ("RPUSH", "headrace:jobs", job),
+            when=[("0", "EXISTS", key)],
+        )
+
+    async def jobs(self) -> list[str]:
+        """Names of all jobs, oldest first."""
+        return list(await self._read(self._redis.lrange("headrace:jobs", 0, -1)))
+
+    async def load_job(self, job: str) -> JobRecord:
+        """Everything about a job but its manifest, ledger and quarantine. Raises NotFoundError where there is none."""
+        fields = await self._read(self._redis.hgetall(_key(job, "job")))
+        if not fields:
+            raise NotFoundError(f"the store has no job {job!r}")
+        return JobRecord(
+            job=job,
+            uid=fields["uid"],
+            key=bytes.fromhex(fields["key"]),
+            spec_json=fields["spec"],
+            state=fields["state"],
+            message=fields["message"],
+            paused=fields["paused"] == "1",
+            cursor=int(fields["cursor"]),
+            generation=int(fields["generation"]),
+            topology_json=fields["topology"],
+            mixture=tuple((step, tuple(weights)) for step, weights in json.loads(fields["mixture"])),
+            progress=await self._progress(job, int(fields["cursor"])),
+            vocabulary=Vocabulary(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
+        )
+
+    async def load_manifest(self, job: str) -> tuple[ShardTable, NDArray[np.int64]]:
+        """The shards, and the rows of each, UNCOUNTED where `save_index` has none; nothing where no manifest was saved."""
+        columns: tuple[list[int], list[str], list[str]] = ([], [], [])
+        for page in itertools.count():
+            entry = await self._read(self._redis.lindex(_key(job, "shards"), page))
+            if entry is None:
+                break
+            for column, values in zip(columns, json.loads(entry), strict=True):
+                column += values
+        shards = ShardTable(*columns)
+        num_rows = np.full(len(shards), UNCOUNTED, np.int64)
+        for start in range(0, len(shards), _COUNTS_PAGE):
+            first, last = _DIGITS * start, _DIGITS * (start + _COUNTS_PAGE) - 1
+            digits = await self._read(self._redis.getrange(_key(job, "indexed"), first, last))
+            counts = np.frombuffer(bytes.fromhex(digits.replace("\0", "f")), ">i4")  # -1 is UNCOUNTED
+            num_rows[start : start + len(counts)] = counts
+        return shards, num_rows
+
+    async def set_state(self, job: str, state: str, message: str = "") -> None:
+        await self._change(job, _hset(_key(job, "job"), {"state": state, "message": message}))
+
+    async def _failing(self, job: str, message: str) -> list[Command]:
+        """The commands that set a job to failed; none where it is over or gone."""
+        key = _key(job, "job")
+        state = await self._read(self._redis.hget(key, "state"))
+        return [] if state is None or state in FINAL else [_hset(key, {"state": "FAILED", "message": message})]
+
+    async def set_paused(self, job: str, paused: bool) -> None:
+        await self._change(job, _hset(_key(job, "job"), {"paused": str(int(paused))}))
+
+    async def set_topology(self, job: str, topology_json: str, generation: int) -> bool:
+        """Begin `generation`, the one after the present; False where another one is present."""
+        key = _key(job, "job")
+        fields = {"topology": topology_json, "generation": str(generation)}
+        return await self.database.write(_hset(key, fields), when=[(str(generation - 1), "HGET", key, "generation")])
+
+    async def save_membership(self, job: str, document: str) -> None:
+        """In place of any former one."""
+        await self._change(job, ("SET", _key(job, "nodes"), document))
+
+    async def load_membership(self, job: str) -> str | None:
+        """What `save_membership` has kept, if anything."""
+        document: str | None = await self._read(self._redis.get(_key(job, "nodes")))
+        return document
+
+    async def set_mixture(self, job: str, mixture: Sequence[tuple[int, Sequence[float]]]) -> None:
+        await self._change(job, _hset(_key(job, "job"), {"mixture": json.dumps(mixture)}))
+
+    async def save_manifest(self, job: str, shards: ShardTable, vocabulary: Vocabulary) -> None:
+        """In place of any former one. By the page, so that nobody else has to wait; before the last write it is not there."""
+        key = _key(job, "shards")
+        await self._change(job, ("HDEL", _key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", _key(job, "indexed")))
+        for page, start in enumerate(range(0, len(shards), PAGE_SHARDS)):
+            entry = json.dumps(shards.columns(start, start + PAGE_SHARDS), ensure_ascii=False)
+            await self.database.write(("RPUSH", key, entry), when=[(page, "LLEN", key)])  # once, however often it is sent
+        await self._change(job, _hset(_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}))
+
+    async def save_index(self, job: str, shard: int, num_rows: int, rejected: Iterable[Rejected]) -> None:
+        """The rows of a shard, and before them the damage found while counting them.
+
+        Raises JobFailedError where there is no such number of rows, or more than are kept.
+        """
+        if not 0 <= num_rows <= MOST_ROWS:
+            raise JobFailedError(
+                f"shard {shard} of job {job!r} has {num_rows} rows, not 0 to {MOST_ROWS}: make smaller shards of it"
+            )
+        damage = iter({item.name: _rejected_json(item, step=None) for item in rejected}.items())
+        while batch := dict(itertools.islice(damage, _NAMES_PAGE)):
+            await self.database.write(_hset(_key(job, "quarantine"), batch))
+        await self.database.write(("SETRANGE", _key(job, "indexed"), _DIGITS * shard, f"{num_rows:0{_DIGITS}x}"))
+
+    async def save_probes(
+        self, job: str, step: int, probes: Mapping[int, Probe], rejected: Iterable[Rejected], substitutes: Iterable[SampleRef]
+    ) -> None:
+        """What probing found out of a step's samples: whoever takes over plans the same again at once."""
+        message = StepProbed(
+            probes=[probe_message(sample_id, probe) for sample_id, probe in probes.items()],
+            rejections=[rejection_message(item) for item in rejected],
+            substitutes=[ref_message(ref) for ref in substitutes],
+        )
+        text = base64.b64encode(message.SerializeToString()).decode()
+        await self.database.write(_hset(_key(job, "window"), {str(step): text}))
+
+    async def load_probes(self, job: str, step: int) -> tuple[dict[int, Probe], list[Rejected], list[SampleRef]] | None:
+        """What `save_probes` has kept of a step that is not committed: probes by place, refused samples, substitutes."""
+        text = await self._read(self._redis.hget(_key(job, "window"), str(step)))
+        if text is None:
+            return None
+        message = StepProbed.FromString(base64.b64decode(text))
+        probes = {item.sample_id: probe_value(item) for item in message.probes}
+        return probes, [rejection_value(item) for item in message.rejections], [ref_value(ref) for ref in message.substitutes]
+
+    async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
+        """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next one.
+
+        Repeating a commit whose answer was lost is harmless: the ledger has the same samples for the step. A sample that is
+        refused in every epoch keeps the step of its first refusal.
+        """
+        key, sums = _key(job, "job"), (await self._progress(job, step)).after(record)
+        done = await self.database.write(
+            ("RPUSH", _key(job, "ledger"), json.dumps({**asdict(record), "sums": asdict(sums)}, ensure_ascii=False)),
+            ("HINCRBY", key, "cursor", 1),
+            ("HDEL", _key(job, "window"), step),
+            *(("HSETNX", _key(job, "quarantine"), item.name, _rejected_json(item, step=step)) for item in rejected),
+            when=[(step, "HGET", key, "cursor")],
+        )
+        if not done and await self._committed_samples(job, step) != record.samples:
+            raise ConflictError(f"step {step} of job {job!r} is not the next one to commit")
+
+    async def _committed_samples(self, job: str, step: int) -> tuple[str, ...] | None:
+        entry = await self._read(self._redis.lindex(_key(job, "ledger"), step))
+        return tuple(json.loads(entry)["samples"]) if entry else None
+
+    async def _progress(self, job: str, cursor: int) -> Progress:
+        """Of all steps before `cursor`."""
+        entry = await self._read(self._redis.lindex(_key(job, "ledger"), cursor - 1)) if cursor else None
+        if not entry:
+            return Progress()
+        fields = json.loads(entry)["sums"]
+        return Progress(**{**fields, "delivered": {source: Amounts(*sums) for source, sums in fields["delivered"].items()}})
+
+    async def rewind(self, job: str, step: int) -> None:
+        """Undo the commits of `step` and of all later steps; the job is RUNNING again, all in one transaction."""
+        names = [name async for name, fields in self._quarantined(job) if fields["step"] is not None and fields["step"] >= step]
+        ledger = _key(job, "ledger")
+        await self._change(
+            job,
+            ("LTRIM", ledger, 0, step - 1) if step else ("DEL", ledger),
+            *(["HDEL", _key(job, "quarantine"), *names[n : n + _NAMES_PAGE]] for n in range(0, len(names), _NAMES_PAGE)),
+            ("DEL", _key(job, "window")),
+            _hset(_key(job, "job"), {"cursor": str(step), "state": "RUNNING", "message": ""}),
+            ("HINCRBY", _key(job, "job"), "generation", 1),
+        )
+
+    async def steps(self, job: str, start: int = 0) -> AsyncIterator[StepRecord]:
+        """Committed steps from `start` on, in order."""
+        while True:
+            page = await self._read(self._redis.lrange(_key(job, "ledger"), start, start + _PAGE - 1))
+            for entry in page:
+                fields = json.loads(entry)
+                del fields["sums"]
+                delivered = {source: Amounts(*amounts) for source, amounts in fields["delivered"].items()}
+                yield StepRecord(
+                    samples=tuple(fields.pop("samples")),
+                    substitutes=tuple(fields.pop("substitutes")),
+                    **{**fields, "delivered": delivered},
+                )
+            if len(page) < _PAGE:
+                return
+            start += _PAGE
+
+    async def ledger(self, job: str, start: int = 0) -> AsyncIterator[LedgerEntry]:
+        """Committed steps from `start` on as the ledger's public form."""
+        step = start
+        async for record in self.steps(job, start):
+            yield LedgerEntry(step=step, samples=record.samples, loss=record.loss)
+            step += 1
+
+    async def quarantine(self, job: str) -> list[Rejected]:
+        """Quarantined samples, by name."""
+        found = [
+            Rejected(
+                name=name,
+                reason=Reason(fields["reason"]),
+                detail=fields["detail"],
+                sample_id=fields["sample_id"],
+                row=fields.get("row"),
+            )
+            async for name, fields in self._quarantined(job)
+        ]
+        return sorted(found, key=lambda item: item.name)
+
+    async def _quarantined(self, job: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Each entry once, in no order."""
+        cursor, seen = 0, set()
+        while True:
+            cursor, page = await self._read(self._redis.hscan(_key(job, "quarantine"), cursor, count=_NAMES_PAGE))
+            for name, value in page.items():
+                if name not in seen:
+                    seen.add(name)
+                    yield name, json.loads(value)
+            if cursor == 0:
+                return
+
+    async def num_quarantined(self, job: str) -> int:
+        return int(await self._read(self._redis.hlen(_key(job, "quarantine"))))
+
+    async def _change(self, job: str, *commands: Command) -> None:
+        """Carry out commands on a job once, however often they are sent: a copy that the network held back does nothing later.
+
+        Each change gives the record a new revision, and is only carried out on the one that was read before it. Raises
+        NotFoundError where there is no such job.
+        """
+        key, revision = _key(job, "job"), uuid.uuid4().hex
+        while True:
+            former = await self._read(self._redis.hget(key, "revision"))
+            unchanged: list[Command] = [("1", "EXISTS", key), (former or _NIL, "HGET", key, "revision")]
+            if await self.database.write(*commands, ("HSET", key, "revision", revision), when=unchanged):
+                return
+            if (found := await self._read(self._redis.hget(key, "revision"))) == revision:
+                return  # by a copy whose answer was lost
+            if found is None and not await self._read(self._redis.exists(key)):
+                raise NotFoundError(f"the store has no job {job!r}")
+
+    @property
+    def _redis(self) -> Any:
+        return self.database.client
+
+    async def _read(self, command: Any) -> Any:
+        return await self.database.read(command)
+
+
+def _key(job: str, what: str) -> str:
+    return f"headrace:{{{job}}}:{what}"
+
+
+def _rejected_json(item: Rejected, *, step: int | None) -> str:
+    fields = {"reason": str(item.reason), "detail": item.detail, "sample_id": item.sample_id, "row": item.row, "step": step}
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _hset(key: str, fields: Mapping[str, str]) -> Command:
+    return ["HSET", key, *(word for pair in fields.items() for word in pair)]

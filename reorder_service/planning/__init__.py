@@ -1,6 +1,0 @@
-"""Planning of one global batch: arrays in, a StepPlan out. No I/O, no clock, no logging, no state between calls."""
-
-from reorder_service.planning.cost import sample_costs
-from reorder_service.planning.strategies import STRATEGIES, plan, warm_up
-
-__all__ = ["STRATEGIES", "plan", "sample_costs", "warm_up"]

@@ -1,0 +1,79 @@
+"""`headrace bench`: it measures the real parts, and says in words what holds them up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.bench import bench_preprocess, bench_transport
+from headrace.cli.bench.bench import preprocess_verdict, transport_verdict
+from headrace.cli.bench.bench_preprocess import Stage
+from headrace.cli.bench.bench_transport import MIB, Rate
+from headrace.cli.main import main
+from headrace.transport.base import TRANSPORTS
+
+IMAGES = Stage(name="images", cpu_s_per_sample=0.006, amount=0.3, unit="megapixels")
+READ = Stage(name="read", cpu_s_per_sample=0.002, amount=0.1, unit="MB")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_preprocess, "REPEAT_S", 0.0)
+    monkeypatch.setattr(bench_transport, "SIZES", (MIB // 4, MIB))
+    monkeypatch.setattr(bench_transport, "FETCHES", 2)
+
+
+def test_every_stage_of_a_data_set_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "preprocess", "--limit", "20", "--threads", "2", "--format", "json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["num_samples"] == 20
+    assert [stage["name"] for stage in report["stages"]][:2] == ["read", "headers, tokens"]
+    *measured, rest = report["stages"]
+    assert all(stage["cpu_s_per_sample"] > 0 and stage["amount"] > 0 for stage in measured)
+    assert rest["name"] == "the rest"
+    assert rest["cpu_s_per_sample"] >= 0  # a difference of measurements: none where noise is larger than it
+    assert set(report["samples_per_s"]) == {"1", "2"}
+
+
+def test_a_data_set_without_samples_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "preprocess", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["preprocess", "--limit", "0"], ["preprocess", "--threads", "0"], ["transport", "--rounds", "0"]]
+)
+def test_numbers_below_one_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert "at least 1" in capsys.readouterr().err
+
+
+def test_the_slowest_stage_is_named_the_bottleneck() -> None:
+    figures = bench_preprocess.Figures(num_samples=10, num_refused=1, stages=(READ, IMAGES), samples_per_s={1: 120.0, 2: 216.0})
+    verdict = preprocess_verdict(figures)
+    assert "images: 75%" in verdict
+    assert "216 on 2 (1.80 x)" in verdict
+    assert IMAGES.rate == pytest.approx(50)
+
+
+def test_transports_are_measured_between_two_processes() -> None:
+    figures = bench_transport.measure(rounds=1)
+    assert set(figures.rates) | set(figures.impossible) == set(TRANSPORTS)
+    for rates in (figures.raw, *figures.rates.values(), *figures.single.values()):
+        assert all(rate.bytes_per_s > 0 for rate in rates.values())
+    assert set(figures.hand_off_s) <= set(figures.write_s) == {MIB // 4, MIB}
+
+
+def test_a_network_transport_far_below_a_raw_socket_is_itself_the_bottleneck() -> None:
+    figures = bench_transport.Figures(
+        raw={MIB: Rate(bytes_per_s=4e9, cpu_s_per_gb=0.2)},
+        rates={"flight": {MIB: Rate(bytes_per_s=1e9, cpu_s_per_gb=0.5)}},
+        single={},
+        hand_off_s={},
+        write_s={MIB: 1e-4},
+        memcpy_s={MIB: 1e-4},
+        impossible={"shared_memory": "the preprocessor has no shared memory"},
+    )
+    assert "0.25 of a raw socket; the bottleneck is flight itself" in transport_verdict(figures)

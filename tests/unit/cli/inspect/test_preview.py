@@ -1,0 +1,200 @@
+"""The contact sheet: what its cards hold. What it looks like is for eyes."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from headrace.cli.inspect.contact_sheet import Card, Medium, Token, cut, draw_sheet, lay_out
+from headrace.cli.inspect.inspect import reading_spec
+from headrace.cli.inspect.preview import reassemble, tokens_of
+from headrace.cli.main import _parse, main
+from headrace.preprocessor.image import to_patches
+from headrace.preprocessor.text.template import load_template
+from headrace.sample import LABEL_IGNORED
+from headrace.spec import ImageSpec, TextSpec
+
+LEARNT, REFUSED = {(252, 220, 203), (246, 195, 167)}, (179, 38, 30)
+IMAGE_CHIP, AUDIO_CHIP = (18, 128, 122), (106, 76, 147)
+
+TOKENS = st.lists(
+    st.builds(
+        Token,
+        text=st.text(st.characters(codec="utf-8"), max_size=30),
+        kind=st.sampled_from(["text", "control", "image", "audio"]),
+        learnt=st.booleans(),
+        count=st.integers(1, 400),
+    ),
+    max_size=60,
+)
+
+
+def colours(picture: Image.Image) -> set[tuple[int, ...]]:
+    packed = np.unique(np.asarray(picture.convert("RGB"), np.int64) @ [1 << 16, 1 << 8, 1]).tolist()
+    return {(colour >> 16, colour >> 8 & 255, colour & 255) for colour in packed}
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three samples: an image and a recording; text; an image that is cut off."""
+    picture, recording = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (280, 140), (90, 120, 30)).save(picture, "PNG")
+    soundfile.write(recording, np.sin(np.arange(16_000) / 9), 16_000, format="FLAC")
+
+    def talk(question: str) -> bytes:
+        return json.dumps({"texts": [{"user": question, "assistant": "Yes. " * 500}]}).encode()
+
+    members = {
+        "a.json": talk("<image><audio> So? \U0001f99c"),
+        "a.png": picture.getvalue(),
+        "a.flac": recording.getvalue(),
+        "b.json": talk("Is it?"),
+        "c.json": talk("<image> What?"),
+        "c.png": picture.getvalue()[:60],
+    }
+    write_tar(tmp_path / "data.tar", members)
+    return tmp_path / "data.tar"
+
+
+def preview(data: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    out = data.parent / "out"
+    assert main(["inspect", str(data), "--out", str(out), "--format", "json", "--preview", *options]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert report["preview"] == str(out / "preview.png")
+    return report
+
+
+def test_the_sheet_has_media_tokens_with_and_without_loss_and_the_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sheet = Image.open(preview(data, capsys)["preview"])
+    found = colours(sheet)
+    assert found >= LEARNT | {REFUSED, IMAGE_CHIP, AUDIO_CHIP}
+    assert (90, 120, 30) in found, "the picture itself"
+    assert sheet.width == 1880, "three columns"
+
+
+def test_as_many_samples_as_asked_for_spread_over_the_data(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sheet = Image.open(preview(data, capsys, "1")["preview"])
+    assert sheet.width < 700, "one card"
+    assert (90, 120, 30) not in colours(sheet), "the one in the middle, which is text"
+
+
+def test_no_sheet_unless_asked_for(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(data), "--out", str(data.parent / "out"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["preview"] is None
+    assert not (data.parent / "out" / "preview.png").exists()
+
+
+def test_the_table_names_the_sheet(data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data.parent)
+    assert main(["inspect", "data.tar", "--out", "o", "--preview"]) == 0
+    assert "o/preview.png" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--preview", "0"], "--preview must be 1 to 60 samples, got 0"),
+        (["--preview", "61"], "--preview must be 1 to 60 samples, got 61"),
+        (["--preview", "--template", "alpaca"], "text.template"),
+        (["--preview", "--template", "llava"], "lacks the control token <s>"),
+    ],
+)
+def test_what_the_user_can_fix_is_one_sentence(
+    data: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert main(["inspect", str(data), "--out", str(data.parent / "out"), *options]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_the_template_is_that_of_the_spec() -> None:
+    assert reading_spec(_parse(["inspect", "x", "--template", "llama3"])).text.template == "llama3"
+
+
+@settings(max_examples=50)
+@given(
+    rows=st.integers(1, 4), columns=st.integers(1, 4), patch=st.integers(1, 4), merge=st.integers(1, 3), seed=st.integers(0, 99)
+)
+def test_patches_become_the_image_again(rows: int, columns: int, patch: int, merge: int, seed: int) -> None:
+    spec = ImageSpec(patch=patch, merge=merge)
+    height, width = rows * merge, columns * merge
+    pixels = np.random.default_rng(seed).integers(0, 256, (height * patch, width * patch, 3), np.uint8)
+    np.testing.assert_array_equal(reassemble(to_patches(pixels, spec), height, width, spec), pixels)
+
+
+def test_placeholders_are_one_chip_and_every_token_has_its_mask() -> None:
+    template = load_template(TextSpec())
+    control, encode = template.encoder.control, template.encoder.encode
+    image = [control["<|vision_start|>"], *[control["<|image_pad|>"]] * 391, control["<|vision_end|>"]]
+    answer = encode("a \U0001f99c")
+    ids = np.array([*image, *answer, control["<|audio_pad|>"]], np.int32)
+    labels = np.full(len(ids), LABEL_IGNORED, np.int32)
+    labels[393:-1] = answer
+    shown = list(tokens_of(ids, labels, template))
+    assert [token.text for token in shown[:3]] == ["<|vision_start|>", "<image x 391>", "<|vision_end|>"]
+    assert [token.kind for token in shown[:3]] == ["control", "image", "control"]
+    assert "".join(token.text for token in shown[3:-1]) == "a \U0001f99c"
+    assert [token.learnt for token in shown] == [False] * 3 + [True] * (len(shown) - 4) + [False]
+    assert (shown[-1].text, shown[-1].kind) == ("<audio x 1>", "audio")
+    assert sum(token.count for token in shown) == len(ids)
+
+
+@settings(max_examples=100)
+@given(tokens=TOKENS, width=st.integers(1, 40))
+def test_lines_hold_every_token_and_are_not_too_long(tokens: list[Token], width: int) -> None:
+    lines = lay_out(tokens, width)
+    fragments = [fragment for line in lines for fragment in line]
+    assert all(line for line in lines)
+    assert all(fragment.column + len(fragment.text) <= width for fragment in fragments)
+    assert sum(fragment.count for fragment in fragments) == sum(token.count for token in tokens)
+    assert sum(len(fragment.text) for fragment in fragments) == sum(max(1, len(token.text)) for token in tokens)
+
+
+@settings(max_examples=100)
+@given(tokens=TOKENS, most=st.integers(5, 20))
+def test_a_long_text_is_cut_in_its_middle_and_the_rest_counted(tokens: list[Token], most: int) -> None:
+    lines = lay_out(tokens, 20)
+    head, left_out, tail = cut(lines, most, 3)
+    assert len(head) + bool(left_out) + len(tail) == min(len(lines), most)
+    if left_out:
+        assert head + lines[len(head) : -3] + tail == lines
+        kept = sum(fragment.count for line in head + tail for fragment in line)
+        assert left_out.startswith(f"\u2026 {sum(token.count for token in tokens) - kept:,} tokens left out")
+
+
+def test_a_line_ends_behind_a_line_feed_which_is_seen() -> None:
+    tokens = [Token(text=text, kind="text", learnt=False) for text in ("a\n", "\n\n", "b", "\t\x00\u4f60")]
+    assert [[fragment.text for fragment in line] for line in lay_out(tokens, 20)] == [["a⏎"], ["⏎⏎"], ["b", "⇥□□"]]
+
+
+def test_any_card_can_be_drawn() -> None:
+    strip = Medium(picture=Image.new("RGB", (28, 28 * 400)), caption="c" * 300, cell_px=28)
+    long = tuple(Token(text="word\n", kind="text", learnt=True) for _ in range(500))
+    cards = [
+        Card(name="n" * 300, detail="d"),
+        Card(name="many", detail="", images=(strip,) * 9, spectra=(Medium(picture=Image.new("RGB", (3, 128)), caption="s"),) * 5),
+        Card(name="long", detail="", tokens=long, images=(strip,)),
+        Card(name="refused", reason="corrupt_media", detail="x" * 2000),
+    ]
+    sheet = draw_sheet(cards, title="t" * 500, subtitle="s" * 500)
+    assert sheet.width == 1880
+    assert REFUSED in colours(sheet)

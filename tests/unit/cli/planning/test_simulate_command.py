@@ -1,0 +1,175 @@
+"""`headrace simulate`: the table of all strategies, and what it writes beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+
+from headrace.cli.main import main
+from headrace.reorder_service.planning import STRATEGIES
+
+COSTS = Path(__file__).parents[3] / "data" / "costs"
+HARD = str(COSTS / "synthchart_512.parquet")
+SMALL = ["--batch", "128", "--replicas", "2", "--microbatches", "8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("simulate")
+
+
+def simulate(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert main(["simulate", HARD, *SMALL, "--format", "json", "--out", str(folder), *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert isinstance(report, dict)
+    return report
+
+
+def test_every_strategy_is_measured_drawn_and_traced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = simulate(folder, capsys)
+    rows = {row["strategy"]: row for row in report["strategies"]}
+    assert list(rows) == list(STRATEGIES)
+    assert (report["samples"], report["stages"]) == (128, {"encoder": 3, "llm": 5})
+    for name, row in rows.items():
+        assert row["speedup"] == pytest.approx(rows["random"]["iteration_s"] / row["iteration_s"])
+        assert row["over_bound"] == pytest.approx(row["iteration_s"] / row["lower_bound_s"])
+        assert row["over_bound"] >= 1
+        assert 0 <= row["bubble"] < 1
+        assert set(row["spread"]) == {"encoder", "llm"}
+        assert min(row["peak_memory"], row["planning_s"]) > 0
+        assert matplotlib.image.imread(row["picture"]).shape[1] > 1000
+        drawn = row.get("chosen", name)
+        assert json.loads(Path(row["trace"]).read_text())["otherData"]["strategy"] == drawn
+        assert (Path(row["picture"]).name, Path(row["trace"]).name) == (f"timeline-{drawn}.png", f"trace-{drawn}.json")
+        assert (row["fits"], 0 < row["filled"] <= 16) == (True, True)
+    assert not (folder / "timeline-auto.png").exists(), "it would be the picture of the strategy that it took"
+    assert (rows["random"]["deferred"], rows["random"]["moved"], rows["random"]["filled"]) == (0, 0, 16)
+    assert rows["orchmllm"]["moved"] > 0
+    assert [name for name, row in rows.items() if "chosen" in row] == ["auto"]
+    assert rows["auto"]["chosen"] in rows
+    assert rows["auto"]["iteration_s"] == min(row["iteration_s"] for row in rows.values())
+
+
+def test_what_is_over_the_memory_limit_is_marked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    free = simulate(folder, capsys, "--no-pictures")["strategies"]
+    peaks = sorted(row["peak_memory"] for row in free)
+    middle = (peaks[0] + peaks[-1]) / 2
+    report = simulate(folder, capsys, "--no-pictures", "--memory-limit", str(middle), "--strategies", "random,disttrain,entrain")
+    assert report["memory_limit"] == middle
+    assert {row["fits"] for row in report["strategies"]} == {True, False}
+    assert all(row["fits"] == (row["peak_memory"] <= middle) for row in report["strategies"])
+    assert main(["simulate", HARD, *SMALL, "--no-pictures", "--memory-limit", "0.001"]) == 0
+    out, err = capsys.readouterr()
+    assert out.count(", over the limit") == len(STRATEGIES)
+    assert err.startswith("nothing fits into --memory-limit 0.001: the fullest stage needs ")
+    assert err.count("\n") == 1
+
+
+def test_the_report_says_how_it_was_made_and_can_do_without_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--no-pictures", "--strategies", "disttrain", "--seed", "3", "--schedule", "gpipe"]
+    report = simulate(tmp_path / "none", capsys, *options)
+    assert {key: value for key, value in report.items() if key != "strategies"} == {
+        "samples": 128,
+        "replicas": 2,
+        "microbatches": 8,
+        "stages": {"encoder": 3, "llm": 5},
+        "schedule": "gpipe",
+        "seed": 3,
+    }
+    assert not any("picture" in row or "trace" in row for row in report["strategies"])
+    assert not (tmp_path / "none").exists()
+
+
+def test_packs_are_named_where_they_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "short.jsonl"
+    row = {"cost_encoder": 1, "cost_llm": 1, "tokens": 50}
+    table.write_text("".join(json.dumps({"sample_id": i, **row}) + "\n" for i in range(12)))
+    options = ["--pack-tokens", "100", "--replicas", "2", "--microbatches", "8"]
+    assert main(["simulate", str(table), *options, "--no-pictures", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["samples"], json.loads(out)["packs"]) == (12, 6)
+    assert err.startswith("6 packs cannot fill 16 microbatches: some stay empty; ")
+    assert main(["plan", str(table), *options]) == 0
+    assert "of 6 packs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["20", "200"])
+def test_a_narrow_terminal_cuts_no_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["simulate", HARD, *SMALL, "--no-pictures"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    [row] = [line.split() for line in out.splitlines() if line.startswith("random")]
+    assert len(row) == 13, "eleven cells, one of three words"
+
+
+def test_random_is_always_there_to_compare_with(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = simulate(folder, capsys, "--strategies", "disttrain", "--schedule", "gpipe")
+    assert [row["strategy"] for row in report["strategies"]] == ["random", "disttrain"]
+
+
+def test_a_strategy_whose_plan_cannot_run_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--strategies", "disttrain,entrain", "--schedule", "eager", "--in-flight", "1", "--whole-backward"]
+    assert main(["simulate", HARD, *SMALL, "--format", "json", "--out", str(folder), *options]) == 0
+    out, err = capsys.readouterr()
+    assert [row["strategy"] for row in json.loads(out)["strategies"]] == ["random", "disttrain"]
+    assert err.startswith("entrain is left out: the plan makes schedule 'eager' wait for itself")
+
+
+def test_the_table_says_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", HARD, *SMALL, "--strategies", "random, disttrain", "--out", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert "128 samples; stages: encoder 3, llm 5" in out
+    assert [line[0] for line in lines if line and line[0] in STRATEGIES] == ["random", "disttrain"]
+    assert str(folder) in out
+    assert err == ""
+
+
+def test_a_batch_that_costs_nothing_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "free.jsonl"
+    table.write_text("".join(json.dumps({"sample_id": i, "cost_encoder": 0, "cost_llm": 0}) + "\n" for i in range(5)))
+    assert (
+        main(
+            [
+                "simulate",
+                str(table),
+                "--format",
+                "json",
+                "--out",
+                str(tmp_path),
+                "--microbatches",
+                "2",
+                "--strategies",
+                "disttrain",
+            ]
+        )
+        == 0
+    )
+    rows = json.loads(capsys.readouterr().out)["strategies"]
+    assert {(row["iteration_s"], row["speedup"], row["over_bound"]) for row in rows} == {(0.0, 1.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--strategies", "disttrain,magic"], "no strategy 'magic'"),
+        (["--strategies", ""], "no strategy ''"),
+        (["--replicas", "0"], "--replicas must be at least 1"),
+        (["--out", f"{HARD}/out"], "cannot write to"),
+    ],
+)
+def test_what_the_user_can_fix_is_one_sentence_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert main(["simulate", HARD, *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("headrace simulate: ")
+    assert (err.count("\n"), sentence in err) == (1, True)

@@ -1,0 +1,172 @@
+"""Media that nothing uses: refused with what to do, left out where the mapping says so; and what is no medium stays."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.mapping import MappingSpec
+from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.records.record_to_sample import Audio, Image, Text, to_sample
+from headrace.preprocessor.sources import open_shard
+from headrace.quarantine import BadSampleError, Reason
+from headrace.spec import SourceSpec, parse_spec
+from tests.unit.preprocessor.conftest import WriteTar
+
+CHAT = [{"role": "user", "content": "<image>what?"}, {"role": "assistant", "content": "this"}]
+STRUCT = {"bytes": b"film", "path": "a.mp4"}
+
+
+def shown(fields: dict[str, Any], members: tuple[str, ...] = (), **mapping: Any) -> list[str]:
+    """The kinds of the segments."""
+    sample = to_sample(Record(key="k", fields=fields, members=members, load=str.encode), MappingSpec(**mapping))
+    return [type(segment).__name__ for segment in sample.segments]
+
+
+def refusal(fields: dict[str, Any], members: tuple[str, ...] = (), **mapping: Any) -> str:
+    with pytest.raises(BadSampleError) as caught:
+        shown(fields, members, **mapping)
+    assert caught.value.reason is Reason.UNUSED_MEDIA
+    return caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("members", "named"),
+    [
+        (("mp4",), "mp4"),
+        (("jpg", "seg.npy"), "seg.npy"),
+        (("jpg", "clip.mp4"), "clip.mp4"),
+        (("jpg", "depth.exr"), "depth.exr"),
+        (("pdf",), "pdf"),
+        (("jpg", "pickle"), "pickle"),
+    ],
+)
+def test_a_member_that_nothing_uses_is_named(members: tuple[str, ...], named: str) -> None:
+    assert f"nothing uses the member {named}: " in refusal({"txt": "A film."}, members)
+    assert f"list {named!r} under the mapping's ignore" in refusal({"txt": "A film."}, members)
+    assert shown({"txt": "A film."}, members, ignore=(named,))[-1] == "Text"
+    assert shown({"txt": "A film."}, members, ignore=(named.rsplit(".", 1)[-1],))[-1] == "Text"
+
+
+def test_a_picture_that_the_annotation_does_not_name_is_refused() -> None:
+    fields = {"texts": ["<image>"], "images": ["0.jpg"]}
+    assert "the member 1.jpg: name it in the mapping's images, or list" in refusal(fields, ("0.jpg", "1.jpg"))
+    assert shown(fields, ("0.jpg", "1.jpg"), ignore=("1.jpg",)) == ["Image"]
+    assert shown({"texts": ["<image>"], "images": ["JPG"]}, ("jpg",)) == ["Image"]
+    assert "the member jpg" in refusal({"txt": "a", "images": None}, ("jpg",))
+
+
+@pytest.mark.parametrize(
+    "members", [("jpg", "jpeg"), ("jpg", "seg.png"), ("jpg", "1.jpg"), ("0.jpg", "0.png"), ("left.jpg", "right.jpg")]
+)
+def test_which_picture_is_meant_must_be_said(members: tuple[str, str]) -> None:
+    one, other = members
+    assert f"nothing says which of the members {one}, {other} are meant" in refusal({"txt": "a cat"}, members)
+    assert shown({"txt": "a cat"}, members, images=one) == ["Image", "Text"]
+    assert shown({"txt": "a cat"}, members, ignore=(other,)) == ["Image", "Text"]
+    assert shown({"texts": ["<image>", "<image>"], "images": [one, other]}, members) == ["Image", "Image"]
+
+
+def test_two_recordings_are_told_apart_alike() -> None:
+    assert "wav, flac are meant" in refusal({"txt": "hello"}, ("wav", "flac"))
+    assert shown({"txt": "hello"}, ("0.wav", "1.flac", "jpg")) == ["Image", "Audio", "Audio", "Text"]
+    assert shown({"txt": "hello"}, ("img_1.png", "img_2.jpg", "img_10.png")) == ["Image"] * 3 + ["Text"]
+
+
+def test_a_picture_of_pnm_is_a_picture() -> None:
+    """Which no decoder takes: the sample is refused for that, by name."""
+    assert shown({"txt": "a cat"}, ("ppm",)) == ["Image", "Text"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"jpg": {"bytes": b"x", "path": None}},
+        {"img": {"bytes": None, "path": "a.jpg"}},
+        {"video": STRUCT},
+        {"frames": [STRUCT, STRUCT]},
+        {"embedding": b"x"},
+        {"file_name": "0001.jpg"},
+        {"file_names": ["0001.jpg", "2.jpg"]},
+        {"audio_filepath": "/data/speech/1"},
+        {"audioFilePath": "x"},
+        {"image_path": "0001"},
+        {"image_url": "https://example.org/1"},
+        {"video": "v_17"},
+        {"videos": ["v_17"]},
+        {"wav": "a"},
+        {"source": "clips/a.mp4"},
+    ],
+    ids=str,
+)
+def test_a_field_that_holds_or_names_a_medium_that_nothing_uses_is_named(fields: dict[str, Any]) -> None:
+    (name,) = fields
+    assert re.search(rf"\b{name}\b", refusal({"text": "A caption.", **fields}))
+    assert shown({"text": "A caption.", **fields}, ignore=(name,)) == ["Text"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "url": "https://example.org/a.jpg",
+            "key": "000001",
+            "sha256": "00ab",
+            "exif": {"Image Model": "X"},
+            "status": "success",
+        },
+        {"id": "coco/0001", "source": "a.b", "license": "CC-BY 4.0", "title": "How image files work.jpg, explained"},
+        {"image_id": 17, "image_width": 640, "width": 640, "video_id": 3, "similarity": 0.3, "nsfw": None},
+        {"image": [], "video": None, "videos": [], "file_name": "", "img": {"bytes": None, "path": None}},
+        {"tokens": [1, 2], "meta": {"file_name": "a.jpg"}, "language": "en"},
+    ],
+    ids=str,
+)
+def test_what_is_no_medium_may_stand_beside_the_text(fields: dict[str, Any]) -> None:
+    assert shown({"text": "A caption.", **fields}, ("cls", "idx", "meta.json", "caption.txt", "html", "__key__.txt")) == ["Text"]
+
+
+def test_the_name_that_a_picture_had_may_stand_beside_it() -> None:
+    fields = {"txt": "A caption.", "file_name": "0001.jpg", "image_path": "train2017/0001.jpg", "id": "0001.jpg"}
+    assert shown(fields, ("jpg",)) == ["Image", "Text"]
+    assert "'a.wav', which file_name names" in refusal({**fields, "file_name": "a.wav"}, ("jpg",))
+    assert shown({**fields, "file_name": "a.wav"}, ("jpg", "wav")) == ["Image", "Audio", "Text"]
+
+
+@pytest.mark.parametrize("placeholder", ["<video>", "<|video_pad|>", "<|AUDIO|>", "<ImageHere>"])
+def test_another_trainers_placeholder_is_not_learnt(placeholder: str) -> None:
+    fields = {"messages": [{"role": "user", "content": f"{placeholder} what?"}, {"role": "assistant", "content": "this"}]}
+    assert f"{placeholder} in the text stands for a medium" in refusal(fields)
+    assert shown(fields, ignore=(placeholder,)) == ["Text", "Text"]
+    fields["messages"][0]["content"] = [{"type": "text", "text": placeholder}]
+    assert shown(fields) == ["Text", "Text"], "text of a typed part is text"
+    assert shown({"caption": f"{placeholder}", "image": "a"}, image_placeholder=placeholder) == ["Image"]
+
+
+def test_a_tar_of_films_and_captions_is_quarantined(write_tar: WriteTar, source: SourceSpec) -> None:
+    path = write_tar({"a.mp4": b"film", "a.txt": b"A film.", "b.txt": b"No film."})
+    without = parse_spec({"name": "j", "sources": [{"path": "/d", "mapping": {"ignore": ["mp4"]}}]}).sources[0]
+    with open_shard(str(path), source) as shard:
+        with pytest.raises(BadSampleError, match="unused_media: nothing uses the member mp4"):
+            to_sample(shard.read(0), source.mapping)
+        assert [type(segment) for segment in to_sample(shard.read(1), source.mapping).segments] == [Text]
+        assert [type(segment) for segment in to_sample(shard.read(0), without.mapping).segments] == [Text]
+
+
+def test_columns_of_parquet(tmp_path: Path, source: SourceSpec) -> None:
+    pq.write_table(
+        pa.Table.from_pylist([{"jpg": {"bytes": b"x", "path": None}, "txt": "a cat", "width": 3}]), tmp_path / "a.parquet"
+    )
+    with open_shard(str(tmp_path / "a.parquet"), source) as shard:
+        with pytest.raises(
+            BadSampleError, match="nothing uses what jpg holds: name it in the mapping's images or audios, or list"
+        ):
+            to_sample(shard.read(0), source.mapping)
+        kinds = [type(segment) for segment in to_sample(shard.read(0), MappingSpec(images="jpg")).segments]
+        assert kinds == [Image, Text]
+        assert [type(segment) for segment in to_sample(shard.read(0), MappingSpec(audios="jpg")).segments] == [Audio, Text]

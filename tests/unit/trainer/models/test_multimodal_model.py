@@ -1,0 +1,227 @@
+"""The packed model against one sample at a time, its independence of order, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from headrace.errors import HeadraceError, UserError
+from headrace.model_shape import MODEL_SHAPES
+from headrace.sample import LABEL_IGNORED
+from headrace.spec import AudioSpec, ImageSpec, JobSpec, SourceSpec
+from headrace.trainer.loading.collate import collate
+from headrace.trainer.models.loss import token_loss
+from headrace.trainer.models.multimodal import MultimodalModel, build_model
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+SPEC = JobSpec(name="job", sources=(SourceSpec(path="data"),))
+
+
+def loss_and_gradients(model, microbatches):
+    """Summed over microbatches; the denominator is left out on purpose: it is the step's affair."""
+    model.zero_grad(set_to_none=True)
+    losses = [model(microbatch) for microbatch in microbatches]
+    total = sum(loss.loss_sum for loss in losses)
+    total.backward()
+    num_targets = sum(loss.num_targets for loss in losses)
+    gradients = {name: parameter.grad / num_targets for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return total.detach() / num_targets, num_targets, gradients
+
+
+def assert_same(one, other):
+    assert one[1] == other[1]
+    torch.testing.assert_close(one[0], other[0], **CLOSE)
+    assert one[2].keys() == other[2].keys()
+    for name, gradient in one[2].items():
+        torch.testing.assert_close(gradient, other[2][name], **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_packed_equals_one_sample_at_a_time(mixed_rows, make_batch, make_model):
+    model = make_model()
+    packed = loss_and_gradients(model, [collate([make_batch(mixed_rows)])])
+    single = loss_and_gradients(model, [collate([make_batch([row])]) for row in mixed_rows])
+    assert_same(packed, single)
+    assert packed[2].keys() == dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("division", [[[5, 4, 3, 2, 1, 0]], [[3, 0], [1, 5, 4], [2]], [[2, 4], [], [0, 1, 3, 5]]])
+def test_a_permutation_over_microbatches_changes_nothing(division, mixed_rows, make_batch, make_model):
+    model = make_model()
+    arrived = loss_and_gradients(model, [collate([make_batch(mixed_rows)])])
+    planned = loss_and_gradients(model, [collate([make_batch([mixed_rows[i] for i in part])]) for part in division])
+    assert_same(arrived, planned)
+
+
+@pytest.mark.parametrize("column", ["input_ids", "patches", "mel"])
+def test_a_changed_sample_changes_no_other(column, mixed_rows, make_batch, make_model):
+    model = make_model()
+    before = hidden_states(model, collate([make_batch(mixed_rows)]))
+    changed = dict(mixed_rows[3])
+    changed[column] = changed[column].copy()
+    changed[column][0] = changed[column][0] + 1 if column != "patches" else 255 - changed[column][0]
+    after = hidden_states(model, collate([make_batch([*mixed_rows[:3], changed, *mixed_rows[4:]])]))
+    start = sum(len(row["input_ids"]) for row in mixed_rows[:3])
+    end = start + len(changed["input_ids"])
+    difference = (before - after).abs().amax(dim=1)
+    assert difference[start:end].max() > 1e-6
+    assert (difference[:start] == 0).all()
+    assert (difference[end:] == 0).all()
+
+
+def hidden_states(model, packed):
+    with torch.no_grad():
+        return model.decoder(model.embed(packed), packed.position_ids, packed.cu_seqlens)
+
+
+def test_a_token_sees_nothing_that_follows_it(make_row, make_batch, make_model):
+    model, row = make_model(), make_row(1, text=6)
+    before = hidden_states(model, collate([make_batch([row])]))
+    row["input_ids"][5] = 3 if row["input_ids"][5] != 3 else 4
+    difference = (before - hidden_states(model, collate([make_batch([row])]))).abs().amax(dim=1)
+    assert (difference[:5] == 0).all()
+    assert (difference[5:] > 0).all()
+
+
+def test_positions_count_by_their_distance_only(make_row, make_batch, make_model):
+    model, packed = make_model(), collate([make_batch([make_row(1, text=8)])])
+    with torch.no_grad():
+        embeddings = model.embed(packed)
+        near, far, stretched = (
+            model.decoder(embeddings, positions, packed.cu_seqlens)
+            for positions in (packed.position_ids, packed.position_ids + 50, packed.position_ids * 3)
+        )
+    torch.testing.assert_close(near, far, atol=1e-4, rtol=1e-4)
+    assert (near - stretched).abs().max() > 1e-2
+
+
+def test_the_loss_is_the_cross_entropy_of_the_next_token(make_row, make_batch, make_model):
+    model, row = make_model(), make_row(1, text=2, answer=3)
+    packed = collate([make_batch([row])])
+    logits = hidden_states(model, packed) @ model.decoder.output_weight.T
+    ids = torch.tensor(row["input_ids"]).long()
+    expected = functional.cross_entropy(logits[2:5], ids[3:6], reduction="sum")
+    torch.testing.assert_close(model(packed).loss_sum, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("max_logits", [1, 64 * 3, 64 * 1000])
+def test_chunks_of_logits_change_neither_loss_nor_gradient(max_logits):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(10, 8, generator=generator, requires_grad=True)
+    weight = torch.randn(64, 8, generator=generator, requires_grad=True)
+    labels = torch.randint(0, 64, (10,), generator=generator)
+    labels[[0, 4, 9]] = LABEL_IGNORED
+    expected = functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+    wanted = torch.autograd.grad(expected, (hidden, weight))
+    loss = token_loss(hidden, labels, weight, max_logits=max_logits)
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    for gradient, want in zip(torch.autograd.grad(loss, (hidden, weight)), wanted, strict=True):
+        torch.testing.assert_close(gradient, want, **CLOSE)
+
+
+@pytest.mark.parametrize("pieces", [1, 16, 128])
+def test_in_half_precision_the_gradient_of_the_head_does_not_depend_on_the_number_of_pieces(pieces):
+    """Its rounding is that of one product; summed up in bfloat16 over 128 pieces it would be five times as large."""
+    generator = torch.Generator().manual_seed(0)
+    tokens, width, vocab = 512, 64, 128
+    hidden, table = torch.randn(tokens, width, generator=generator), 0.05 * torch.randn(vocab, width, generator=generator)
+    labels = torch.randint(0, vocab, (tokens,), generator=generator)
+
+    def gradients(max_logits, dtype):
+        x, weight = hidden.clone().requires_grad_(), table.clone().requires_grad_()
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            loss = token_loss(x, labels, weight, max_logits=max_logits)
+        return torch.autograd.grad(loss, (x, weight))
+
+    rounded = gradients(vocab * tokens // pieces, torch.bfloat16)
+    for gradient, exact in zip(rounded, gradients(vocab * tokens, torch.float32), strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact).norm() / exact.norm() < 3.5e-3
+
+
+def test_a_loss_in_pieces_does_not_take_the_weight_from_a_later_one():
+    """Autocast keeps casts for all that is in it; one that was made without a graph would have no gradient to give."""
+    hidden, weight = torch.randn(8, 4), torch.randn(16, 4, requires_grad=True)
+    labels = torch.zeros(8, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16):
+        token_loss(hidden, labels, weight, max_logits=16)
+        whole = token_loss(hidden, labels, weight)
+    assert torch.autograd.grad(whole, weight)[0].norm() > 0
+
+
+def bytes_kept_for_backward(num_tokens, vocab, max_logits):
+    hidden, weight = torch.randn(num_tokens, 4, requires_grad=True), torch.randn(vocab, 4, requires_grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        token_loss(hidden, torch.zeros(num_tokens, dtype=torch.int64), weight, max_logits=max_logits)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    return sum(storages.values())
+
+
+def test_logits_beyond_the_bound_are_not_kept_for_the_backward_pass():
+    """Of 64 x 512 float32 logits, all are kept or none: then only the weight and the hidden states remain."""
+    assert bytes_kept_for_backward(64, 512, max_logits=64 * 512) >= 64 * 512 * 4
+    assert bytes_kept_for_backward(64, 512, max_logits=4 * 512) < 64 * 512 * 4 / 8
+
+
+def test_text_alone_leaves_the_encoders_without_gradient(make_row, make_batch, make_model):
+    model = make_model()
+    model(collate([make_batch([make_row(1)])])).loss_sum.backward()
+    for unit in (model.vision, model.vision_projector, model.audio, model.audio_projector):
+        assert all(parameter.grad is None for parameter in unit.parameters())
+    assert all(parameter.grad is not None for parameter in model.decoder.parameters())
+
+
+def test_without_targets_the_loss_is_zero(make_row, make_batch, make_model):
+    model = make_model()
+    for packed in (collate([]), collate([make_batch([make_row(1, answer=0, grids=[(1, 2, 2)])])])):
+        loss = model(packed)
+        assert (float(loss.loss_sum), loss.num_targets) == (0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image_grids": [[1, 2, 4]], "patches": [0] * 96}, "1 image placeholders for 2 image tokens"),
+        ({"image_grids": [], "patches": []}, "1 image placeholders for 0 image tokens"),
+        ({"mel_frames": [9], "mel": [0.0] * 36}, "0 audio placeholders for 2 audio tokens"),
+    ],
+)
+def test_placeholders_that_do_not_fit_their_media_are_refused(change, message, make_row, make_batch, make_model):
+    row = make_row(1, grids=[(1, 2, 2)]) | change
+    with pytest.raises(HeadraceError, match=message):
+        make_model()(collate([make_batch([row])]))
+
+
+def test_equal_seeds_build_equal_models_and_leave_the_global_generator_alone():
+    state = torch.get_rng_state()
+    one, same, other = (build_model("tiny", SPEC, 128, 1, 2, seed) for seed in (7, 7, 8))
+    assert torch.equal(state, torch.get_rng_state())
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, same.get_parameter(name)), name
+    assert not torch.equal(one.decoder.embed.weight, other.decoder.embed.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "decoder", "whole"), [("1b", (1.2e9, 1.3e9), (1.2e9, 1.5e9)), ("7b", (7.5e9, 7.7e9), (8.8e9, 9.1e9))]
+)
+def test_named_shapes_have_the_size_of_their_models(name, decoder, whole):
+    """Llama-3.2-1B has 1.24 billion parameters, Qwen2.5-7B 7.62; the encoders come on top."""
+    model = build_model(name, SPEC, 152_064, 1, 2, 0, device="meta")
+    assert decoder[0] < sum(parameter.numel() for parameter in model.decoder.parameters()) < decoder[1]
+    assert whole[0] < sum(parameter.numel() for parameter in model.parameters()) < whole[1]
+
+
+def test_an_unknown_shape_is_refused():
+    with pytest.raises(UserError, match="no model 'huge'; there are tiny"):
+        build_model("huge", SPEC, 128, 1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"image_token_id": 9}, "must lie in the vocabulary of 8"), ({"audio": AudioSpec(frames_per_token=5)}, "make it even")],
+)
+def test_settings_that_no_model_can_have_are_refused(change, message):
+    settings = {"vocab_size": 8, "image": ImageSpec(), "audio": AudioSpec(), "image_token_id": 1, "audio_token_id": 2} | change
+    with pytest.raises(UserError, match=message):
+        MultimodalModel(MODEL_SHAPES["tiny"], **settings)

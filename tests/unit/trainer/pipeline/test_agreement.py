@@ -1,0 +1,83 @@
+"""Processes that were started otherwise, and replicas with other weights, are told before anything is learnt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import ProcessGroupGloo
+
+from headrace.errors import UserError
+from headrace.trainer.pipeline.agreement import check_alike, check_replicas, fingerprint, tell_differences
+
+CPU = torch.device("cpu")
+RANKS = range(3)
+
+
+@pytest.fixture
+def everybody() -> Iterator[Callable[[Callable[[int, ProcessGroupGloo], None]], list[str]]]:
+    """(check of a rank and its group) -> what each rank raised: "" where nothing."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(len(RANKS)) as pool:
+        groups = list(pool.map(lambda rank: ProcessGroupGloo(store, rank, len(RANKS)), RANKS))
+
+        def said(check: Callable[[int, ProcessGroupGloo], None], rank: int) -> str:
+            try:
+                check(rank, groups[rank])
+            except UserError as err:
+                return str(err)
+            return ""
+
+        yield lambda check: list(pool.map(lambda rank: said(check, rank), RANKS))
+
+
+def weights(seed: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(5, 3, generator=generator).to(dtype), torch.randn(4, generator=generator)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_replicas_are_let_through(everybody, dtype: torch.dtype) -> None:
+    assert everybody(lambda _, group: check_replicas(weights(1, dtype), group, "llm", CPU)) == [""] * 3
+
+
+def test_a_replica_with_other_weights_is_named_by_all(everybody) -> None:
+    said = everybody(lambda rank, group: check_replicas(weights(int(rank == 2)), group, "stage 1 of llm", CPU))
+    assert len(set(said)) == 1
+    assert said[0].startswith("replicas 2 of stage 1 of llm begin with other weights than replica 0")
+
+
+def test_a_replica_that_is_alone_has_nobody_to_differ_from() -> None:
+    check_replicas(weights(1), None, "llm", CPU)
+
+
+def test_one_bit_of_one_weight_makes_another_fingerprint() -> None:
+    one, other = weights(1), weights(1)
+    assert fingerprint(one) == fingerprint(other)
+    other[0].view(torch.int32)[2, 1] ^= 1
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one) != fingerprint(reversed(one))
+
+
+def test_processes_that_were_started_otherwise_are_named_with_what_to_give_them(everybody) -> None:
+    alike = {"--precision": "bf16", "--topology": {"units": {"llm": {"dp": 2}}}}
+    assert everybody(lambda _, group: check_alike(alike, group, CPU)) == [""] * 3
+    said = everybody(lambda rank, group: check_alike(alike | {"--precision": "fp32" if rank else "bf16"}, group, CPU))
+    assert len(set(said)) == 1
+    assert "processes 1, 2 were started otherwise than process 0" in said[0]
+    assert "the same --precision, --topology" in said[0]
+
+
+def test_what_differs_from_a_checkpoint_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        tell_differences({}, {"precision": "bf16"})
+        tell_differences({"precision": "bf16"}, {"precision": "bf16", "model": "tiny"})
+        assert not caplog.messages
+        tell_differences({"precision": "bf16", "frozen": {"llm": True}}, {"precision": "fp32", "frozen": {"llm": False}})
+    assert len(caplog.messages) == 2
+    assert "precision" in caplog.messages[0]
+    assert "frozen" in caplog.messages[1]

@@ -1,0 +1,83 @@
+"""What a process did when, and the trace of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.schedule import Action, Kind
+from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s, duration_s, trace
+from headrace.trainer.pipeline.topology import Place
+
+FORWARD, BACKWARD = Action(kind=Kind.FORWARD, microbatch=3), Action(kind=Kind.BACKWARD, microbatch=3)
+LLM_0, LLM_1, OTHER = Place("llm", 0, 0, 0), Place("llm", 0, 1, 0), Place("llm", 1, 0, 0)
+
+
+def recordings() -> list[Recording]:
+    """Two hosts whose clocks began 100 s apart."""
+    return [
+        Recording([Event(LLM_0, FORWARD, 10.0, 14.0, 1.0, 2.5), Event(LLM_0, BACKWARD, 18.0, 20.0, 0.5, 1.0)], 1_000.0),
+        Recording([Event(LLM_1, FORWARD, 14.0, 16.0, 0.0, 2.0)], 1_000.0),
+        Recording([Event(OTHER, FORWARD, 111.0, 112.0, 0.0, 1.0)], 900.0),
+    ]
+
+
+def boxes(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [event for event in document["traceEvents"] if event["ph"] == "X"]
+
+
+def test_time_is_waiting_computing_and_the_rest() -> None:
+    event = Event(LLM_0, FORWARD, 10.0, 14.0, 1.0, 2.5)
+    assert (event.busy_from_s, event.overhead_s) == (11.0, 0.5)
+
+
+def test_a_step_lasts_from_the_first_start_to_the_last_end() -> None:
+    assert duration_s(recordings()[:2]) == 10.0
+    assert duration_s([Recording((), 0.0)]) == 0.0
+
+
+def test_boxes_begin_where_the_waiting_ends_and_hosts_are_aligned() -> None:
+    found = [(box["name"], box["cat"], box["ts"], box["dur"]) for box in boxes(trace(recordings()))]
+    assert found == [
+        ("F 3", "forward", 1e6, 3e6),
+        ("B 3", "backward", 8.5e6, 1.5e6),
+        ("F 3", "forward", 4e6, 2e6),
+        ("F 3", "forward", 1e6, 1e6),
+    ]
+
+
+def test_a_replica_of_a_unit_is_a_process_and_a_stage_a_thread() -> None:
+    document = trace(recordings(), label="EMULATED")
+    named = {(e["name"], e["pid"], e["tid"]): e["args"].get("name") for e in document["traceEvents"] if e["ph"] == "M"}
+    processes = [name for (what, _, _), name in named.items() if what == "process_name"]
+    assert processes == ["EMULATED llm, replica 0", "EMULATED llm, replica 1"]
+    threads = [named["thread_name", box["pid"], box["tid"]] for box in boxes(document)]
+    assert threads == ["stage 0", "stage 0", "stage 1", "stage 0"]
+    assert document["otherData"] == {"origin_unix_s": 1_010.0, "label": "EMULATED"}
+
+
+def test_chunks_and_slices_are_named_where_there_are_several() -> None:
+    action = Action(kind=Kind.FORWARD, microbatch=0, chunk=1)
+    document = trace([Recording([Event(Place("llm", 0, 2, 1), action, 0.0, 1.0, 0.0, 1.0)], 0.0)])
+    assert [box["name"] for box in boxes(document)] == ["F 0.1"]
+    names = [event["args"].get("name") for event in document["traceEvents"] if event["name"] == "thread_name"]
+    assert names == ["stage 2, slice 1"]
+
+
+def test_weights_that_were_put_off_are_a_kind_of_their_own() -> None:
+    action = Action(kind=Kind.WEIGHT, microbatch=3)
+    [box] = boxes(trace([Recording([Event(LLM_0, action, 0.0, 1.0, 0.0, 1.0)], 0.0)]))
+    assert (box["name"], box["cat"]) == ("W 3", "weight")
+
+
+def test_a_trace_of_nothing_is_empty() -> None:
+    assert trace([Recording((), 0.0)])["traceEvents"] == []
+
+
+def test_the_clock_with_the_least_interrupted_reading_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monotonic = iter([0.0, 9.0, 10.0, 10.5, 20.0, 29.0, 30.0, 39.0, 40.0, 49.0])
+    unix = iter([105.0, 1_010.25, 125.0, 135.0, 145.0])
+    monkeypatch.setattr("headrace.trainer.pipeline.events.time.monotonic", lambda: next(monotonic))
+    monkeypatch.setattr("headrace.trainer.pipeline.events.time.time", lambda: next(unix))
+    assert clock_origin_s() == 1_000.0

@@ -1,0 +1,90 @@
+"""A step that is not finite changes nothing, and its samples are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from headrace.errors import HeadraceError
+from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.spec import parse
+from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.groups import ProcessGroups
+from headrace.trainer.pipeline.layer_partition import bounds
+from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.routes import Portion, Routes
+from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.topology import PipelineTopology
+from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, whole_model
+
+SAMPLES = (3, 5, 8, 9)
+
+
+@pytest.fixture
+def step(request: pytest.FixtureRequest) -> Iterator[PipelineStep]:
+    """An LLM alone, in this process. A parameter, where there is one: its optimizer's settings."""
+    topology = parse(PipelineTopology, {"units": {"llm": {}}}, "topology")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
+    groups = ProcessGroups.make(topology)
+    stages = build_stages(
+        whole_model, topology, topology.place(0), cuts, seed=1, device=torch.device("cpu"), slices=groups.slices
+    )
+    yield PipelineStep(topology, stages, groups, settings=getattr(request, "param", OptimizerSpec()))
+    dist.destroy_process_group()
+
+
+def routes() -> Routes:
+    microbatches = [Microbatch(units={"llm": SAMPLES[:2]}), Microbatch(units={"llm": SAMPLES[2:]})]
+    topology = Topology(replicas=1, microbatches=2, stages={"llm": 1})
+    plan = StepPlan(strategy="by hand", seed=0, topology=topology, replicas=[microbatches])
+    return Routes(plan, {"llm": 1})
+
+
+def text_of(portion: Portion) -> PackedMicrobatch:
+    rows = [make_row(sample, audio=False) for sample in portion.samples]
+    for row in rows:
+        row["input_ids"] = row["input_ids"].clip(3)  # no placeholders: nothing stands in front of the LLM here
+    return packed(rows, "llm")
+
+
+def test_a_step_learns(step: PipelineStep) -> None:
+    losses = [step.run(routes(), text_of, 1e-3).loss for _ in range(4)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.fixture
+def spoilt(step: PipelineStep) -> torch.utils.hooks.RemovableHandle:
+    """The second microbatch has a loss that is no number, until this is removed."""
+    length = len(text_of(Portion("llm", 0, 1, 1, SAMPLES[2:])).input_ids)
+    assert length != len(text_of(Portion("llm", 0, 0, 0, SAMPLES[:2])).input_ids)
+    up = step.stages[0].layers[0].mlp.up
+    return up.register_forward_hook(lambda _, inputs, output: output * float("nan") if len(inputs[0]) == length else output)
+
+
+def test_a_loss_that_is_no_number_changes_nothing_and_names_the_samples(step: PipelineStep, spoilt: Any) -> None:
+    before = [parameter.detach().clone() for parameter in step.parameters]
+    with pytest.raises(HeadraceError, match=r"\(loss nan, .* in a microbatch of the samples 8, 9; it is not committed"):
+        step.run(routes(), text_of, 1e-2)
+    spoilt.remove()
+    assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
+    assert all(parameter.grad is None for parameter in step.parameters)
+    assert step.run(routes(), text_of, 1e-2).num_targets > 0
+
+
+@pytest.mark.parametrize("step", [OptimizerSpec(on_nan="skip", max_skips_in_row=2)], indirect=True)
+def test_a_skipped_step_changes_nothing_and_its_samples_are_known(step: PipelineStep, spoilt: Any) -> None:
+    before = [parameter.detach().clone() for parameter in step.parameters]
+    assert [step.run(routes(), text_of, 1e-2).skipped for _ in range(2)] == [1, 2]
+    assert step.not_finite == [8, 9]
+    assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
+    assert not any(step.optimizer.state(parameter) for parameter in step.parameters)
+    with pytest.raises(HeadraceError, match="the 2 before it were skipped as well"):
+        step.run(routes(), text_of, 1e-2)
+    spoilt.remove()
+    assert step.run(routes(), text_of, 1e-2).skipped == 0

@@ -1,0 +1,283 @@
+"""Where the ranks of a disaggregated pipeline stand, and what is said of a topology that cannot be."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import SpecError, UserError
+from headrace.model_shape import MODEL_SHAPES
+from headrace.spec import STRATEGIES
+from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
+
+TINY = MODEL_SHAPES["tiny"]  # vision and audio: 2 layers, 2 heads; llm: 4 layers, 4 heads, 2 kv_heads, mlp 352
+
+exactly = settings(max_examples=60)
+few = st.integers(1, 3)
+topologies = st.dictionaries(
+    st.sampled_from(["vision", "audio", "generator"]), st.builds(UnitTopology, dp=few, tp=few, pp=few)
+).flatmap(
+    lambda others: st.builds(
+        lambda llm: PipelineTopology(units={"llm": llm, **others}), st.builds(UnitTopology, dp=few, tp=few, pp=few)
+    )
+)
+
+
+def topology_of(units: dict[str, Any], **fields: Any) -> PipelineTopology:
+    return PipelineTopology.model_validate({"units": units, **fields})
+
+
+def load(tmp_path: Path, document: Any) -> PipelineTopology:
+    path = tmp_path / "topology.yaml"
+    path.write_text(document if isinstance(document, str) else yaml.safe_dump(document, sort_keys=False))
+    return load_topology_yaml(path)
+
+
+def test_a_document_is_read_with_defaults_and_in_pipeline_order(tmp_path: Path) -> None:
+    text = """
+schedule: interleaved
+chunks: 2
+units:
+  generator: {}
+  llm: {tp: 2, pp: 2, checkpointing: true, cuts: [1, 2, 3]}
+  audio: {frozen: true, frozen_projector: true}
+  vision: {dp: 2}
+"""
+    topology = load(tmp_path, text)
+    assert list(topology.units) == ["audio", "vision", "llm", "generator"]
+    assert topology.stages == {"audio": 1, "vision": 1, "llm": 2, "generator": 1}
+    assert topology.units["llm"] == UnitTopology(dp=1, tp=2, pp=2, checkpointing=True, cuts=(1, 2, 3))
+    assert topology.units["audio"] == UnitTopology(frozen=True, frozen_projector=True)
+    assert (topology.schedule, topology.chunks, topology.in_flight) == ("interleaved", 2, None)
+    assert (topology.num_parts("llm"), topology.num_ranks("llm"), topology.world_size) == (4, 4, 8)
+
+
+def test_the_default_is_1f1b_in_one_process_a_unit() -> None:
+    topology = topology_of({"vision": {}, "llm": {}})
+    assert (topology.schedule, topology.chunks, topology.in_flight, topology.world_size) == ("1f1b", 1, None, 2)
+
+
+def test_ranks_go_unit_by_unit_then_by_replica_stage_and_slice() -> None:
+    topology = topology_of({"vision": {"dp": 2}, "llm": {"dp": 2, "tp": 2, "pp": 2}})
+    assert [topology.place(rank) for rank in (0, 1)] == [Place("vision", 0, 0, 0), Place("vision", 1, 0, 0)]
+    assert [topology.place(rank) for rank in range(2, 10)] == [
+        Place("llm", replica, stage, tensor_slice) for replica in (0, 1) for stage in (0, 1) for tensor_slice in (0, 1)
+    ]
+    assert topology.ranks("llm") == range(2, 10)
+
+
+def test_groups_of_a_small_topology() -> None:
+    topology = topology_of({"vision": {"dp": 2}, "llm": {"dp": 2, "tp": 2, "pp": 2}})
+    assert topology.data_groups() == ((0, 1), (2, 6), (3, 7), (4, 8), (5, 9))
+    assert topology.tensor_groups() == ((0,), (1,), (2, 3), (4, 5), (6, 7), (8, 9))
+    assert topology.tied_groups() == ((2, 4), (3, 5), (6, 8), (7, 9))
+
+
+def test_ends_on_one_rank_need_no_group() -> None:
+    assert topology_of({"llm": {"dp": 3}}).tied_groups() == ()
+    assert topology_of({"llm": {}}, schedule="interleaved", chunks=2).tied_groups() == ()
+
+
+@exactly
+@given(topologies)
+def test_place_and_rank_are_inverse(topology: PipelineTopology) -> None:
+    places = [topology.place(rank) for rank in range(topology.world_size)]
+    assert [topology.rank(place) for place in places] == list(range(topology.world_size))
+    assert {unit: sum(place.unit == unit for place in places) for unit in topology.units} == {
+        unit: size.dp * size.tp * size.pp for unit, size in topology.units.items()
+    }
+
+
+@exactly
+@given(topologies)
+def test_data_and_tensor_groups_have_every_rank_once(topology: PipelineTopology) -> None:
+    for groups, free in ((topology.data_groups(), "replica"), (topology.tensor_groups(), "slice")):
+        assert sorted(rank for group in groups for rank in group) == list(range(topology.world_size))
+        for group in groups:
+            places = [topology.place(rank) for rank in group]
+            fixed = {tuple(getattr(place, name) for name in Place.__slots__ if name != free) for place in places}
+            assert len(fixed) == 1
+            assert [getattr(place, free) for place in places] == list(range(len(group)))
+
+
+@exactly
+@given(topologies)
+def test_tied_groups_join_the_ends_of_the_llm(topology: PipelineTopology) -> None:
+    llm = topology.units["llm"]
+    groups = topology.tied_groups()
+    assert len(groups) == (llm.dp * llm.tp if llm.pp > 1 else 0)
+    for first, last in groups:
+        place = topology.place(first)
+        assert topology.place(last) == Place("llm", place.replica, llm.pp - 1, place.slice)
+        assert place.stage == 0
+
+
+@pytest.mark.parametrize("rank", [-1, 3])
+def test_a_rank_outside_has_no_place(rank: int) -> None:
+    with pytest.raises(ValueError, match=f"rank must be from 0 to 2, got {rank}"):
+        topology_of({"vision": {}, "llm": {"pp": 2}}).place(rank)
+
+
+@pytest.mark.parametrize("place", [Place("audio", 0, 0, 0), Place("llm", 1, 0, 0), Place("llm", 0, 2, 0), Place("llm", 0, 0, -1)])
+def test_a_place_outside_has_no_rank(place: Place) -> None:
+    with pytest.raises(ValueError, match=r"there is no Place\(.*\) in units of dp x tp x pp vision 1 x 1 x 1, llm 1 x 1 x 2"):
+        topology_of({"vision": {}, "llm": {"pp": 2}}).rank(place)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "a topology is a mapping of fields, got list"),
+        ({}, "units: is required"),
+        ({"units": {}}, "units: must name 'llm', got none: add it"),
+        ({"units": {"vision": {}}}, "units: must name 'llm', got vision: add it"),
+        ({"units": {"llm": {"tp": 0}}}, "units.llm.tp: must be greater than or equal to 1, got 0"),
+        ({"units": {"llm": {"cp": 2}}}, "units.llm.cp: there is no such field, got 2"),
+        (
+            {"units": {"llm": {"frozen_projector": True}}},
+            "units: 'llm' is the last unit and has no projector behind it: take away its frozen_projector",
+        ),
+        (
+            {"schedule": "zigzag", "units": {"llm": {}}},
+            "topology: no schedule 'zigzag'; there are 1f1b, interleaved, gpipe, eager, zero-bubble",
+        ),
+        (
+            {"chunks": 2, "units": {"llm": {}}},
+            "topology: chunks must be at least 1, and more only with 'interleaved', got 2 with '1f1b'",
+        ),
+        (
+            {"in_flight": 2, "units": {"llm": {}}},
+            "topology: in_flight is a limit of at least 1 and only for 'eager', got 2 with '1f1b'",
+        ),
+        (
+            {"units": {"llm": {"pp": 3, "cuts": [2]}}},
+            "topology: unit 'llm' has 1 cuts, but pp 3 x chunks 1 parts need 2: change its cuts or its pp",
+        ),
+        *(
+            (
+                {"units": {"llm": {"pp": 3, "cuts": cuts}}},
+                f"topology: the cuts of unit 'llm' must rise and begin at 1 or later, got {cuts}: "
+                "give each part at least one layer",
+            )
+            for cuts in ([0, 1], [2, 2], [2, 1])
+        ),
+    ],
+)
+def test_a_wrong_document_is_refused_in_one_sentence(tmp_path: Path, document: Any, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(tmp_path, document)
+    assert str(caught.value) == message
+
+
+def test_a_file_that_is_not_there_or_not_yaml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"cannot read the topology .*missing\.yaml"):
+        load_topology_yaml(tmp_path / "missing.yaml")
+    with pytest.raises(SpecError, match="is not valid YAML"):
+        load(tmp_path, "units: [")
+
+
+def test_slices_divide_the_mlp_too() -> None:
+    shape = replace(TINY, llm=replace(TINY.llm, mlp=351))
+    with pytest.raises(UserError, match="tp 2 of unit 'llm' does not divide its mlp 351: set its tp to a divisor of 1"):
+        topology_of({"llm": {"tp": 2}}).check(2, shape)
+
+
+def test_a_model_s_generator_and_the_topology_s_go_together() -> None:
+    generating = MODEL_SHAPES["tiny-generator"]
+    both = topology_of({"vision": {}, "llm": {}, "generator": {"pp": 2, "tp": 2}})
+    both.check(6, generating)
+    with pytest.raises(UserError, match="the model has no unit 'generator', only encoder, vision, audio, llm: take 'generator'"):
+        both.check(6, TINY)
+    with pytest.raises(UserError, match="the model has a generator, but units does not: name it there, or take a model without"):
+        topology_of({"vision": {}, "llm": {}}).check(2, generating)
+
+
+def test_a_topology_that_fits_passes() -> None:
+    topology_of({"vision": {"dp": 2, "tp": 2}, "audio": {"pp": 2}, "llm": {"tp": 2, "pp": 2, "cuts": [3]}}).check(10, TINY)
+    topology_of({"llm": {"pp": 2, "cuts": [1, 2, 3]}}, schedule="interleaved", chunks=2).check(2, TINY)
+
+
+@pytest.mark.parametrize(
+    ("units", "fields", "world_size", "message"),
+    [
+        (
+            {"vision": {"dp": 2}, "llm": {"dp": 2, "pp": 2}},
+            {},
+            4,
+            "the topology needs 6 processes (vision 2 x 1 x 1, llm 2 x 1 x 2), but there are 4: "
+            "start 6 processes, or change a unit's dp, tp or pp (they stand in this order)",
+        ),
+        (
+            {"video": {}, "llm": {}},
+            {},
+            2,
+            "the model has no unit 'video', only encoder, vision, audio, llm: take 'video' out of units",
+        ),
+        (
+            {"encoder": {}, "audio": {}, "llm": {}},
+            {},
+            3,
+            "unit 'encoder' is vision and audio together: name either it or the two",
+        ),
+        (
+            {"encoder": {"tp": 2}, "llm": {}},
+            {},
+            3,
+            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks or checkpointing, "
+            "name 'vision' and 'audio' in its place",
+        ),
+        (
+            {"llm": {"pp": 5}},
+            {},
+            5,
+            "unit 'llm' has 4 layers, too few for pp 5 x chunks 1 = 5 parts of at least one layer: lower its pp",
+        ),
+        (
+            {"vision": {"pp": 2}, "llm": {}},
+            {"schedule": "interleaved", "chunks": 2},
+            3,
+            "unit 'vision' has 2 layers, too few for pp 2 x chunks 2 = 4 parts of at least one layer: lower its pp or chunks",
+        ),
+        (
+            {"llm": {"tp": 3}},
+            {},
+            3,
+            "tp 3 of unit 'llm' does not divide its heads 4: set its tp to a divisor of 2",
+        ),
+        (
+            {"llm": {"tp": 4}},
+            {},
+            4,
+            "tp 4 of unit 'llm' does not divide its kv_heads 2: set its tp to a divisor of 2",
+        ),
+        (
+            {"llm": {"pp": 2, "cuts": [4]}},
+            {},
+            2,
+            "unit 'llm' has layers 0 to 3, but a part that begins at 4: lower its cuts",
+        ),
+    ],
+)
+def test_a_topology_that_does_not_fit_is_refused_in_one_sentence(
+    units: dict[str, Any], fields: dict[str, Any], world_size: int, message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        topology_of(units, **fields).check(world_size, TINY)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("encoder", "llm", "runs"), [(1, 1, True), (1, 4, True), (3, 2, True), (2, 2, False), (2, 4, False), (6, 4, False)]
+)
+def test_plans_whose_samples_change_replicas_need_units_that_share_them(encoder: int, llm: int, runs: bool) -> None:
+    topology = topology_of({"vision": {"dp": encoder}, "llm": {"dp": llm}})
+    for strategy in STRATEGIES:
+        with nullcontext() if runs or strategy != "orchmllm" else pytest.raises(UserError, match="or give 'vision' dp 1"):
+            topology.check_strategy(strategy)

@@ -1,0 +1,142 @@
+"""What a snapshot of the nodes means for one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.errors import UserError
+from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.trainer.pipeline.topology import Place
+from headrace.trainer.recovery.layout import Layout, deal
+from headrace.trainer.recovery.nodes_spec import RecoverableUnit, RecoverySpec
+from headrace.v1.membership_pb2 import Node, Pipeline, PipelineStage, Snapshot
+
+SPEC = RecoverySpec(nodes=5, units={"vision": RecoverableUnit(), "llm": RecoverableUnit(frozen=True)})
+
+
+def stage(rank: int, unit: str, first: int, end: int) -> PipelineStage:
+    return PipelineStage(rank=rank, unit=unit, first_layer=first, end_layer=end)
+
+
+def snapshot() -> Snapshot:
+    """Three nodes and two, with different cuts of an llm of four layers."""
+    return Snapshot(
+        generation=3,
+        nodes=[Node(name=name, address=f"{name}:1") for name in "abcde"],
+        pipelines=[
+            Pipeline(stages=[stage(0, "vision", 0, 2), stage(3, "llm", 0, 1), stage(2, "llm", 1, 4)], num_microbatches=5),
+            Pipeline(stages=[stage(4, "vision", 0, 2), stage(1, "llm", 0, 4)], num_microbatches=3),
+        ],
+    )
+
+
+def test_a_node_finds_its_place_in_its_pipeline() -> None:
+    layout = Layout.of(snapshot(), "c", SPEC)
+    assert layout is not None
+    assert (layout.generation, layout.rank, layout.num_ranks, layout.pipeline) == (3, 2, 5, 0)
+    assert layout.pipelines == ((0, 3, 2), (4, 1))
+    assert layout.shares == (5, 3)
+    assert layout.place == Place("llm", 0, 1, 0)
+    assert layout.bounds == {"vision": (0, 2), "llm": (0, 1, 4)}
+    assert layout.topology.units["llm"].cuts == (1,)
+    assert layout.topology.units["llm"].frozen
+
+
+def test_a_node_outside_of_all_pipelines_has_no_place() -> None:
+    assert Layout.of(snapshot(), "f", SPEC) is None
+
+
+def plan(replicas: list[list[dict[str, tuple[int, ...]]]]) -> StepPlan:
+    return StepPlan(
+        strategy="entrain",
+        seed=0,
+        topology=Topology(replicas=len(replicas), microbatches=len(replicas[0]), stages={"vision": 1, "llm": 1}),
+        replicas=[[Microbatch(units=units) for units in microbatches] for microbatches in replicas],
+    )
+
+
+# Sample 1 is deferred by a microbatch.
+DEFERRED = plan(
+    [
+        [{"vision": (0, 1), "llm": (0,)}, {"vision": (2,), "llm": (1, 2)}],
+        [{"vision": (3,), "llm": (3,)}, {"vision": (4,), "llm": (4,)}],
+    ]
+)
+
+
+def assigned(followed: StepPlan, shares: tuple[int, int], seconds: list[float]) -> list[tuple[list[int], list[dict[str, Any]]]]:
+    """Of both pipelines: numbers and units of the microbatches."""
+    changed = snapshot()
+    for pipeline, share in zip(changed.pipelines, shares, strict=True):
+        pipeline.num_microbatches = share
+    found = []
+    for name in "ae":
+        layout = Layout.of(changed, name, SPEC)
+        assert layout is not None
+        numbers, alone = layout.assigned(0, followed, seconds)
+        found.append((list(numbers), [microbatch.units for microbatch in alone.replicas[0]]))
+    return found
+
+
+def test_a_plan_for_these_pipelines_is_followed_as_it_is() -> None:
+    units = [[microbatch.units for microbatch in microbatches] for microbatches in DEFERRED.replicas]
+    assert assigned(DEFERRED, (2, 2), [9.0, 1.0, 1.0, 1.0]) == [([0, 1], units[0]), ([2, 3], units[1])]
+
+
+def test_other_shares_have_the_microbatches_dealt_out_as_they_are_long_and_nothing_deferred() -> None:
+    assert assigned(DEFERRED, (3, 1), [1.0, 3.0, 1.0, 1.0]) == [
+        ([1, 2, 3], [{"vision": (1, 2), "llm": (1, 2)}, {"vision": (3,), "llm": (3,)}, {"vision": (4,), "llm": (4,)}]),
+        ([0], [{"vision": (0,), "llm": (0,)}]),
+    ]
+
+
+def test_a_sample_that_changes_its_replica_stays_where_its_loss_is() -> None:
+    crossing = plan([[{"vision": (0, 3), "llm": (0, 1)}], [{"vision": (1, 2), "llm": (2, 3)}]])
+    assert assigned(crossing, (1, 1), [1.0, 1.0]) == [
+        ([0], [{"vision": (0, 1), "llm": (0, 1)}]),
+        ([1], [{"vision": (2, 3), "llm": (2, 3)}]),
+    ]
+
+
+def test_a_plan_with_another_number_of_microbatches_is_refused() -> None:
+    with pytest.raises(UserError, match="has 4 microbatches, but the nodes were told of 6"):
+        assigned(DEFERRED, (3, 3), [1.0] * 4)
+
+
+@given(
+    st.lists(st.floats(0, 10), min_size=1, max_size=20),
+    st.lists(st.integers(0, 8), min_size=1, max_size=4).filter(any),
+    st.data(),
+)
+def test_every_microbatch_is_dealt_out_once_to_pipelines_that_take_any(
+    seconds: list[float], shares: list[int], data: st.DataObject
+) -> None:
+    numbers = data.draw(st.sets(st.sampled_from(range(len(seconds)))))
+    dealt = deal(seconds, shares, numbers)
+    assert sorted(number for own in dealt for number in own) == sorted(numbers)
+    assert all(own == sorted(own) for own in dealt)
+    assert not any(own for own, share in zip(dealt, shares, strict=True) if not share)
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=4))
+def test_microbatches_that_are_alike_or_of_unknown_length_are_dealt_out_by_number(shares: list[int]) -> None:
+    count = sum(shares)
+    for seconds in (1.0, 0.0):
+        assert [len(own) for own in deal([seconds] * count, shares, range(count))] == shares
+
+
+def test_no_pipeline_waits_much_longer_than_another() -> None:
+    """In the order of a plan that puts small ones first, the first pipeline would have next to nothing to do."""
+    seconds = [0.1, 0.1, 0.1, 0.1, 8.0, 7.0, 0.1, 0.1, 0.1, 0.1, 6.0, 9.0]
+    first, second = (sum(seconds[number] for number in own) for own in deal(seconds, (4, 8), range(12)))
+    assert first / 4 < 1.3 * second / 8
+    assert second / 8 < 1.3 * first / 4
+
+
+def test_a_spec_without_an_llm_is_refused() -> None:
+    with pytest.raises(ValueError, match="must name 'llm'"):
+        RecoverySpec(nodes=2, units={"vision": RecoverableUnit()})

@@ -1,0 +1,8 @@
+"""The consumer: `connect` to a reorder service and iterate over the packed microbatches of its job."""
+
+from headrace.trainer.loading.connecting import connect
+from headrace.trainer.loading.elastic import replan
+from headrace.trainer.loading.loader import StepLoader
+from headrace.trainer.loading.steps import Microbatch, Step
+
+__all__ = ["Microbatch", "Step", "StepLoader", "connect", "replan"]

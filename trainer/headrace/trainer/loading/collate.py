@@ -1,0 +1,198 @@
+"""Arrow record batches -> one packed microbatch of tensors: samples lie one behind the other, nothing is padded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headrace.errors import HeadraceError, UserError
+from headrace.sample import LABEL_IGNORED
+from headrace.trainer.loading.buffers import BufferPool
+from headrace.trainer.loading.columns import Columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedMicrobatch:
+    """A microbatch as a model takes it.
+
+    n: samples, T: tokens, I: images, P: patches, A: recordings, F: mel frames. Payload (`input_ids`, `labels`,
+    `position_ids`, `patches`, `mel`) goes to the device; the layout (`sample_ids`, `image_grids`, `mel_frames` and the
+    cumulative lengths) stays on the host, where its numbers are read without waiting for the device.
+
+    Payload may be a view of the Arrow buffers that it came from: do not write into it. A rank that receives a unit's columns
+    only has empty tensors for the others: T = 0 without tokens; (0, width) patches or mel, beside the true grids and frames.
+    """
+
+    sample_ids: Tensor
+    """(n,) int64, in packing order."""
+    input_ids: Tensor
+    """(T,) int64, modality placeholders expanded."""
+    labels: Tensor
+    """(T,) int64, aligned with the prediction: `labels[t]` is the token that follows `input_ids[t]` in its sample, or
+    LABEL_IGNORED. The last token of a sample predicts nothing."""
+    position_ids: Tensor
+    """(T,) int64, 0 at the first token of every sample."""
+    cu_seqlens: Tensor
+    """(n + 1,) int32: sample i has the tokens cu_seqlens[i]:cu_seqlens[i + 1]."""
+    pack_offsets: Tensor
+    """(p + 1,) int32: pack j has the samples pack_offsets[j]:pack_offsets[j + 1], and so the tokens between these two of
+    `cu_seqlens`. Each sample is a pack of its own where the job has no `pack_tokens`, and in Headrace's own pipeline."""
+    patches: Tensor
+    """(P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous; (0, 0) without images."""
+    image_grids: Tensor
+    """(I, 3) int32: (t, h, w) in patches."""
+    image_cu_seqlens: Tensor
+    """(I + 1,) int32 into the patches."""
+    mel: Tensor
+    """(F, bins) float16 log-mel; (0, 0) without recordings."""
+    mel_frames: Tensor
+    """(A,) int32."""
+    mel_cu_seqlens: Tensor
+    """(A + 1,) int32 into the mel frames."""
+    images_per_sample: Tensor
+    """(n,) int32."""
+    recordings_per_sample: Tensor
+    """(n,) int32."""
+    num_targets: int
+    """Labels that are not ignored: the share of this microbatch in the denominator of the step's loss. The sum of its
+    samples' `Probe.num_targets`."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The microbatch with its payload on `device`. The copy does not block where the payload is pinned."""
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in PAYLOAD}
+        return replace(self, **moved)
+
+    def pin_memory(self) -> Self:
+        """The microbatch with its payload in page-locked memory, from which `to` copies asynchronously. Needs a GPU."""
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in PAYLOAD})
+
+
+PAYLOAD = ("input_ids", "labels", "position_ids", "patches", "mel")
+"""Fields of a PackedMicrobatch that go to the device; the others are for the host."""
+
+
+def collate(
+    batches: Sequence[pa.RecordBatch],
+    *,
+    patch_values: int = 0,
+    mel_bins: int = 0,
+    vocab_size: int | None = None,
+    buffers: BufferPool | None = None,
+) -> PackedMicrobatch:
+    """Packs batches of `headrace.sample.SCHEMA` in the order given; none, or batches without rows, give n = 0.
+
+    Batches may have some of the columns only, all of them the same: a unit's (`headrace.sample.UNIT_COLUMNS`). What is not
+    there is empty: without input_ids T = 0, without labels there are no targets.
+
+    patch_values, mel_bins: widths of `patches` and `mel` where no sample has any, (0, width). vocab_size: every token is below
+    it; None: whatever comes. buffers: where patches and mel are copied to; None: into new memory.
+
+    One batch is taken without a copy of `patches` and `mel`. Several are copied once, and so is one into pinned buffers; then
+    nothing of the batches is read any more (`headrace.trainer.loading.columns.is_view`).
+
+    Raises HeadraceError where a batch has another schema or its columns do not fit each other, UserError where a token lies
+    outside of the vocabulary.
+    """
+    columns = Columns(batches, buffers or BufferPool(max_idle_bytes=0))
+    lengths = _token_lengths(columns)  # by numpy up to the end: torch takes several times as long for arrays of this size
+    cu_seqlens = _offsets(lengths)
+    input_ids = columns.values("input_ids")
+    if vocab_size is not None:
+        _check_tokens(input_ids, vocab_size, columns.values("sample_id"), cu_seqlens)
+    labels = _predicted(columns.values("labels"), lengths, cu_seqlens)
+    grids = columns.values("image_grids").reshape(-1, 3)
+    mel_frames = columns.values("mel_frames")
+    image_cu_seqlens = _offsets(grids.prod(axis=1))
+    mel_cu_seqlens = _offsets(mel_frames)
+    media = columns.media()
+    num_patches = int(image_cu_seqlens[-1]) if "patches" in columns.names else 0
+    num_frames = int(mel_cu_seqlens[-1]) if "mel" in columns.names else 0
+    return PackedMicrobatch(
+        sample_ids=_tensor(columns.values("sample_id"), np.int64),
+        input_ids=_tensor(input_ids, np.int64),
+        labels=_tensor(labels, np.int64),
+        position_ids=_tensor(np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths), np.int64),
+        cu_seqlens=_tensor(cu_seqlens, np.int32),
+        pack_offsets=torch.arange(columns.num_rows + 1, dtype=torch.int32),
+        patches=_rows(media["patches"], num_patches, patch_values, "patches"),
+        image_grids=_tensor(grids, np.int32),
+        image_cu_seqlens=_tensor(image_cu_seqlens, np.int32),
+        mel=_rows(media["mel"], num_frames, mel_bins, "mel frames"),
+        mel_frames=_tensor(mel_frames, np.int32),
+        mel_cu_seqlens=_tensor(mel_cu_seqlens, np.int32),
+        images_per_sample=_tensor(_entries(columns, "image_grids"), np.int32),
+        recordings_per_sample=_tensor(_entries(columns, "mel_frames"), np.int32),
+        num_targets=int(np.count_nonzero(labels != LABEL_IGNORED)),
+    )
+
+
+def in_packs(microbatch: PackedMicrobatch, packs: Sequence[Collection[int]]) -> PackedMicrobatch:
+    """The microbatch with its `pack_offsets`. packs: sample ids of each, in the order of its rows. Samples that did not arrive
+    are missing in their packs, and packs of which none did are not there."""
+    arrived = set(microbatch.sample_ids.tolist())
+    sizes = [len(arrived.intersection(samples)) for samples in packs]
+    return replace(microbatch, pack_offsets=cumulative(torch.tensor([size for size in sizes if size], dtype=torch.int32)))
+
+
+def cumulative(lengths: Tensor) -> Tensor:
+    """(n,) integers -> (n + 1,) int32 offsets, from 0 to their sum."""
+    return torch.from_numpy(_offsets(lengths.numpy()))
+
+
+def _offsets(lengths: NDArray[np.integer]) -> NDArray[np.int32]:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def _tensor(values: NDArray[np.integer], dtype: type[np.integer]) -> Tensor:
+    """Of its own memory, unless `values` were made for it: Arrow's must not be written to."""
+    return torch.from_numpy(values.astype(dtype, copy=not values.flags.writeable))
+
+
+def _token_lengths(columns: Columns) -> NDArray[np.int32]:
+    """(n,). Zeros where there are no tokens."""
+    lengths = [columns.lengths(name) for name in ("input_ids", "labels") if name in columns.names]
+    if len(lengths) == 2 and not np.array_equal(lengths[0], lengths[1]):
+        raise HeadraceError("a payload batch has samples with different numbers of input_ids and labels")
+    return lengths[0] if lengths else _entries(columns, "input_ids")
+
+
+def _check_tokens(
+    input_ids: NDArray[np.integer], vocab_size: int, sample_ids: NDArray[np.integer], cu_seqlens: NDArray[np.int32]
+) -> None:
+    """Here, since on the device it is known only when an embedding has failed, and a GPU is lost with that."""
+    if len(input_ids) and int(input_ids.max()) >= vocab_size:
+        place = int(np.argmax(input_ids >= vocab_size))
+        sample = int(sample_ids[np.searchsorted(cu_seqlens, place, side="right") - 1])
+        raise UserError(
+            f"sample {sample} has the token {int(input_ids[place])}, but the model's vocabulary ends with {vocab_size - 1}: give "
+            "every preprocessor the tokenizer that the job had when it was submitted (text.tokenizer)"
+        )
+
+
+def _entries(columns: Columns, name: str) -> NDArray[np.int32]:
+    """(n,): how many entries each sample has in a list column. Zeros where it is not there."""
+    return columns.lengths(name) if name in columns.names else np.zeros(columns.num_rows, np.int32)
+
+
+def _predicted(labels: NDArray[np.integer], lengths: NDArray[np.int32], cu_seqlens: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Labels moved one to the left inside every sample, so that each lies where it is predicted."""
+    shifted = np.empty(len(labels), np.int64)
+    shifted[:-1] = labels[1:]
+    if len(labels):
+        shifted[cu_seqlens[1:][lengths > 0] - 1] = LABEL_IGNORED
+    return shifted
+
+
+def _rows(values: Tensor, num_rows: int, empty_width: int, what: str) -> Tensor:
+    if (num_rows == 0 and len(values)) or (num_rows and (len(values) == 0 or len(values) % num_rows)):
+        raise HeadraceError(f"a payload batch has {len(values)} values for {num_rows} {what}, which is no whole number of rows")
+    return values.view(num_rows, -1) if num_rows else values.view(0, empty_width)

@@ -1,0 +1,98 @@
+"""Record batches of one schema, column by column over all of them: media as flat tensors, all else as small arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from headrace.errors import HeadraceError
+from headrace.sample import SCHEMA
+from headrace.trainer.loading.buffers import ALIGNMENT, BufferPool
+
+MEDIA = {"patches": torch.uint8, "mel": torch.float16}
+"""The columns that may be large, and the dtypes of their values."""
+_DTYPES = {"sample_id": np.int64} | dict.fromkeys(("input_ids", "labels", "image_grids", "mel_frames"), np.int32)
+_EMPTY = torch.empty(0, dtype=torch.uint8)
+
+
+def is_view(batches: Sequence[pa.RecordBatch], buffers: BufferPool) -> bool:
+    """Whether these batches are shown where they lie: a single one, unless it has to be pinned. All others are copied."""
+    return len(batches) == 1 and not buffers.pinned
+
+
+class Columns:
+    """Batches that have some columns of `headrace.sample.SCHEMA`, all of them the same, in the schema's order."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], buffers: BufferPool) -> None:
+        """`buffers`: where media are copied to. Raises HeadraceError where a batch has another schema."""
+        self._batches = batches
+        self._buffers = buffers
+        self._shown = is_view(batches, buffers)
+        self.names = frozenset(batches[0].schema.names if batches else ())
+        self.num_rows = sum(batch.num_rows for batch in batches)
+        expected = pa.schema([field for field in SCHEMA if field.name in self.names])
+        for batch in batches:
+            if "sample_id" not in self.names or not batch.schema.equals(expected):
+                raise HeadraceError(f"a payload batch has the columns {batch.schema.names}, not the schema of this release")
+
+    def lengths(self, name: str) -> NDArray[np.int32]:
+        """(n,): how many values each row has of a list column that is there."""
+        return np.concatenate([np.diff(batch.column(name).offsets.to_numpy()) for batch in self._batches])
+
+    def values(self, name: str) -> NDArray[np.integer]:
+        """The innermost values of a column of integers, not to be written to; (0,) where it is not there."""
+        arrays: list[NDArray[np.integer]] = self._arrays(name)
+        if len(arrays) == 1:
+            return arrays[0]
+        return np.concatenate(arrays) if arrays else np.empty(0, _DTYPES[name])
+
+    def media(self) -> dict[str, Tensor]:
+        """The values of patches and mel. Copied, they lie in one buffer, each part of them written once."""
+        if self._shown:
+            return {name: self._view(name) for name in MEDIA}
+        arrays = {name: self._arrays(name) for name in MEDIA}
+        sizes = {name: sum(array.nbytes for array in arrays[name]) for name in MEDIA}
+        buffer = self._buffers.take(sum(map(_aligned, sizes.values()))) if any(sizes.values()) else _EMPTY
+        media, start = {}, 0
+        for name, dtype in MEDIA.items():
+            media[name] = buffer[start : start + sizes[name]].view(dtype)
+            _join(arrays[name], media[name].numpy())
+            start += _aligned(sizes[name])
+        return media
+
+    def _view(self, name: str) -> Tensor:
+        return from_dlpack(_flat(self._batches[0], name)) if name in self.names else torch.empty(0, dtype=MEDIA[name])
+
+    def _arrays(self, name: str) -> list[NDArray[Any]]:
+        """Views of the values, one of each batch that has any."""
+        if name not in self.names:
+            return []
+        return [values.to_numpy() for values in (_flat(batch, name) for batch in self._batches) if len(values)]
+
+
+def _flat(batch: pa.RecordBatch, name: str) -> pa.Array:
+    column = batch.column(name)
+    while pa.types.is_nested(column.type):
+        column = column.flatten()  # respects the offset of a sliced batch
+    return column
+
+
+def _join(sources: Sequence[np.ndarray], target: np.ndarray) -> None:
+    """Copy one behind the other. By numpy, not torch.cat: that has OpenMP threads meet at each piece, which on busy cores
+    takes far longer than the copying itself.
+    """
+    start = 0
+    for source in sources:
+        target[start : start + len(source)] = source
+        start += len(source)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,43 @@
+"""Announcing other replicas: nodes were lost, or came back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from headrace import rpc
+from headrace.spec import load_topology_json
+from headrace.v1 import jobs_pb2, jobs_pb2_grpc
+
+
+def replan(
+    endpoint: str,
+    *,
+    job: str,
+    replicas: int | None = None,
+    microbatches: int | None = None,
+    stages: Mapping[str, int] | None = None,
+    speeds: Sequence[float] | None = None,
+    generation: int | None = None,
+    token: str | None = None,
+) -> int:
+    """Have a job planned for another topology, from its first uncommitted step on. The new generation.
+
+    The global batches stay the same. Loaders of the former generation raise SupersededError at their next step or commit: close
+    them, and connect again with as many ranks as there are now. One rank announces, the others wait for it and connect.
+
+    What is None stays as it is; `speeds`, relative to each other, go with the number of replicas that they were given for.
+    `generation`: the present one as far as the caller knows (`StepLoader.generation`), so that of several that notice the same
+    loss one is heard.
+
+    `token`: of the cluster; None: that of the environment, as of `headrace.trainer.connect`.
+
+    Raises SpecError for a topology that is none, ConflictError where another generation has begun or the job is over,
+    NotFoundError or UnavailableError.
+    """
+    rpc.await_reorder_service(endpoint)
+    with rpc.channel(endpoint, token=token) as channel:
+        stub = jobs_pb2_grpc.JobsStub(channel)
+        present = load_topology_json(rpc.call(stub.Show, jobs_pb2.ShowRequest(job=job), endpoint).topology_json)
+        topology = present.changed(replicas=replicas, microbatches=microbatches, stages=stages, speeds=speeds)
+        request = jobs_pb2.TopologyRequest(job=job, topology_json=topology.model_dump_json(), generation=generation)
+        return int(rpc.call(stub.SetTopology, request, endpoint).generation)

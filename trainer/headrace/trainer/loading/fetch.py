@@ -1,0 +1,384 @@
+"""Parts, fetched ahead of their consumer from wherever they are, and held until it has done with them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from headrace.errors import NotFoundError, UnavailableError
+from headrace.observability import metrics, tracing
+from headrace.observability.logs import pairs
+from headrace.ticket import part_of
+from headrace.trainer.loading.hedging import HEDGE_S, Hedging
+from headrace.trainer.loading.session import RETRY_S, Part, PartClient
+from headrace.trainer.loading.statistics import FetchStatistics
+from headrace.transport.base import TRANSPORTS, DamagedError
+
+log = logging.getLogger(__name__)
+
+_ORDER_S = 0.5  # the order to decode a part may reach its preprocessor so long after its place was told here
+_ORDER_RETRY_S = 0.01  # pause before such a part is asked for again
+_MAX_THREADS = 256  # a limit for a fleet that hangs as a whole; they are started as they are needed
+
+
+class _Place(NamedTuple):
+    lease: str
+    endpoint: str
+    told_s: float
+    left_out: frozenset[int] = frozenset()
+    """Samples that no copy of the part has any more."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Wanted:
+    """A part that has not come yet, and the attempts to get it."""
+
+    ticket: str
+    future: Future[Part]
+    attempts: dict[str, float] = field(default_factory=dict)
+    """Endpoints that were asked and have not answered, and when they were asked."""
+    asked_lease: str = ""
+    failed_lease: str = ""
+    is_awaited: bool = False
+    """Whether the consumer waits for it."""
+
+
+class PartFetcher:
+    """Parts are fetched in the order in which they are queued, so that few of them lie ready. Thread-safe.
+
+    A part is fetched when it has a place, and when it gets a newer one, there as well: the first delivery counts, a later one
+    is released at once. A place that fails is reported, so that the part gets another; and so is one where the consumer
+    waits in vain (`Hedging`). No more than `threads` attempts, and one more for the part that the consumer waits for, are
+    pending at a preprocessor: that many threads one that hangs can hold up, and no other preprocessor's.
+    """
+
+    def __init__(
+        self,
+        report_lost: Callable[[str, str], None],
+        *,
+        max_parts: int,
+        max_bytes: int,
+        threads: int,
+        transports: Sequence[str] = TRANSPORTS,
+        columns: Sequence[str] | None = None,
+        tls_ca: bytes | None = None,
+        token: str | None = None,
+        hedge_s: float = HEDGE_S,
+        on_delivered: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`report_lost(ticket, lease)`: asks for another place. At most `max_parts` parts, and about `max_bytes`, lie ready.
+
+        `on_delivered()`: is told that a part has come, in some thread.
+
+        `columns`: of headrace.sample.SCHEMA, those to fetch; None: all. `tls_ca`: of the preprocessors' certificates, in PEM;
+        None: they speak no TLS. Raises UserError where `transports` are none that there are, or `hedge_s` is no time.
+        """
+        self._report_lost = report_lost
+        self._on_delivered = on_delivered
+        self._max_parts = max_parts
+        self._max_bytes = max_bytes
+        self._threads = threads
+        self._hedging = Hedging(hedge_s)
+        self._make_client = partial(PartClient, transports, tls_ca=tls_ca, token=token)
+        self._client = self._make_client(columns)
+        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="fetch")
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # of all below
+        self._places: dict[str, _Place] = {}
+        self._queue: deque[str] = deque()
+        self._futures: dict[str, Future[Part]] = {}  # of parts that are fetched or ready, until they are taken
+        self._wanted: dict[str, _Wanted] = {}  # those of them that have not come, in the order of consumption
+        self._pending: Counter[str] = Counter()  # attempts by endpoint
+        self._taken: dict[str, tuple[Callable[[], None], int]] = {}  # what releases the part, and its bytes
+        self._ready_bytes = 0
+        self._num_parts: Counter[str] = Counter()
+        self._received_bytes = self._num_hedged = self._num_fetched_again = self._num_late = 0
+        self._error: BaseException | None = None
+
+    def queue(self, tickets: Iterable[str]) -> None:
+        """Parts that are consumed next, after those queued before."""
+        with self._lock:
+            self._queue.extend(tickets)
+            self._fetch_ahead()
+
+    def place(self, ticket: str, lease: str, endpoint: str, left_out: Iterable[int] = ()) -> None:
+        """Where a part is, from now on. `left_out`: samples that it lacks there: an older copy that has them is not taken."""
+        with self._lock:
+            self._places[ticket] = _Place(lease, endpoint, time.monotonic(), frozenset(left_out))
+            if ticket in self._wanted:
+                self._ask(self._wanted[ticket])
+
+    def have_come(self, tickets: Iterable[str]) -> bool:
+        """Whether `take` would not have to wait for any of them."""
+        with self._lock:
+            return all(ticket in self._futures and self._futures[ticket].done() for ticket in tickets)
+
+    def take(self, ticket: str) -> Part:
+        """Wait for a queued part and hand it over, to be read until it is released.
+
+        Raises what `fail` was told where it can no longer come.
+        """
+        with self._lock:
+            self._fetch_ahead(needed=ticket)
+            if self._error is not None and ticket not in self._futures:
+                raise self._error
+            future, wanted = self._futures[ticket], self._wanted.get(ticket)
+            if wanted is not None:
+                wanted.is_awaited = True
+                self._ask(wanted)
+        if wanted is not None:
+            self._await(wanted)
+        part = future.result()
+        with self._lock:
+            del self._futures[ticket]
+            self._ready_bytes -= part.num_bytes
+            self._taken[ticket] = (part.delivery.release, part.num_bytes)
+            self._fetch_ahead()
+        return part
+
+    def _await(self, wanted: _Wanted) -> None:
+        """Until the part has come or cannot come any more."""
+        awaited_s = time.monotonic()
+        while not wanted.future.done():
+            pause_s = self._hedge(wanted, awaited_s) - time.monotonic()
+            wait([wanted.future], timeout=min(max(0.0, pause_s), threading.TIMEOUT_MAX))
+
+    def release(self, tickets: Iterable[str]) -> None:
+        """The consumer reads these parts no more: those that it took go back to their preprocessors."""
+        with self._lock:
+            taken = [self._taken.pop(ticket) for ticket in tickets if ticket in self._taken]
+        for release, _ in taken:
+            release()
+
+    def drop(self, tickets: Iterable[str]) -> None:
+        """These parts were queued, and nobody will take them: those that have come go back."""
+        came = []
+        with self._lock:
+            dropped = set(tickets)
+            self._queue = deque(ticket for ticket in self._queue if ticket not in dropped)
+            for ticket in dropped & self._futures.keys():
+                future = self._futures.pop(ticket)
+                if ticket in self._wanted:
+                    self._settle(self._wanted[ticket], UnavailableError(f"part {part_of(ticket)} is not wanted any more"))
+                elif future.exception() is None:
+                    self._ready_bytes -= future.result().num_bytes
+                    came.append(future.result().delivery)
+            self._fetch_ahead()
+        for delivery in came:
+            delivery.release()
+
+    def set_columns(self, columns: Sequence[str]) -> None:
+        """Of what is queued from now on. To be called when everything that was queued before is taken or dropped."""
+        former, self._client = self._client, self._make_client(columns)
+        former.close()
+
+    def forget(self, tickets: Iterable[str]) -> None:
+        """These parts are not needed any more."""
+        with self._lock:
+            for ticket in tickets:
+                self._places.pop(ticket, None)
+
+    def fail(self, error: BaseException) -> None:
+        """No further place will be told: whoever waits for one raises `error`."""
+        with self._lock:
+            self._error = error
+            self._ask_all()
+
+    def close(self) -> None:
+        """Stop fetching, and release every part."""
+        error = UnavailableError("the loader is closed")
+        self.fail(error)
+        self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+        with self._lock:
+            for wanted in list(self._wanted.values()):
+                self._settle(wanted, error)
+            futures, taken = list(self._futures.values()), list(self._taken)
+        for future in futures:
+            if future.exception() is None:
+                future.result().delivery.release()
+        self.release(taken)
+        log.info("parts received %s", pairs(**self._num_parts, hedged=self._num_hedged, again=self._num_fetched_again))
+
+    def statistics(self) -> FetchStatistics:
+        """What was fetched so far, and what is held now."""
+        with self._lock:
+            return FetchStatistics(
+                num_parts=dict(self._num_parts),
+                ready_bytes=self._ready_bytes,
+                held_bytes=sum(num_bytes for _, num_bytes in self._taken.values()),
+                num_pending=self._pending.total(),
+                hedge_deadline_s=self._hedging.deadline_s,
+                received_bytes=self._received_bytes,
+                num_hedged=self._num_hedged,
+                num_fetched_again=self._num_fetched_again,
+                num_late=self._num_late,
+            )
+
+    # -- asking: the caller holds the lock ----------------------------------------------------------------------------
+
+    def _fetch_ahead(self, needed: str | None = None) -> None:
+        """Want `needed` in any case, then as many parts as the bounds allow."""
+        while self._queue and self._error is None:
+            bounded = len(self._futures) >= self._max_parts or self._ready_bytes >= self._max_bytes
+            if bounded and (needed is None or needed in self._futures):
+                break
+            ticket = self._queue.popleft()
+            future: Future[Part] = Future()
+            self._futures[ticket] = future
+            self._wanted[ticket] = _Wanted(ticket=ticket, future=future)
+        self._ask_all()
+
+    def _ask_all(self) -> None:
+        for wanted in list(self._wanted.values()):
+            self._ask(wanted)
+
+    def _ask(self, wanted: _Wanted) -> None:
+        """Ask for a part where it is now, unless that was done, or as much is asked for or ready as may be."""
+        place = self._places.get(wanted.ticket)
+        if wanted.future.done():
+            return
+        if self._error is not None:
+            if not wanted.attempts:
+                self._settle(wanted, self._error)
+            return
+        if place is None or place.lease == wanted.failed_lease or place.endpoint in wanted.attempts:
+            return
+        if self._pending[place.endpoint] >= self._threads + wanted.is_awaited:
+            return
+        if self._ready_bytes >= self._max_bytes and not wanted.is_awaited:
+            return
+        if wanted.asked_lease not in ("", place.lease):
+            self._num_fetched_again += 1
+            metrics.PARTS_REFETCHED.inc()
+        self._pending[place.endpoint] += 1
+        wanted.asked_lease = place.lease
+        wanted.attempts[place.endpoint] = time.monotonic()
+        self._pool.submit(self._attempt, wanted, place)
+
+    def _settle(self, wanted: _Wanted, result: Part | BaseException) -> None:
+        """The consumer gets the first result."""
+        if wanted.future.done():
+            return
+        del self._wanted[wanted.ticket]
+        if isinstance(result, BaseException):
+            wanted.future.set_exception(result)
+        else:
+            self._ready_bytes += result.num_bytes
+            wanted.future.set_result(result)
+
+    # -- attempts: threads of the pool --------------------------------------------------------------------------------
+
+    def _attempt(self, wanted: _Wanted, place: _Place) -> None:
+        """One fetch of a part, from one place."""
+        try:
+            with tracing.span("fetch", wanted.ticket, endpoint=place.endpoint):
+                part = self._client.fetch(place.endpoint, wanted.ticket)
+        except (NotFoundError, UnavailableError) as err:
+            self._failed(wanted, place, err)
+        except Exception as err:  # whatever it is: the consumer raises it
+            with self._lock:
+                self._ended(wanted, place)
+                self._settle(wanted, err)
+        else:
+            if self._is_current(wanted, part):
+                self._delivered(wanted, place, part)
+            else:
+                part.delivery.release()
+                self._failed(wanted, place, UnavailableError("the copy has samples that other ranks' copies lack"))
+
+    def _is_current(self, wanted: _Wanted, part: Part) -> bool:
+        """Whether the part lacks all samples that no copy is to have by now."""
+        with self._lock:
+            place = self._places.get(wanted.ticket)
+        return place is None or place.left_out <= {item.sample_id for item in part.rejected}
+
+    def _delivered(self, wanted: _Wanted, place: _Place, part: Part) -> None:
+        with self._lock:
+            asked_s = self._ended(wanted, place)
+            self._hedging.answered(place.endpoint, time.monotonic() - asked_s)
+            is_late = wanted.future.done()
+            self._num_parts[part.delivery.transport] += 1
+            self._received_bytes += part.num_bytes
+            metrics.PARTS_RECEIVED.labels(part.delivery.transport).inc()
+            metrics.RECEIVED_BYTES.inc(part.num_bytes)
+            self._num_late += is_late
+            self._settle(wanted, part)
+            self._ask_all()
+        if is_late:
+            part.delivery.release()
+        else:
+            self._on_delivered()
+
+    def _failed(self, wanted: _Wanted, place: _Place, err: Exception) -> None:
+        """Have the part placed elsewhere, unless it is already."""
+        if isinstance(err, DamagedError):
+            metrics.PARTS_CORRUPT.inc()
+        with self._lock:
+            self._ended(wanted, place)
+            self._hedging.answered(place.endpoint)
+            current = self._places.get(wanted.ticket)
+            is_lost = current is not None and current.lease == place.lease and not wanted.future.done() and self._error is None
+            if is_lost:
+                wanted.failed_lease = place.lease  # until it is told anew, or asked again below
+            self._ask_all()
+        if not is_lost:
+            return
+        if isinstance(err, NotFoundError) and time.monotonic() < place.told_s + _ORDER_S:
+            log.debug("not there yet part=%s endpoint=%s", part_of(wanted.ticket), place.endpoint)
+            pause_s = _ORDER_RETRY_S
+        else:
+            log.warning("fetch failed part=%s endpoint=%s: %s", part_of(wanted.ticket), place.endpoint, err)
+            if self._report(wanted, place):
+                return
+            pause_s = RETRY_S
+        self._closed.wait(pause_s)
+        with self._lock:
+            wanted.failed_lease = ""
+            self._ask(wanted)
+
+    def _ended(self, wanted: _Wanted, place: _Place) -> float:
+        """The attempt is over. When it began. The caller holds the lock."""
+        self._pending[place.endpoint] -= 1
+        if not self._pending[place.endpoint]:
+            del self._pending[place.endpoint]
+        return wanted.attempts.pop(place.endpoint)
+
+    def _hedge(self, wanted: _Wanted, awaited_s: float) -> float:
+        """Have a part placed elsewhere that the consumer has awaited for too long. Until when there is nothing to do."""
+        with self._lock:
+            now_s = time.monotonic()
+            next_s = now_s + self._hedging.deadline_s
+            place = self._places.get(wanted.ticket)
+            if place is None or place.lease == wanted.failed_lease or self._error is not None:
+                return next_s
+            asked_s = wanted.attempts.get(place.endpoint, awaited_s)
+            due_s = self._hedging.due_s(place.endpoint, awaited_s=awaited_s, asked_s=asked_s)
+            if now_s < due_s or wanted.future.done():
+                return due_s
+            self._hedging.passed(place.endpoint)
+            self._num_hedged += 1
+            metrics.PARTS_HEDGED.inc()
+            self._pool.submit(self._report, wanted, place)
+        log.warning("hedged %s", pairs(part=part_of(wanted.ticket), endpoint=place.endpoint, waited_s=now_s - awaited_s))
+        return next_s
+
+    def _report(self, wanted: _Wanted, place: _Place) -> bool:
+        """Whether anybody heard of it: otherwise the same place may be told again."""
+        try:
+            self._report_lost(wanted.ticket, place.lease)
+        except (NotFoundError, UnavailableError) as err:
+            log.warning("report of a lost part failed part=%s: %s", part_of(wanted.ticket), err)
+            return False
+        except Exception as err:  # another process took over, say: the consumer raises it
+            with self._lock:
+                self._settle(wanted, err)
+        return True

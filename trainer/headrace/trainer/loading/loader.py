@@ -1,0 +1,389 @@
+"""The step loader: a session, its steps as packed microbatches, and the state of both.
+
+One thread listens for plans and for where parts are; `headrace.trainer.loading.fetch` has the parts ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import torch
+
+from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
+from headrace.observability import metrics, tracing
+from headrace.quarantine import Rejected
+from headrace.trainer.loading.buffers import BufferPool
+from headrace.trainer.loading.collate import PackedMicrobatch, collate, in_packs
+from headrace.trainer.loading.columns import is_view
+from headrace.trainer.loading.consumers import Consumers
+from headrace.trainer.loading.data_parallel import check_ranks
+from headrace.trainer.loading.fetch import PartFetcher
+from headrace.trainer.loading.pack_ahead import PackAhead
+from headrace.trainer.loading.session import AWAY_TIMEOUT_S, SessionClient
+from headrace.trainer.loading.statistics import LoaderStatistics
+from headrace.trainer.loading.steps import Microbatch, Step
+from headrace.v1 import sessions_pb2
+
+log = logging.getLogger(__name__)
+
+STATE_VERSION = 1
+
+_CONSUMERS = Consumers()
+
+
+class StepLoader:
+    """Iterate over it for the job's steps; `commit` each one. See `headrace.trainer.connect`."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        job: str,
+        rank: int,
+        num_ranks: int,
+        prefetch_parts: int,
+        prefetch_bytes: int,
+        threads: int,
+        transports: Sequence[str],
+        tls_ca: bytes | None,
+        columns: Sequence[str] | None,
+        hedge_s: float,
+        replicas: Sequence[int] = (),
+        together: bool = False,
+        token: str | None = None,
+        catch_up: int = 1,
+    ) -> None:
+        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`, `token`: as of SessionClient.
+        `catch_up`: as of `headrace.trainer.connect`.
+        """
+        if catch_up < 0:
+            raise UserError(f"catch_up is {catch_up}, but must be at least 0: steps that a state may be ahead of the last commit")
+        self._rank, self._num_ranks = rank, num_ranks
+        self._counts_ranks = not replicas and not together  # those of a pipeline name what they take
+        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together, token=token)
+        self._parts = PartFetcher(
+            self._client.report_lost,
+            max_parts=prefetch_parts,
+            max_bytes=prefetch_bytes,
+            threads=threads,
+            transports=transports,
+            columns=columns,
+            tls_ca=tls_ca,
+            token=token,
+            hedge_s=hedge_s,
+            on_delivered=self._part_came,
+        )
+        self._packing = PackAhead(self._pack, self._parts.have_come)
+        self._buffers = BufferPool(prefetch_bytes, pinned=torch.cuda.is_available())
+        self._data_wait_s = 0.0
+        self._plans: dict[int, sessions_pb2.RankPlan] = {}
+        self._changed = threading.Condition()
+        self._queued_step = 0
+        self._ended: str | None = None
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None  # listens; None: the session is not open
+        self._left = threading.Event()  # whether that thread is to end
+        self._resume_step: int | None = None
+        self._max_catch_up = catch_up
+        self._handed_out = False  # whether a step was
+        self.generation = 0
+        self._next_step = 0
+        self._committed = 0
+        self._enter()
+
+    # -- session ------------------------------------------------------------------------------------------------------
+
+    def open(self) -> StepLoader:
+        """Open the session, unless that is done. `spec` and `vocabulary` are known from then on."""
+        if self._thread is None:
+            if self._counts_ranks:
+                check_ranks(self._num_ranks)
+            try:
+                self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(
+                    self._resume_step, self._max_catch_up
+                )
+            except BaseException:
+                _CONSUMERS.leave(self)  # as the job has no such rank here
+                raise
+            self._enter()
+            self._committed = self._queued_step = self._next_step
+            self._left = threading.Event()
+            self._thread = threading.Thread(target=self._listen, args=(self._left,), name="plans", daemon=True)
+            self._thread.start()
+        return self
+
+    def _enter(self) -> None:
+        _CONSUMERS.enter(self, self._client.endpoint, self._client.job, self._rank)
+
+    def close(self) -> None:
+        """Stop fetching and end the session. The tensors of all steps become invalid."""
+        self._left.set()
+        _CONSUMERS.leave(self)
+        self._packing.close()
+        self._parts.close()
+        self._client.close()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def next_step(self) -> int:
+        """Index of the step that comes next."""
+        self.open()
+        return max(self._next_step, self._resume_step or 0)
+
+    def has_next(self) -> bool:
+        """Whether a step is left. Waits until it is planned."""
+        self.open()
+        return self._next_plan() is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands for this rank: goes into the trainer's checkpoint beside the model.
+
+        Opens no session. Before there is one, "step" is that of the state that was loaded; None: that of the job's last commit.
+        """
+        step = self._resume_step if self._thread is None else max(self._committed, self._resume_step or 0)
+        return {"version": STATE_VERSION, "job": self._client.job, "generation": self.generation, "step": step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to the checkpoint's step: later commits are undone. As long as no step was handed out.
+
+        Where it is ahead of the job's last commit, by `catch_up` steps at most, the steps between them are committed again, and
+        the first one that is handed out is the checkpoint's: it has to be the same in all ranks.
+
+        Raises ConflictError where one was, and where the state is another job's or another version's.
+        """
+        if self._handed_out:
+            raise ConflictError("load_state_dict comes before the first step: make a new loader with headrace.trainer.connect")
+        if state.get("version") != STATE_VERSION or state.get("job") != self._client.job:
+            raise ConflictError(
+                f"the state is of job {state.get('job')!r}, version {state.get('version')}; "
+                f"this loader is of job {self._client.job!r}, version {STATE_VERSION}"
+            )
+        if self._thread is not None:
+            self._leave(self._thread)
+        self._resume_step = state["step"]
+
+    def _leave(self, listening: threading.Thread) -> None:
+        """End the session, and forget what it was told: the next use opens another one."""
+        self._left.set()
+        self._client.leave()
+        listening.join()
+        self._thread, self._ended = None, None
+        self._drop_plans()
+
+    def _drop_plans(self) -> None:
+        """All that were told. What was fetched for them goes back."""
+        for step, plan in sorted(self._plans.items()):
+            if step < self._queued_step:
+                self._parts.drop(self._tickets_of(plan))
+            self._parts.forget(_tickets(plan))
+        self._plans.clear()
+
+    def commit(self, step: Step, *, loss: float = math.nan) -> None:
+        """The step is applied. `loss`: of the whole step, if this rank knows it; for the ledger and for people.
+
+        Returns when all ranks have committed the step and it is in the ledger: what is saved from then on can be resumed. Where
+        one thread commits for several ranks, only the last of its commits of a step waits for that: the step is in no ledger
+        before it.
+
+        As ranks wait for one another here, all of them do what they do together (a collective, a barrier) on the same side of
+        this call.
+
+        From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is used again.
+
+        Raises ConflictError where some of the step's microbatches were not consumed.
+        """
+        if not step.consumed:
+            raise ConflictError(f"step {step.index} cannot be committed before all of its microbatches were consumed")
+        step_s = time.perf_counter() - step.started_s
+        self._parts.release(step._tickets)  # before others hear of the commit: then the preprocessors find the room free
+        metrics.DATA_WAIT_SECONDS.observe(step.data_wait_s)
+        with tracing.span("commit", step._trace, rank=self._rank):
+            wait = _CONSUMERS.commit(self, step.index)
+            self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s, wait=wait)
+        with self._changed:
+            self._committed = step.index + 1
+            plan = self._plans.pop(step.index, None)
+        if plan is not None:
+            self._parts.forget(_tickets(plan))
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Step]:
+        self.open()
+        self._catch_up()
+        while True:
+            started_s = time.perf_counter()
+            plan = self._next_plan()
+            if plan is None:
+                return
+            step = Step(
+                index=plan.step,
+                num_samples=plan.num_samples,
+                _microbatches=iter(()),
+                _tickets=self._tickets_of(plan),
+                started_s=started_s,
+            )
+            self._waited(step, started_s)
+            step._microbatches = self._microbatches(plan, step)
+            self._handed_out = True
+            _CONSUMERS.take(self)
+            self._next_step = plan.step + 1  # before the step is handed out: a new loop over the loader goes on behind it
+            yield step
+
+    def _catch_up(self) -> None:
+        """Commit the steps again that the loaded state has, and the store has lost. Parts tell which samples are damaged."""
+        while self._next_step < (self._resume_step or 0) and (plan := self._next_plan()) is not None:
+            tickets, rejected = self._tickets_of(plan), list[Rejected]()
+            for ticket in tickets:
+                rejected += self._parts.take(ticket).rejected
+                self._parts.release([ticket])
+            again = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=tickets)
+            again.rejected, again.consumed = rejected, True
+            self.commit(again)
+            self._next_step = plan.step + 1
+            log.warning("committed again, as the store had lost it job=%s step=%d", self._client.job, plan.step)
+
+    def _next_plan(self) -> sessions_pb2.RankPlan | None:
+        with self._changed:
+            while self._next_step not in self._plans:
+                if self._error is not None:
+                    raise self._error
+                if self._ended is not None:
+                    if self._ended:
+                        raise JobFailedError(self._ended)
+                    return None
+                if self._next_step - self._committed >= self.spec.window:
+                    raise ConflictError(
+                        f"{self.spec.window} steps are not committed since step {self._committed}, "
+                        "and no further one is planned: call loader.commit(step) after each optimizer step"
+                    )
+                self._changed.wait(timeout=1.0)
+            return self._plans[self._next_step]
+
+    def _microbatches(self, plan: sessions_pb2.RankPlan, step: Step) -> Iterator[Microbatch]:
+        for number, message in enumerate(plan.microbatches, 1):
+            began_s = time.perf_counter()
+            data, rejected = self._packing.take(list(message.tickets))
+            step.rejected.extend(rejected)
+            self._waited(step, began_s)
+            step.consumed = number == len(plan.microbatches)
+            self._announce(plan, number)
+            if message.packs:
+                data = in_packs(data, [pack.sample_ids for pack in message.packs])
+            yield Microbatch(replica=message.replica, index=message.index, data=data)
+
+    def _part_came(self) -> None:
+        """A part lies ready."""
+        self._packing.look()
+
+    def _announce(self, plan: sessions_pb2.RankPlan, number: int) -> None:
+        """The microbatch that comes next, of this step or of the next one, if that is planned."""
+        following = self._plans.get(plan.step + 1) if number == len(plan.microbatches) else plan
+        if following is not None and following.microbatches:
+            self._packing.announce(list(following.microbatches[number % len(plan.microbatches)].tickets))
+
+    def _pack(self, tickets: Sequence[str]) -> tuple[PackedMicrobatch, list[Rejected]]:
+        """The parts of a microbatch as one. Those that are copied into it go back at once."""
+        batches: list[pa.RecordBatch] = []
+        rejected: list[Rejected] = []
+        for ticket in tickets:
+            part = self._parts.take(ticket)
+            batches += [batch for batch in part.batches if batch.num_rows]
+            rejected.extend(part.rejected)
+        data = collate(batches, **self._sizes, buffers=self._buffers)
+        if not is_view(batches, self._buffers):
+            self._parts.release(tickets)
+        return data, rejected
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Of the job's samples, as `collate` takes them."""
+        return {
+            "patch_values": 3 * self.spec.image.patch**2,
+            "mel_bins": self.spec.audio.mel_bins,
+            "vocab_size": self.vocabulary.size,
+        }
+
+    def _waited(self, step: Step, since_s: float) -> None:
+        waited_s = time.perf_counter() - since_s
+        step.data_wait_s += waited_s
+        tracing.ended("wait", step._trace, since_s, rank=self._rank)
+        self._data_wait_s += waited_s
+
+    def statistics(self) -> LoaderStatistics:
+        """How the loader has fared so far, and what it holds now. From any thread."""
+        return LoaderStatistics(
+            **asdict(self._parts.statistics()), data_wait_s=self._data_wait_s, idle_buffer_bytes=self._buffers.idle_bytes
+        )
+
+    # -- listening ----------------------------------------------------------------------------------------------------
+
+    def _listen(self, left: threading.Event) -> None:
+        try:
+            while not left.is_set() and self._ended is None:
+                session = self._client.session
+                try:
+                    for event in self._client.events():
+                        self._hear(event)
+                except (NotFoundError, UnavailableError) as err:
+                    if left.is_set():
+                        return
+                    log.warning("plans interrupted (%s); opening the session again", err)
+                    self._client.reopen(session, AWAY_TIMEOUT_S)
+        except Exception as err:  # whatever it is: the consumer raises it, and does not wait for ever
+            if not left.is_set():
+                with self._changed:
+                    self._error = err
+                    self._changed.notify_all()
+                self._parts.fail(err)
+        finally:
+            if not left.is_set():  # else it is closed, or opens again
+                _CONSUMERS.leave(self)
+
+    def _hear(self, event: sessions_pb2.PlanEvent) -> None:
+        kind = event.WhichOneof("event")
+        if kind == "location":
+            place = event.location
+            self._parts.place(place.ticket, place.lease, place.endpoint, place.left_out)
+        elif kind == "plan":
+            with self._changed:
+                if event.plan.step >= self._committed:
+                    self._plans[event.plan.step] = event.plan
+                self._queue_parts()
+                self._changed.notify_all()
+        elif kind == "ended":
+            with self._changed:
+                self._ended = event.ended.message
+                self._changed.notify_all()
+            if event.ended.message:
+                self._parts.fail(JobFailedError(event.ended.message))
+
+    def _queue_parts(self) -> None:
+        """Parts are fetched in the order of consumption, though plans may come in another."""
+        while (plan := self._plans.get(self._queued_step)) is not None:
+            self._parts.queue(self._tickets_of(plan))
+            self._queued_step += 1
+
+    def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
+        """Of the parts that this rank consumes, in order."""
+        return _tickets(plan)
+
+
+def _tickets(plan: sessions_pb2.RankPlan) -> list[str]:
+    return [ticket for microbatch in plan.microbatches for ticket in microbatch.tickets]

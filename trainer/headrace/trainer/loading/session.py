@@ -1,0 +1,366 @@
+"""A rank's session with the reorder service, and its connections to preprocessors."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from headrace import rpc
+from headrace.codec import rejection_message, rejection_value, vocabulary_value
+from headrace.errors import (
+    ConflictError,
+    HeadraceError,
+    NotFoundError,
+    PermissionDeniedError,
+    SupersededError,
+    UnavailableError,
+    UserError,
+    lost_commits,
+)
+from headrace.manifest import Vocabulary
+from headrace.quarantine import Rejected
+from headrace.sample import SCHEMA
+from headrace.spec import JobSpec, load_spec_json
+from headrace.ticket import part_of
+from headrace.trainer.loading.connection import Connection, Terms
+from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
+from headrace.v1 import sessions_pb2, sessions_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
+AWAY_TIMEOUT_S = 600.0  # how long a trainer waits for a lost reorder service: its restart, and the planning of the window again
+MISSING_TIMEOUT_S = 3600.0  # how long a commit waits for those of other ranks, which may be saving or evaluating meanwhile
+OCCUPIED_TIMEOUT_S = 15.0  # how long `open` waits for a process that is connected as the same rank: it may be gone or hang
+RETRY_S = 0.2  # pause before a service is asked again
+REMIND_S = 30.0  # until what is waited for is said again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A fetched part: one Arrow row a sample, and the samples that turned out to be damaged."""
+
+    batches: tuple[pa.RecordBatch, ...]
+    """All rows in order, with the columns asked for. They lie in `delivery`: not to be read after its release."""
+    rejected: tuple[Rejected, ...]
+    num_bytes: int
+    """Of memory that it keeps."""
+    delivery: Delivery
+
+
+class Repeated:
+    """Which of the words that a wait gives rise to are to be said: what is new, and from time to time the same again."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._words, self._due_s = "", 0.0
+
+    def is_due(self, words: str, now_s: float) -> bool:
+        """Whether to say them now."""
+        if words == self._words and now_s < self._due_s:
+            return False
+        self._words, self._due_s = words, now_s + self._every_s
+        return True
+
+
+class SessionClient:
+    """One rank's session. It opens again by itself when the reorder service was restarted. Thread-safe."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        job: str,
+        rank: int,
+        num_ranks: int,
+        replicas: Sequence[int] = (),
+        *,
+        together: bool = False,
+        token: str | None = None,
+    ) -> None:
+        """`replicas`: of a process of a pipeline, which is told whole plans; none: every `num_ranks`-th. `together`: of a node
+        of several of which one commits for all: it is told whole plans and all parts, and `num_ranks` does not matter.
+        `token`: of the cluster; None: that of the environment."""
+        self._replicas = replicas
+        self._together = together
+        self.endpoint = endpoint
+        self.job = job
+        self._rank = rank
+        self._num_ranks = num_ranks
+        self._channel = rpc.channel(endpoint, token=token)
+        self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
+        self._lock = threading.Lock()  # of the session, while it is opened, and of the commits
+        self._session = ""
+        self._generation = 0
+        self._stream: Any = None
+        self._closed = threading.Event()
+        self._durable = 0  # steps that the store is known to have
+        self._lost: ConflictError | None = None  # it has them no more: no thread is to go on
+        self._unsettled: dict[int, sessions_pb2.CommitRequest] = {}  # commits that wait for other ranks, at most a window
+
+    def open(self, resume_step: int | None = None, catch_up: int = 0) -> tuple[JobSpec, Vocabulary, int, int]:
+        """(spec, vocabulary, next step, generation). Raises UserError where endpoint, job or rank do not fit.
+
+        `resume_step`: to go back to. It may be up to `catch_up` steps ahead of the next step: those are to be committed again.
+        """
+        rpc.await_reorder_service(self.endpoint)
+        with self._lock:
+            reply = self._open(resume_step, INDEXING_TIMEOUT_S, catch_up=catch_up)
+            self._durable = reply.next_step
+        return load_spec_json(reply.spec_json), vocabulary_value(reply.vocabulary), reply.next_step, reply.generation
+
+    @property
+    def session(self) -> str:
+        """The present session's id."""
+        return self._session
+
+    def reopen(self, lost: str, timeout_s: float) -> None:
+        """Open again after the session `lost` was, waiting up to `timeout_s`. Raises UnavailableError after that.
+
+        Threads that lost the same session share one new one. Commits that other ranks had not completed are said again: a
+        restarted service has forgotten them. Raises ConflictError where its store has lost commits.
+        """
+        with self._lock:
+            if self._session != lost:
+                return
+            next_step = self._open(None, timeout_s, self._generation).next_step
+            if next_step < self._durable:
+                self._lost = ConflictError(lost_commits(self.job, self._durable, next_step))
+                raise self._lost
+            self._settle(before=next_step)
+            unsettled = list(self._unsettled.values())
+        for request in unsettled:
+            self._send_commit(request, wait=False)
+
+    def _open(
+        self, resume_step: int | None, timeout_s: float, generation: int | None = None, *, catch_up: int = 0
+    ) -> sessions_pb2.OpenReply:
+        """`generation`: of the session that the new one continues.
+
+        Raises SupersededError where that is over, and ConflictError where another process stays connected as the rank.
+        """
+        request = sessions_pb2.OpenRequest(
+            job=self.job,
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+            resume_step=resume_step,
+            catch_up=catch_up,
+            generation=generation,
+            replicas=self._replicas,
+            together=self._together,
+            patient=True,
+            continues=self._session,
+        )
+        deadline = time.monotonic() + timeout_s
+        occupied_s: float | None = None  # since when
+        waits = Repeated(REMIND_S)
+        while True:
+            try:
+                reply: sessions_pb2.OpenReply = rpc.call(self._stub.Open, request, self.endpoint)
+                if not reply.waiting:
+                    break
+                if not reply.occupied:
+                    raise UnavailableError(f"job {self.job!r} has not begun: {reply.waiting}")
+                occupied_s = occupied_s or time.monotonic()
+                if time.monotonic() > occupied_s + OCCUPIED_TIMEOUT_S:
+                    raise ConflictError(reply.waiting)
+                raise UnavailableError(reply.waiting)
+            except UnavailableError as err:
+                if time.monotonic() > deadline or self._closed.is_set():
+                    raise
+                if waits.is_due(str(err), time.monotonic()):
+                    log.info("waiting for job=%s: %s", self.job, err)
+                self._closed.wait(RETRY_S)
+        self._session, self._generation = reply.session, reply.generation
+        return reply
+
+    def _call(self, method: Callable[..., _T], request: Any) -> _T:
+        """A call in the present session. Raises SupersededError only where another process took over."""
+        if self._lost is not None:
+            raise self._lost
+        session = self._session
+        message = type(request)(session=session)  # a copy: two threads may say the same request in different sessions
+        message.MergeFrom(request)
+        try:
+            return rpc.call(method, message, self.endpoint)
+        except SupersededError as err:
+            raise self._replaced(session) or err from err
+        except ValueError as err:  # gRPC's word for a call on a closed channel
+            raise UnavailableError("the session is closed") from err
+
+    def _replaced(self, session: str) -> UnavailableError | None:
+        """The error that stands for a session which this client itself has replaced; None where it is the present one."""
+        with self._lock:
+            return UnavailableError("the session was opened again meanwhile") if self._session != session else None
+
+    def events(self) -> Iterator[sessions_pb2.PlanEvent]:
+        """Plans and places of parts until the job or the session ends. Raises as `headrace.errors.from_rpc`."""
+        session = self._session
+        try:
+            with rpc.translated(self.endpoint):
+                self._stream = self._stub.Plans(sessions_pb2.PlansRequest(session=session))
+                for message in self._stream:
+                    yield from message.events
+        except SupersededError as err:
+            raise self._replaced(session) or err from err
+        except ValueError as err:
+            raise UnavailableError("the session is closed") from err
+
+    def report_lost(self, ticket: str, lease: str) -> None:
+        """Ask for a part to be decoded elsewhere."""
+        self._call(self._stub.ReportLost, sessions_pb2.ReportLostRequest(ticket=ticket, lease=lease))
+
+    def commit(
+        self, step: int, rejected: Sequence[Rejected], loss: float, step_s: float, data_wait_s: float, *, wait: bool = False
+    ) -> bool:
+        """Whether the step is committed by all ranks now, and in the ledger. `wait`: until it is."""
+        request = sessions_pb2.CommitRequest(
+            step=step,
+            rejections=[rejection_message(item) for item in rejected],
+            loss=loss,
+            step_s=step_s,
+            data_wait_s=data_wait_s,
+        )
+        with self._lock:
+            self._unsettled[step] = request
+        return self._send_commit(request, wait=wait)
+
+    def _settle(self, before: int) -> None:
+        """All ranks have committed the steps before that one. The caller holds the lock."""
+        self._durable = max(self._durable, before)
+        self._unsettled = {step: request for step, request in self._unsettled.items() if step >= before}
+
+    def _send_commit(self, request: sessions_pb2.CommitRequest, *, wait: bool) -> bool:
+        """Until it is answered: the service may be away, or still planning the step again. `wait`: until all ranks have said it.
+
+        Raises UnavailableError where the service is away, or the other ranks are missing, for too long.
+        """
+        asked = sessions_pb2.CommitRequest(wait=wait)
+        asked.MergeFrom(request)
+        away_s, missed_s = time.monotonic() + AWAY_TIMEOUT_S, time.monotonic() + MISSING_TIMEOUT_S
+        waits = Repeated(REMIND_S)
+        while True:
+            session = self._session
+            try:
+                reply = self._call(self._stub.Commit, asked)
+            except (NotFoundError, UnavailableError) as err:
+                if time.monotonic() > away_s or self._closed.is_set():
+                    raise
+                log.warning("commit of step=%d failed (%s); trying again", request.step, err)
+                if isinstance(err, NotFoundError):
+                    self.reopen(session, AWAY_TIMEOUT_S)
+                self._closed.wait(RETRY_S)
+                continue
+            if reply.committed:
+                with self._lock:
+                    self._settle(before=request.step + 1)
+            if reply.committed or not wait:
+                return bool(reply.committed)
+            words = f"job={self.job} step={request.step} missing={','.join(map(str, reply.missing))}"
+            if time.monotonic() > missed_s or self._closed.is_set():
+                raise UnavailableError(f"other ranks have not committed the step: {words}")
+            if waits.is_due(words, time.monotonic()):
+                log.info("waiting for other ranks to commit %s", words)
+            away_s = time.monotonic() + AWAY_TIMEOUT_S
+            self._closed.wait(RETRY_S)
+
+    def leave(self) -> None:
+        """End the session. The job goes on with the next one, which `open` begins."""
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._session:
+            try:
+                rpc.call(self._stub.Close, sessions_pb2.CloseRequest(session=self._session), self.endpoint, timeout_s=1.0)
+            except HeadraceError as err:  # the service notices the end of the stream anyhow
+                log.debug("closing the session: %s", err)
+
+    def close(self) -> None:
+        """End the session for good."""
+        self._closed.set()
+        self.leave()
+        self._channel.close()
+
+
+class PartClient:
+    """Fetches parts from preprocessors, one connection each. Thread-safe."""
+
+    def __init__(
+        self,
+        transports: Sequence[str] = TRANSPORTS,
+        columns: Sequence[str] | None = None,
+        *,
+        tls_ca: bytes | None = None,
+        token: str | None = None,
+    ) -> None:
+        """`columns`: of sample.SCHEMA, those to fetch; none: all. `tls_ca`, `token`: as of `connection.Terms`.
+
+        Raises UserError where `transports` are not some of headrace.transport.base.TRANSPORTS, or columns not of the schema.
+        """
+        columns = tuple(columns or ())
+        if not transports or not set(transports) <= set(TRANSPORTS):
+            raise UserError(f"transports {tuple(transports)!r} must be some of {', '.join(TRANSPORTS)}")
+        if not set(columns) <= set(SCHEMA.names):
+            raise UserError(f"columns {columns!r} must be some of {', '.join(SCHEMA.names)}")
+        self._terms = Terms(transports=frozenset(transports), columns=columns, tls_ca=tls_ca, token=token)
+        self._connections: dict[str, Connection] = {}
+        self._lock = threading.Lock()
+
+    def fetch(self, endpoint: str, ticket: str) -> Part:
+        """The part, valid until its delivery is released.
+
+        Raises NotFoundError where the preprocessor does not hold the part or does not take the ticket for genuine (either way it
+        is to be had elsewhere), UnavailableError where it is gone or the part came damaged, UserError where it has none of the
+        transports or does not speak TLS as we do.
+        """
+        with self._lock:
+            connection = self._connections.get(endpoint)
+            if connection is None:
+                connection = self._connections[endpoint] = Connection(endpoint, self._terms)
+        try:
+            delivery = connection.fetch(ticket)
+        except PermissionDeniedError as err:
+            raise NotFoundError(str(err)) from err
+        except DamagedError:
+            raise
+        except UnavailableError:
+            self._drop(connection)
+            raise
+        try:
+            return _part(delivery, self._terms.columns, f"part {part_of(ticket)} of {endpoint}")
+        except BaseException:
+            delivery.release()
+            raise
+
+    def _drop(self, connection: Connection) -> None:
+        """Preprocessors come and go, each with a port of its own: keep no connection to those that went."""
+        with self._lock:
+            if self._connections.get(connection.endpoint) is connection:
+                del self._connections[connection.endpoint]
+        connection.close()
+
+    def close(self) -> None:
+        """Close all connections. What was delivered through shared memory is held until it is released."""
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+        self._terms.ucx.close()
+
+
+def _part(delivery: Delivery, columns: tuple[str, ...], what: str) -> Part:
+    """Raises DamagedError."""
+    header, buffer = delivery.header, delivery.buffer
+    if buffer is not None:
+        verify(header, lambda: checksum(buffer), what)
+        batches, num_bytes = read_batches(buffer, columns), buffer.size
+    else:
+        batches, num_bytes = delivery.batches, sum(batch.get_total_buffer_size() for batch in delivery.batches)
+    rejected = tuple(rejection_value(item) for item in header.rejections)
+    return Part(batches=batches, rejected=rejected, num_bytes=num_bytes, delivery=delivery)

@@ -1,0 +1,49 @@
+"""What the loader hands out: a global batch as one rank sees it, microbatch by microbatch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from headrace.quarantine import Rejected
+from headrace.ticket import step_of
+from headrace.trainer.loading.collate import PackedMicrobatch
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Microbatch:
+    """One microbatch of one of this rank's replicas.
+
+    The tensors of `data` may be views of memory that a preprocessor on this host shares: read-only, and valid until the step is
+    committed or the loader is closed. Copy what is needed for longer.
+    """
+
+    replica: int
+    index: int
+    data: PackedMicrobatch
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Step:
+    """One global batch as this rank sees it. Iterate over it once."""
+
+    index: int
+    num_samples: int
+    """Of the whole global batch, over all ranks."""
+    _microbatches: Iterator[Microbatch]
+    _tickets: list[str]
+    rejected: list[Rejected] = field(default_factory=list)
+    """Samples that turned out to be damaged when decoded; complete once the step is iterated."""
+    consumed: bool = False
+    """Whether its microbatches were all handed out."""
+    data_wait_s: float = 0.0
+    started_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def _trace(self) -> str:
+        """The step that its tickets name; empty where this rank has none."""
+        return step_of(self._tickets[0]) if self._tickets else ""
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        return self._microbatches

@@ -1,0 +1,82 @@
+"""The pre-norm transformer block that both encoders and the decoder stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headrace.model_shape import TransformerShape
+from headrace.trainer.models.attention import Segments, packed_attention
+from headrace.trainer.models.rotary import Rotation
+
+NormFactory = Callable[[int], nn.Module]
+
+
+class SelfAttention(nn.Module):
+    """Rotary self-attention with grouped queries: (T, width) -> (T, width)."""
+
+    def __init__(self, shape: TransformerShape, *, causal: bool, bias: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.head_dim = shape.width // shape.heads
+        self.query = nn.Linear(shape.width, shape.width, bias=bias)
+        self.key = nn.Linear(shape.width, shape.kv_heads * self.head_dim, bias=bias)
+        self.value = nn.Linear(shape.width, shape.kv_heads * self.head_dim, bias=bias)
+        self.out = nn.Linear(shape.width, shape.width, bias=bias)
+
+    def forward(self, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
+        """`rotation` and `segments` are those of the packed sequence."""
+        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value))
+        mixed = packed_attention(rotation.apply(q), rotation.apply(k), v, segments, causal=self.causal)
+        output: Tensor = self.out(mixed.flatten(1))
+        return output
+
+
+class Mlp(nn.Module):
+    """GELU, or SwiGLU (Shazeer 2020, equation 6) where the shape is gated: (T, width) -> (T, width)."""
+
+    def __init__(self, shape: TransformerShape, *, bias: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.width, shape.mlp, bias=bias) if shape.gated else None
+        self.up = nn.Linear(shape.width, shape.mlp, bias=bias)
+        self.out = nn.Linear(shape.mlp, shape.width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Every row alone."""
+        inner = functional.gelu(self.up(x)) if self.gate is None else functional.silu(self.gate(x)) * self.up(x)
+        output: Tensor = self.out(inner)
+        return output
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a norm and added to its input: (T, width) -> (T, width)."""
+
+    def __init__(self, shape: TransformerShape, *, norm: NormFactory, causal: bool, bias: bool) -> None:
+        super().__init__()
+        self.attention_norm = norm(shape.width)
+        self.attention = SelfAttention(shape, causal=causal, bias=bias)
+        self.mlp_norm = norm(shape.width)
+        self.mlp = Mlp(shape, bias=bias)
+
+    def forward(self, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
+        """`rotation` and `segments` are those of the packed sequence."""
+        x = x + self.attention(self.attention_norm(x), rotation, segments)
+        output: Tensor = x + self.mlp(self.mlp_norm(x))
+        return output
+
+
+def encoder_blocks(shape: TransformerShape) -> nn.ModuleList:
+    """A ViT's: LayerNorm, biases, every token of a segment sees all of it."""
+    return nn.ModuleList(Block(shape, norm=nn.LayerNorm, causal=False, bias=True) for _ in range(shape.layers))
+
+
+def decoder_blocks(shape: TransformerShape) -> nn.ModuleList:
+    """Llama's: RMSNorm, no biases, causal."""
+    return nn.ModuleList(Block(shape, norm=rms_norm, causal=True, bias=False) for _ in range(shape.layers))
+
+
+def rms_norm(width: int) -> nn.Module:
+    """Zhang and Sennrich 2019, with the epsilon of Llama 3."""
+    return nn.RMSNorm(width, eps=1e-5)

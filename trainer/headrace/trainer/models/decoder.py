@@ -1,0 +1,48 @@
+"""A Llama-style decoder on packed samples (Touvron et al. 2023, section 2.2; grouped queries as in Llama 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headrace.model_shape import TransformerShape
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.block import decoder_blocks, rms_norm
+from headrace.trainer.models.rotary import Rotation, rotation
+
+_THETA = 500_000.0  # Llama 3
+
+
+class Decoder(nn.Module):
+    """Embeddings (T, width) -> hidden states (T, width); a token sees what precedes it in its own sample.
+
+    `embed` and `output_weight` are its two ends; with `tied` they are one matrix.
+    """
+
+    def __init__(self, shape: TransformerShape, *, vocab_size: int, tied: bool) -> None:
+        super().__init__()
+        self.width = shape.width
+        self.head_dim = shape.width // shape.heads
+        # weights come later; drawn by torch on the meta device, they would cost every process seconds of imports
+        self.embed = nn.Embedding(vocab_size, shape.width, _weight=torch.empty(vocab_size, shape.width))
+        self.layers = decoder_blocks(shape)
+        self.norm = rms_norm(shape.width)
+        self.head = None if tied else nn.Linear(shape.width, vocab_size, bias=False)
+
+    def forward(self, embeddings: Tensor, position_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """`position_ids` (T,) is on the device, `cu_seqlens` (n + 1,) on the host."""
+        x = embeddings
+        surroundings = self.surroundings(position_ids, cu_seqlens)
+        for layer in self.layers:
+            x = layer(x, *surroundings)
+        output: Tensor = self.norm(x)
+        return output
+
+    def surroundings(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Rotation, Segments]:
+        """What every layer takes besides."""
+        return rotation(position_ids[:, None], self.head_dim, theta=_THETA), Segments.of(cu_seqlens, position_ids.device)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """(vocab_size, width): hidden states times its transpose are the logits."""
+        return self.embed.weight if self.head is None else self.head.weight

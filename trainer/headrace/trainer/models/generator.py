@@ -1,0 +1,110 @@
+"""A diffusion transformer (Peebles and Xie 2023) that learns to make a sample's images of noise, conditioned on the LLM.
+
+Rectified flow (Liu et al. 2022; Lipman et al. 2022): on the straight way x_t = (1 - t) image + t noise it predicts the velocity
+noise - image. A row is a merged token: the merge * merge patches that are one placeholder in the LLM, `values` numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headrace.model_shape import TransformerShape
+from headrace.spec import ImageSpec
+from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.block import encoder_blocks
+from headrace.trainer.models.rotary import Rotation, rotation
+from headrace.trainer.models.vision_encoder import centred, patch_positions
+
+_THETA = 10_000.0  # Su et al. 2021; of times as Peebles and Xie have it
+_TIME_SCALE = 1000.0  # times from 0 to 1 lie as far apart as the steps of a diffusion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flow:
+    """Where the L tokens of a microbatch are on their way from image to noise."""
+
+    noisy: Tensor
+    """(L, values) float32."""
+    time: Tensor
+    """(L,) float32 from 0, the image, to 1, the noise; one for all tokens of an image."""
+    velocity: Tensor
+    """(L, values) float32."""
+
+
+class Generator(nn.Module):
+    """Noisy tokens and a condition for each, (L, width), -> the loss of their velocities; a token sees its own image only."""
+
+    def __init__(self, shape: TransformerShape, image: ImageSpec, *, seed: int = 0) -> None:
+        """`seed`: of the job, for times and noise."""
+        super().__init__()
+        self.seed = seed
+        self.group = image.merge**2
+        self.merge = image.merge
+        self.width = shape.width
+        self.head_dim = shape.width // shape.heads
+        self.values = 3 * self.group * image.patch**2
+        self.embed = nn.Linear(self.values, shape.width)
+        self.time = nn.Linear(shape.width, shape.width)
+        self.layers = encoder_blocks(shape)
+        self.norm = nn.LayerNorm(shape.width)
+        self.head = nn.Linear(shape.width, self.values)
+
+    def forward(self, microbatch: PackedMicrobatch, conditions: Tensor) -> Tensor:
+        """The sum of the losses of all tokens: float32 scalar. A microbatch of at least one image."""
+        flow = self.flow(microbatch)
+        x = self.enter(flow, conditions)
+        surroundings = self.surroundings(microbatch.image_grids, x.device)
+        for layer in self.layers:
+            x = layer(x, *surroundings)
+        return self.loss(x, flow)
+
+    def tokens(self, lengths: Tensor) -> Tensor:
+        """(I,) patches of each image -> (I,) its tokens."""
+        return lengths // self.group
+
+    def num_rows(self, image_cu_seqlens: Tensor) -> int:
+        """Of the hidden states between layers."""
+        return int(image_cu_seqlens[-1]) // self.group
+
+    def flow(self, microbatch: PackedMicrobatch) -> Flow:
+        """Time and noise follow from the job's seed and a sample's id: whichever process draws them, in whichever microbatch,
+        however often.
+        """
+        lengths = self.tokens(microbatch.image_cu_seqlens.diff())
+        times, noises = [], []
+        for sample, images in zip(
+            microbatch.sample_ids.tolist(), torch.split(lengths, microbatch.images_per_sample.tolist()), strict=True
+        ):
+            digest = hashlib.blake2b(f"{self.seed}/{sample}".encode(), digest_size=8).digest()
+            dice = torch.Generator().manual_seed(int.from_bytes(digest))
+            times.append(torch.rand(len(images), generator=dice))
+            noises.append(torch.randn(int(images.sum()), self.values, generator=dice))
+        image = centred(microbatch.patches, torch.float32).view(-1, self.values)
+        time = torch.repeat_interleave(torch.cat(times), lengths).to(image.device, non_blocking=True)
+        noise = torch.cat(noises).to(image.device, non_blocking=True)
+        return Flow(noisy=torch.lerp(image, noise, time[:, None]), time=time, velocity=noise - image)
+
+    def enter(self, flow: Flow, conditions: Tensor) -> Tensor:
+        """What the first layer takes: (L, width)."""
+        dtype = self.embed.weight.dtype
+        angles = rotation(_TIME_SCALE * flow.time[:, None], self.width, theta=_THETA)
+        waves = torch.cat((angles.cos, angles.sin), dim=-1).squeeze(1)
+        x: Tensor = self.embed(flow.noisy.to(dtype)) + self.time(waves.to(dtype)) + conditions
+        return x.to(dtype)
+
+    def surroundings(self, image_grids: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
+        """What every layer takes besides; `image_grids` (I, 3) is on the host."""
+        grids = image_grids // torch.tensor([1, self.merge, self.merge])
+        positions = patch_positions(grids, merge=1).to(device, non_blocking=True)
+        return rotation(positions, self.head_dim, theta=_THETA), Segments.of(cumulative(grids.prod(dim=1)), device)
+
+    def loss(self, x: Tensor, flow: Flow) -> Tensor:
+        """Behind the last layer: squared error of the velocity, the mean over a token's values, the sum over tokens."""
+        velocity: Tensor = self.head(self.norm(x))
+        return functional.mse_loss(velocity.float(), flow.velocity, reduction="sum") / self.values

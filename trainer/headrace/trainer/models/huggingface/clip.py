@@ -1,0 +1,131 @@
+"""The vision towers of SigLIP (Zhai et al. 2023) and CLIP (Radford et al. 2021): a learned position for every place of a grid."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.clip.modeling_clip import CLIPVisionModel
+from transformers.models.siglip.modeling_siglip import SiglipVisionModel
+from transformers.utils.constants import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
+
+from headrace.spec import ImageSpec
+from headrace.trainer.loading.collate import cumulative
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.huggingface.parts import Adapted, skeleton
+from headrace.trainer.models.huggingface.vision_tower import check_patch, embed_patches, vision_config
+from headrace.trainer.models.vision_encoder import VisionEncoder, patch_positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Images:
+    """Some images as the layers see them. I: images, P: patches, R: rows, which are the patches and CLIP's class tokens."""
+
+    grids: Tensor
+    """(I, 3) of (t, h, w), on the host."""
+    merge: int
+    segments: Segments
+    """The rows of each image."""
+    rows: Tensor
+    """(P,) int64: the row of every patch."""
+
+
+class Entrance(nn.Module):
+    """Adds the positions, CLIP's class tokens and CLIP's first norm: (P, width) -> (R, width)."""
+
+    def __init__(self, embeddings: nn.Module, norm: nn.Module | None) -> None:
+        super().__init__()
+        self.embeddings, self.norm = embeddings, norm
+
+    def forward(self, x: Tensor, images: Images) -> Tensor:
+        """`images` are the packed ones."""
+        table = self.embeddings.get_parameter("position_embedding.weight")
+        if self.norm is None:
+            return x + _positions(table, images)
+        class_token = self.embeddings.get_parameter("class_embedding") + table[0]
+        rows = class_token.repeat(sum(images.segments.lengths), 1)
+        output: Tensor = self.norm(rows.index_copy(0, images.rows, x + _positions(table[1:], images)))
+        return output
+
+
+class ClipLayer(nn.Module):
+    """A layer of a tower: (R, width) -> (R, width). The first one takes patches only, and the last one leaves them only."""
+
+    def __init__(self, layer: nn.Module, *, entrance: Entrance | None, is_last: bool) -> None:
+        super().__init__()
+        self.entrance, self.layer, self.is_last = entrance, layer, is_last
+
+    def forward(self, x: Tensor, images: Images) -> Tensor:
+        """`images` are the packed ones."""
+        x = x if self.entrance is None else self.entrance(x, images)
+        output: Tensor = self.layer(x[None], attention_mask=images.segments)[0]
+        return output[images.rows] if self.is_last else output
+
+
+class ClipVision(Adapted, VisionEncoder):
+    """A tower without its head: uint8 patches (P, 3 * patch * patch) -> features (P, width), as packed.
+
+    Images may have any size: positions are interpolated, as `transformers` does on demand. CLIP's features are those before the
+    norm that only its class token passes.
+    """
+
+    checkpoint_prefixes = ("", "vision_model.", "model.vision_tower.", "vision_tower.", "vision_tower.vision_model.")
+
+    def __init__(self, path: Path, image: ImageSpec) -> None:
+        """Raises UserError where the model cannot take the job's patches."""
+        nn.Module.__init__(self)
+        config = vision_config(path)
+        check_patch(path, config, image)
+        is_clip = config.model_type == "clip_vision_model"
+        model = skeleton((CLIPVisionModel if is_clip else SiglipVisionModel)._from_config, config)
+        self.merge, self.width = image.merge, config.hidden_size
+        self.extra_rows = int(is_clip)
+        """Of an image, besides its patches."""
+        self.embed = model.embeddings.patch_embedding
+        entrance = Entrance(model.embeddings, model.pre_layrnorm if is_clip else None)
+        last = config.num_hidden_layers - 1
+        self.layers = nn.ModuleList(
+            ClipLayer(layer, entrance=None if index else entrance, is_last=index == last)
+            for index, layer in enumerate(model.encoder.layers)
+        )
+        norm: Any = nn.Identity() if is_clip else model.post_layernorm
+        self.norm = norm
+        self._mean = OPENAI_CLIP_MEAN if is_clip else IMAGENET_STANDARD_MEAN
+        self._std = OPENAI_CLIP_STD if is_clip else IMAGENET_STANDARD_STD
+        self.adopt(model, path)
+
+    def num_rows(self, image_cu_seqlens: Tensor) -> int:
+        """Of the hidden states between layers."""
+        return int(image_cu_seqlens[-1]) + self.extra_rows * (len(image_cu_seqlens) - 1)
+
+    def enter(self, patches: Tensor) -> Tensor:
+        """What the first layer takes: (P, width)."""
+        return embed_patches(patches, self.embed.weight, self.embed.bias, self._mean, self._std)
+
+    def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
+        """What every layer takes besides."""
+        lengths = image_cu_seqlens.diff()
+        number = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        rows = torch.arange(len(number)) + (number + 1) * self.extra_rows
+        segments = Segments.of(cumulative(lengths + self.extra_rows), device)
+        return (Images(grids=image_grids, merge=self.merge, segments=segments, rows=rows.to(device, non_blocking=True)),)
+
+
+def _positions(table: Tensor, images: Images) -> Tensor:
+    """(side * side, width) of a square grid -> (P, width) of the patches, as packed."""
+    side = math.isqrt(len(table))
+    square = table.T.reshape(1, -1, side, side)
+    places = patch_positions(images.grids, images.merge).to(table.device, non_blocking=True)
+    found = []
+    for grid, inside in zip(images.grids.tolist(), torch.split(places, images.grids.prod(dim=1).tolist()), strict=True):
+        height, width = grid[1:]
+        resized = square
+        if (height, width) != (side, side):
+            resized = functional.interpolate(square, (height, width), mode="bicubic", align_corners=False)
+        found.append(resized[0, :, inside[:, 0], inside[:, 1]].T)
+    return torch.cat(found)

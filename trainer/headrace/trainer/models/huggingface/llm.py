@@ -1,0 +1,78 @@
+"""Decoders of `transformers`: Llama, Qwen2 and 2.5, Qwen3, Mistral."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from headrace.errors import UserError
+from headrace.model_shape import TransformerShape
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.decoder import Decoder
+from headrace.trainer.models.huggingface.packed_layer import PackedLayer
+from headrace.trainer.models.huggingface.parts import Adapted, read_config, skeleton
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+"""By `model_type`; qwen2 is also Qwen2.5's."""
+_BY_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotary positions whose frequencies follow from the length of a sequence."""
+
+
+class AdaptedDecoder(Adapted, Decoder):
+    """Embeddings (T, width) -> hidden states (T, width), as `headrace.trainer.models.decoder.Decoder`."""
+
+    def __init__(self, path: Path, *, vocab_size: int) -> None:
+        """`vocab_size`: of the job's tokenizer. Raises UserError where the model cannot run on packed samples of that."""
+        nn.Module.__init__(self)
+        config = _config(path)
+        if vocab_size > config.vocab_size:
+            raise UserError(
+                f"the job's tokenizer has {vocab_size} tokens, but the model in {path} embeds {config.vocab_size}: "
+                "set the job's text.tokenizer to the tokenizer.json of the model"
+            )
+        model = skeleton(AutoModelForCausalLM.from_config, config)
+        self.width = config.hidden_size
+        self.embed = model.model.embed_tokens
+        self.layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
+        self.norm = model.model.norm
+        self.head = None if config.tie_word_embeddings else model.lm_head
+        self._rotary, self._config = type(model.model.rotary_emb), model.config
+        self.adopt(model, path)
+
+    def surroundings(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Any, ...]:
+        """What every layer takes besides."""
+        with torch.device(position_ids.device):
+            rotary = self._rotary(self._config)
+        like = torch.empty(0, device=position_ids.device)
+        return Segments.of(cu_seqlens, position_ids.device), rotary(like, position_ids[None])
+
+
+def decoder_shape(path: Path) -> TransformerShape:
+    """Its sizes. Raises UserError for a model of another family."""
+    config = _config(path)
+    return TransformerShape(
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        mlp=config.intermediate_size,
+        gated=True,
+        vocab=config.vocab_size,
+    )
+
+
+def _config(path: Path) -> Any:
+    config = read_config(path)
+    if config.model_type not in FAMILIES:
+        raise UserError(f"the model in {path} is a {config.model_type!r}; an llm is one of {', '.join(FAMILIES)}")
+    kind = config.rope_parameters["rope_type"]
+    if kind in _BY_LENGTH:
+        raise UserError(
+            f"the rotary positions of the model in {path} are {kind!r}, which depend on a sample's length and so cannot be "
+            "packed: set rope_type to default, linear, yarn or llama3 in its config.json"
+        )
+    return config

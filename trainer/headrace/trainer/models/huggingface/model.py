@@ -1,0 +1,101 @@
+"""The whole model with units of `transformers` in place of compact ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from headrace.model_shape import ModelShape
+from headrace.spec import AudioSpec, ImageSpec
+from headrace.trainer.models import multimodal
+from headrace.trainer.models.adapted_units import HuggingFaceUnits
+from headrace.trainer.models.huggingface.clip import ClipVision
+from headrace.trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
+from headrace.trainer.models.huggingface.parts import Adapted
+from headrace.trainer.models.huggingface.qwen_vision import qwen_vision
+from headrace.trainer.models.huggingface.safetensors_reader import has_weights
+from headrace.trainer.models.huggingface.vision_tower import vision_config, vision_shape
+from headrace.trainer.models.huggingface.whisper import WhisperAudio, audio_shape
+from headrace.trainer.models.multimodal import MultimodalModel
+
+
+def adapted_shape(units: HuggingFaceUnits, shape: ModelShape) -> ModelShape:
+    """The sizes of these units and, of the others, those of `shape`.
+
+    Raises UserError for a path without a configuration, or with that of a model that is not adapted.
+    """
+    return replace(
+        shape,
+        vision=shape.vision if units.vision is None else vision_shape(units.vision),
+        audio=shape.audio if units.audio is None else audio_shape(units.audio),
+        llm=shape.llm if units.llm is None else decoder_shape(units.llm),
+    )
+
+
+def pretrained(units: HuggingFaceUnits) -> list[Path]:
+    """Folders of these units that have weights besides a configuration."""
+    return [path for path in (units.vision, units.audio, units.llm) if path is not None and has_weights(path)]
+
+
+def adapted_model(
+    units: HuggingFaceUnits,
+    shape: ModelShape,
+    *,
+    vocab_size: int,
+    image: ImageSpec,
+    audio: AudioSpec,
+    image_token_id: int,
+    audio_token_id: int,
+    seed: int = 0,
+) -> MultimodalModel:
+    """On the meta device, for `stages.build_stages` to take stages of, or for `to_empty` and `initialise`.
+
+    shape: of the units that are the compact model's. The rest as of `MultimodalModel`. Projectors are the compact model's, but
+    for Qwen2.5-VL's own where it leads to the LLM's width. Raises UserError where a unit does not fit the job or the packed form.
+    """
+    shape = adapted_shape(units, shape)
+    with torch.device("meta"):
+        model = MultimodalModel(
+            shape,
+            vocab_size=vocab_size,
+            image=image,
+            audio=audio,
+            image_token_id=image_token_id,
+            audio_token_id=audio_token_id,
+            seed=seed,
+        )
+    if units.vision is not None:
+        _adapt_vision(model, units.vision, image, token_width=shape.llm.width)
+    if units.audio is not None:
+        model.audio = WhisperAudio(units.audio, audio)
+    if units.llm is not None:
+        model.decoder = AdaptedDecoder(units.llm, vocab_size=vocab_size)
+    return model
+
+
+def initialise(model: MultimodalModel, seed: int) -> None:
+    """Weights for the whole model, or for what a stage has of it: of each adapted unit as `Adapted.initialise` says, of all else
+    as `headrace.trainer.models.multimodal.initialise` does.
+    """
+    adapted = {name: child for name, child in model.named_children() if isinstance(child, Adapted)}
+    _place(model, dict.fromkeys(adapted))
+    multimodal.initialise(model, seed)
+    _place(model, adapted)
+    for name, unit in adapted.items():
+        unit.initialise(name, seed)
+
+
+def _adapt_vision(model: MultimodalModel, path: Path, image: ImageSpec, *, token_width: int) -> None:
+    if vision_config(path).model_type == "qwen2_5_vl_vision":
+        model.vision, merger = qwen_vision(path, image, token_width=token_width)
+        model.vision_projector = merger or model.vision_projector
+    else:
+        model.vision = ClipVision(path, image)
+
+
+def _place(model: nn.Module, children: dict[str, Adapted] | dict[str, None]) -> None:
+    for name, child in children.items():
+        model.register_module(name, child)

@@ -1,0 +1,59 @@
+"""Which vision tower of `transformers` a local model has, what it is made into, and how patches enter it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from headrace.errors import UserError
+from headrace.model_shape import TransformerShape
+from headrace.spec import ImageSpec
+from headrace.trainer.models.huggingface.parts import read_config
+
+FAMILIES = ("qwen2_5_vl_vision", "siglip_vision_model", "clip_vision_model")
+"""By `model_type`, of the tower itself or within the model that it is a part of."""
+
+
+def vision_config(path: Path) -> Any:
+    """Of the tower. Raises UserError for one of another family."""
+    whole = read_config(path)
+    config = getattr(whole, "vision_config", whole)
+    if config.model_type not in FAMILIES:
+        raise UserError(f"the vision tower in {path} is a {config.model_type!r}; it must be one of {', '.join(FAMILIES)}")
+    return config
+
+
+def vision_shape(path: Path) -> TransformerShape:
+    """Its sizes, without its windows. Raises UserError for a model of another family."""
+    config = vision_config(path)
+    return TransformerShape(
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_attention_heads,
+        mlp=config.intermediate_size,
+        gated=config.model_type == "qwen2_5_vl_vision",
+    )
+
+
+def check_patch(path: Path, config: Any, image: ImageSpec) -> None:
+    """Raise UserError where the job cuts images into patches of another size."""
+    if image.patch != config.patch_size:
+        raise UserError(
+            f"the model in {path} takes patches of {config.patch_size} pixels, but the job's image.patch is {image.patch}: "
+            f"set it to {config.patch_size}"
+        )
+
+
+def embed_patches(patches: Tensor, kernel: Tensor, bias: Tensor | None, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 patches (P, 3 * patch * patch) -> (P, width): standardised by channel, then what a convolution makes of each.
+
+    kernel: (width, 3, patch, patch). mean, std: of the channels, in the range from 0 to 1.
+    """
+    scaled = patches.view(len(patches), 3, -1).to(kernel.dtype) / 255
+    centre, spread = (scaled.new_tensor(values)[:, None] for values in (mean, std))
+    return functional.linear(((scaled - centre) / spread).flatten(1), kernel.flatten(1), bias).to(kernel.dtype)

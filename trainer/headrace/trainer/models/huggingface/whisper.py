@@ -1,0 +1,112 @@
+"""The encoder of Whisper (Radford et al. 2022, section 2.2) on recordings of any length up to its own.
+
+Its positions are a table, 30 seconds long as published. A job that lets a longer recording through is refused when the model is
+made, before the first step, rather than when such a recording comes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.whisper.modeling_whisper import WhisperEncoder, sinusoids
+
+from headrace.errors import UserError
+from headrace.model_shape import TransformerShape
+from headrace.spec import AudioSpec
+from headrace.trainer.loading.collate import cumulative
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.audio_encoder import STRIDE, AudioEncoder, encoder_frames
+from headrace.trainer.models.huggingface.packed_layer import PackedLayer
+from headrace.trainer.models.huggingface.parts import Adapted, read_config, skeleton
+
+
+class WhisperAudio(Adapted, AudioEncoder):
+    """mel (F, bins) -> features (sum of ceil(frames / 2), width); a frame sees its own recording only.
+
+    Whisper itself fills every recording up with silence to one length; here a recording ends where it ends. Positions are the
+    sinusoids with which Whisper was trained, which do not learn.
+    """
+
+    checkpoint_prefixes = ("model.encoder.", "encoder.", "")
+
+    def __init__(self, path: Path, audio: AudioSpec) -> None:
+        """Raises UserError where the model cannot take the job's mel frames, or the longest recording that it lets through."""
+        nn.Module.__init__(self)
+        config = _config(path)
+        if audio.mel_bins != config.num_mel_bins:
+            raise UserError(
+                f"the model in {path} takes {config.num_mel_bins} mel bins, but the job's audio.mel_bins is {audio.mel_bins}: "
+                f"set it to {config.num_mel_bins}"
+            )
+        if -(-audio.most_frames // STRIDE) > config.max_source_positions:
+            positions = config.max_source_positions
+            seconds = positions * STRIDE * audio.hop_samples / audio.sample_rate
+            raise UserError(
+                f"the job's audio.max_seconds ({audio.max_seconds:g}) allows more than the {positions} positions of the model in "
+                f"{path}: set it to {seconds:g}, and longer recordings are quarantined; a changed job needs a new name"
+            )
+        model = skeleton(WhisperEncoder._from_config, config)
+        self.width = config.d_model
+        self.conv1, self.conv2 = model.conv1, model.conv2
+        self.layers = nn.ModuleList(PackedLayer(layer) for layer in model.layers)
+        self.norm = model.layer_norm
+        self.adopt(model, path)
+
+    def enter(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
+        """What the first layer takes: (sum of ceil(frames / 2), width)."""
+        lengths = encoder_frames(mel_frames)
+        dtype = self.conv1.get_parameter("weight").dtype
+        x = functional.gelu(packed_conv(self.conv1, mel.to(dtype), mel_frames))
+        x = functional.gelu(packed_conv(self.conv2, x, mel_frames)).to(dtype)
+        place = torch.arange(len(x)) - torch.repeat_interleave(cumulative(lengths)[:-1], lengths)
+        with torch.device(x.device):
+            table: Tensor = sinusoids(int(lengths.max()), self.width)
+        return x + table[place.to(x.device, non_blocking=True)]
+
+    def surroundings(self, mel_frames: Tensor, device: torch.device) -> tuple[Any, ...]:
+        """What every layer takes besides."""
+        return (Segments.of(cumulative(encoder_frames(mel_frames)), device),)
+
+
+def packed_conv(conv: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+    """A convolution of width 3 and padding 1 on every segment alone: (L, in) -> (sum of ceil(length / stride), out).
+
+    The segments lie in one sequence, zeros between them, each from a multiple of the stride on. `lengths` (n,) is on the host.
+    """
+    assert isinstance(conv, nn.Conv1d)
+    stride = conv.stride[0]
+    room = (lengths // stride + 1) * stride
+    starts, taken = cumulative(room)[:-1], (lengths + stride - 1) // stride
+    spread = x.new_zeros(int(room.sum()), x.shape[1]).index_copy(0, _places(starts, lengths).to(x.device, non_blocking=True), x)
+    output: Tensor = conv(spread.T[None])[0].T
+    return output[_places(starts // stride, taken).to(x.device, non_blocking=True)]
+
+
+def audio_shape(path: Path) -> TransformerShape:
+    """Its sizes. Raises UserError for a model of another family."""
+    config = _config(path)
+    return TransformerShape(
+        layers=config.encoder_layers,
+        width=config.d_model,
+        heads=config.encoder_attention_heads,
+        kv_heads=config.encoder_attention_heads,
+        mlp=config.encoder_ffn_dim,
+        gated=False,
+    )
+
+
+def _places(starts: Tensor, lengths: Tensor) -> Tensor:
+    """The numbers from each start on, as many as its length, one behind the other."""
+    before = cumulative(lengths)[:-1]
+    return torch.arange(int(lengths.sum())) + torch.repeat_interleave(starts - before, lengths)
+
+
+def _config(path: Path) -> Any:
+    config = read_config(path)
+    if config.model_type != "whisper":
+        raise UserError(f"the model in {path} is a {config.model_type!r}, but an audio encoder is that of a 'whisper': name one")
+    return config

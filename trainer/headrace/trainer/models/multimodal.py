@@ -1,0 +1,177 @@
+"""The whole model: encoders and projectors fill the placeholder rows of the decoder's input.
+
+A generator, where there is one, makes the images anew from the decoder's output at their placeholders.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor, nn
+
+from headrace.errors import HeadraceError, UserError
+from headrace.model_shape import MODEL_SHAPES, ModelShape
+from headrace.spec import AudioSpec, ImageSpec, JobSpec
+from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.models.audio_encoder import STRIDE, AudioEncoder, encoder_frames
+from headrace.trainer.models.decoder import Decoder
+from headrace.trainer.models.generator import Generator
+from headrace.trainer.models.loss import StepLoss, token_loss
+from headrace.trainer.models.projector import Projector
+from headrace.trainer.models.vision_encoder import VisionEncoder
+
+# Llama-3.2-1B and 3B and Qwen2.5-3B (width 3072 at most) tie embedding and head, Qwen2.5-7B and Llama-3-8B do not.
+_WIDEST_TIED = 3072
+_INIT_STD = 0.02  # GPT-2
+
+
+class MultimodalModel(nn.Module):
+    """Modules that know nothing of each other, and the order in which they are called."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        *,
+        vocab_size: int,
+        image: ImageSpec,
+        audio: AudioSpec,
+        image_token_id: int,
+        audio_token_id: int,
+        seed: int = 0,
+    ) -> None:
+        """`seed`: of the job, for what a generator draws; weights come later.
+
+        Raises UserError where a placeholder lies outside of the vocabulary or `audio.frames_per_token` is odd.
+        """
+        super().__init__()
+        if not (0 <= image_token_id < vocab_size and -1 <= audio_token_id < vocab_size):
+            raise UserError(
+                f"placeholders {image_token_id} and {audio_token_id} must lie in the vocabulary of {vocab_size} tokens"
+            )
+        if audio.frames_per_token % STRIDE:
+            raise UserError(f"audio.frames_per_token ({audio.frames_per_token}) must be a multiple of {STRIDE}: make it even")
+        self.image_token_id = image_token_id
+        self.audio_token_id = audio_token_id
+        width = shape.llm.width
+        self.vision = VisionEncoder(shape.vision, image)
+        self.vision_projector = Projector(width_in=shape.vision.width, group=image.merge**2, width_out=width)
+        self.audio = AudioEncoder(shape.audio, audio)
+        self.audio_projector = Projector(width_in=shape.audio.width, group=audio.frames_per_token // STRIDE, width_out=width)
+        self.decoder = Decoder(shape.llm, vocab_size=vocab_size, tied=width <= _WIDEST_TIED)
+        self.generator: Generator | None = None
+        self.generator_projector: Projector | None = None
+        if shape.generator is not None:
+            self.generator_projector = Projector(width_in=width, group=1, width_out=shape.generator.width)
+            self.generator = Generator(shape.generator, image, seed=seed)
+
+    def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
+        """The summed loss of a microbatch that is on the model's device. With a generator every image token is a target too.
+
+        Modules without input take no part, so their parameters keep a gradient of None. Without any target the loss is a
+        constant 0. Raises HeadraceError where placeholders and media differ in number.
+        """
+        num_generated = 0 if self.generator is None else self.generator.num_rows(microbatch.image_cu_seqlens)
+        if microbatch.num_targets + num_generated == 0:
+            return StepLoss(loss_sum=torch.zeros((), device=microbatch.input_ids.device), num_targets=0)
+        embeddings = self.embed(microbatch)
+        hidden = self.decoder(embeddings, microbatch.position_ids, microbatch.cu_seqlens)
+        loss_sum = token_loss(hidden, microbatch.labels, self.decoder.output_weight)
+        if self.generator is not None and num_generated:
+            loss_sum = loss_sum + self.generator(microbatch, self.conditions(hidden, microbatch.input_ids))
+        return StepLoss(loss_sum=loss_sum, num_targets=microbatch.num_targets + num_generated)
+
+    def embed(self, microbatch: PackedMicrobatch) -> Tensor:
+        """(T, width): token embeddings with the media in place of their placeholders, in packing order."""
+        ids = microbatch.input_ids
+        x: Tensor = self.decoder.embed(ids)
+        x = fill(x, ids == self.image_token_id, self.image_tokens(microbatch), "image")
+        return fill(x, ids == self.audio_token_id, self.audio_tokens(microbatch), "audio")
+
+    def image_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
+        """(t, width) of all images in order; None without any."""
+        if not len(microbatch.patches):
+            return None
+        features = self.vision(microbatch.patches, microbatch.image_grids, microbatch.image_cu_seqlens)
+        tokens: Tensor = self.vision_projector(features, microbatch.image_cu_seqlens.diff())
+        return tokens
+
+    def conditions(self, hidden: Tensor, input_ids: Tensor) -> Tensor:
+        """(t, generator's width) for all image tokens in order, from the decoder's output (T, width)."""
+        assert self.generator_projector is not None, "the model has a generator"
+        rows = (input_ids == self.image_token_id).nonzero().squeeze(1)
+        conditions: Tensor = self.generator_projector(hidden[rows], torch.tensor([len(rows)]))
+        return conditions
+
+    def audio_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
+        """(t, width) of all recordings in order; None without any."""
+        if not len(microbatch.mel):
+            return None
+        features = self.audio(microbatch.mel, microbatch.mel_frames)
+        tokens: Tensor = self.audio_projector(features, encoder_frames(microbatch.mel_frames))
+        return tokens
+
+
+def fill(x: Tensor, is_placeholder: Tensor, tokens: Tensor | None, what: str) -> Tensor:
+    """Rows of x (T, width) replaced, in order, by `tokens`. Raises HeadraceError where their numbers differ."""
+    rows = is_placeholder.nonzero().squeeze(1)
+    count = 0 if tokens is None else len(tokens)
+    if len(rows) != count:
+        raise HeadraceError(
+            f"the microbatch has {len(rows)} {what} placeholders for {count} {what} tokens: "
+            "preprocessor and trainer disagree on the patch grid, the mel frames or the placeholder ids"
+        )
+    return x if tokens is None else x.index_copy(0, rows, tokens.to(x.dtype))
+
+
+def build_model(
+    shape_name: str,
+    spec: JobSpec,
+    vocab_size: int,
+    image_token_id: int,
+    audio_token_id: int,
+    seed: int,
+    *,
+    device: torch.device | str = "cpu",
+) -> MultimodalModel:
+    """A named shape with the job's image and audio settings; equal seeds give equal weights on one kind of device.
+
+    On the meta device the weights have shapes only. Raises UserError for an unknown shape.
+    """
+    if shape_name not in MODEL_SHAPES:
+        raise UserError(f"no model {shape_name!r}; there are {', '.join(MODEL_SHAPES)}")
+    with torch.device("meta"):
+        model = MultimodalModel(
+            MODEL_SHAPES[shape_name],
+            vocab_size=vocab_size,
+            image=spec.image,
+            audio=spec.audio,
+            image_token_id=image_token_id,
+            audio_token_id=audio_token_id,
+            seed=seed,
+        )
+    if torch.device(device).type != "meta":
+        model.to_empty(device=device)
+        initialise(model, seed)
+    return model
+
+
+@torch.no_grad()
+def initialise(model: MultimodalModel, seed: int) -> None:
+    """GPT-2's initialisation (Radford et al. 2019, section 2.3).
+
+    Weights are normal with deviation 0.02; what a block adds to its input is scaled down by the root of the number of such
+    additions in its stack. Biases are 0, norms start as identities. Every module draws from a generator of its own, seeded by
+    its name: a pipeline stage that has some of the layers gets the weights that these have in the whole model.
+    """
+    for name, module in model.named_modules():
+        unit, _, inside = name.partition(".layers.")
+        additions = 2 * len(model.get_submodule(f"{unit}.layers")) if inside.endswith(".out") else 1  # type: ignore[arg-type]
+        if isinstance(module, nn.Linear | nn.Embedding):
+            generator = torch.Generator(module.weight.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+            nn.init.normal_(module.weight, std=_INIT_STD / math.sqrt(additions), generator=generator)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            module.reset_parameters()

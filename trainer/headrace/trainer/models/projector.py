@@ -1,0 +1,42 @@
+"""From encoder features to LLM tokens: neighbours are joined and mapped by an MLP (Qwen2-VL's patch merger)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headrace.trainer.loading.collate import cumulative
+
+
+class Projector(nn.Module):
+    """Features (L, width_in) -> tokens (sum of ceil(length / group), width_out).
+
+    The last group of a segment is filled with zeros where the segment ends early. Images never do: their patches come in
+    whole merge groups.
+    """
+
+    def __init__(self, *, width_in: int, group: int, width_out: int) -> None:
+        super().__init__()
+        self.group = group
+        self.norm = nn.LayerNorm(width_in)
+        self.up = nn.Linear(group * width_in, group * width_in)
+        self.down = nn.Linear(group * width_in, width_out)
+
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """`lengths` (n,) of the segments is on the host."""
+        joined = self._fill(self.norm(features), lengths).view(-1, self.group * features.shape[1])
+        output: Tensor = self.down(functional.gelu(self.up(joined)))
+        return output
+
+    def tokens(self, lengths: Tensor) -> Tensor:
+        """(n,) of the segments -> (n,) tokens that they become."""
+        return (lengths + self.group - 1) // self.group
+
+    def _fill(self, x: Tensor, lengths: Tensor) -> Tensor:
+        filled = self.tokens(lengths) * self.group
+        if torch.equal(filled, lengths):
+            return x
+        moved = cumulative(filled)[:-1] - cumulative(lengths)[:-1]
+        rows = torch.arange(len(x)) + torch.repeat_interleave(moved, lengths)
+        return x.new_zeros(int(filled.sum()), x.shape[1]).index_copy(0, rows.to(x.device, non_blocking=True), x)

@@ -1,0 +1,78 @@
+"""A ViT on packed uint8 patches of any number of images of any size (Qwen2-VL, Wang et al. 2024, section 2.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headrace.model_shape import TransformerShape
+from headrace.spec import ImageSpec
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.block import encoder_blocks
+from headrace.trainer.models.rotary import Rotation, rotation
+
+_THETA = 10_000.0  # Su et al. 2021; also Qwen2-VL's vision tower
+
+
+class VisionEncoder(nn.Module):
+    """uint8 patches (P, 3 * patch * patch) -> features (P, width); a patch sees its own image only.
+
+    Qwen2-VL embeds a still image as two equal frames. A convolution over two equal frames is one linear map with the sum of
+    both kernels, so the repetition is not computed.
+    """
+
+    def __init__(self, shape: TransformerShape, image: ImageSpec) -> None:
+        super().__init__()
+        self.merge = image.merge
+        self.width = shape.width
+        self.head_dim = shape.width // shape.heads
+        self.embed = nn.Linear(3 * image.patch * image.patch, shape.width)
+        self.layers = encoder_blocks(shape)
+        self.norm = nn.LayerNorm(shape.width)
+
+    def forward(self, patches: Tensor, image_grids: Tensor, image_cu_seqlens: Tensor) -> Tensor:
+        """`image_grids` (I, 3) and `image_cu_seqlens` (I + 1,) are on the host."""
+        x = self.enter(patches)
+        surroundings = self.surroundings(image_grids, image_cu_seqlens, x.device)
+        for layer in self.layers:
+            x = layer(x, *surroundings)
+        output: Tensor = self.norm(x)
+        return output
+
+    def num_rows(self, image_cu_seqlens: Tensor) -> int:
+        """Of the hidden states between layers."""
+        return int(image_cu_seqlens[-1])
+
+    def enter(self, patches: Tensor) -> Tensor:
+        """What the first layer takes: (P, width)."""
+        dtype = self.embed.weight.dtype
+        x: Tensor = self.embed(centred(patches, dtype))
+        return x.to(dtype)
+
+    def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
+        """What every layer takes besides."""
+        positions = patch_positions(image_grids, self.merge).to(device, non_blocking=True)
+        return rotation(positions, self.head_dim, theta=_THETA), Segments.of(image_cu_seqlens, device)
+
+
+def centred(patches: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 -> from -1 to 1."""
+    return patches.to(dtype) / 127.5 - 1.0
+
+
+def patch_positions(image_grids: Tensor, merge: int) -> Tensor:
+    """The (row, column) of every patch: grids (I, 3) of (t, h, w) -> (P, 2) int64.
+
+    Patches come group by group: the merge * merge patches that become one LLM token are neighbours. With merge 2, an image of
+    2 x 4 patches has the order (0,0) (0,1) (1,0) (1,1) (0,2) (0,3) (1,2) (1,3). Frames repeat the positions.
+    """
+    frames, heights, widths = image_grids.long().unbind(dim=1)
+    counts = frames * heights * widths
+    first = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    per_frame = torch.repeat_interleave(heights * widths, counts)
+    groups_across = torch.repeat_interleave(widths // merge, counts)
+    index = (torch.arange(len(first)) - first) % per_frame
+    group, inside = index // merge**2, index % merge**2
+    rows = group // groups_across * merge + inside // merge
+    columns = group % groups_across * merge + inside % merge
+    return torch.stack((rows, columns), dim=1)

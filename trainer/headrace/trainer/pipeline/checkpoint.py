@@ -1,0 +1,149 @@
+"""The last resort: what all processes of a pipeline have, saved beside training, and loaded into any topology of the model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headrace.errors import UserError
+from headrace.observability.logs import pairs
+from headrace.trainer.pipeline.checkpoint_files import (
+    WAY,
+    WEIGHT,
+    Checkpoint,
+    TensorKey,
+    complete_steps,
+    prune,
+    remove_incomplete,
+    write,
+)
+from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.tensor import cut_dimension
+
+log = logging.getLogger(__name__)
+
+_STEP = "step"
+_STATE = (_STEP, "exp_avg", "exp_avg_sq")
+
+
+class CheckpointWriter:
+    """Of one process. Training waits for a copy to the host; a thread writes it.
+
+    All processes of the pipeline make one, and call `save` after the same steps. Every tensor is written once: of what
+    learns by its first owner among the replicas, of what is frozen by the first replica.
+    """
+
+    def __init__(self, folder: Path, step: PipelineStep, *, goes_on: bool = False, way: Mapping[str, Any] | None = None) -> None:
+        """`goes_on`: with the run whose checkpoints are in `folder`. `way`: as of `agreement.way_of_training`.
+
+        Raises UserError where there are checkpoints of another run.
+        """
+        if complete_steps(folder) and not goes_on:
+            raise UserError(f"{folder} has checkpoints already: go on from them with --resume {folder}, or name another folder")
+        dist.barrier(group=step.groups.everybody)  # all have looked
+        if dist.get_rank() == 0:
+            remove_incomplete(folder)
+        dist.barrier(group=step.groups.everybody)
+        self._folder = folder
+        self._step = step
+        self._way = {} if way is None else {WAY: dict(way)}
+        self._rank, self._num_ranks = dist.get_rank(), step.topology.world_size
+        self._buffers: dict[TensorKey, Tensor] = {}
+        self._writing: Future[None] | None = None
+        self._saved = -1
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def save(self, step: int, loader: Mapping[str, Any]) -> None:
+        """What there is after so many steps, unless that was saved last; first waits for the write before, if that is not done.
+
+        `loader`: state of the StepLoader. A write that fails is logged, and its checkpoint does not count.
+        """
+        if step == self._saved:
+            return
+        self._wait()
+        self._saved = step
+        copies = {key: self._copy(key, tensor) for key, tensor in _written(self._step)}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._writing = self._thread.submit(self._write, step, {**loader, **self._way}, copies)
+
+    def close(self) -> None:
+        """Once all of it is on the disk."""
+        self._wait()
+        self._thread.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def _copy(self, key: TensorKey, tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = self._buffers[key] = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
+        return buffer.copy_(tensor, non_blocking=True)
+
+    def _write(self, step: int, loader: Mapping[str, Any], tensors: Mapping[TensorKey, Tensor]) -> None:
+        try:
+            write(self._folder, step, self._rank, self._num_ranks, loader, tensors)
+            if self._rank == 0:
+                prune(self._folder)
+        except OSError as err:
+            log.error("checkpoint failed %s", pairs(step=step, folder=self._folder, error=err))
+        else:
+            log.info("checkpoint written %s", pairs(step=step, folder=self._folder))
+
+
+def load(checkpoint: Checkpoint, step: PipelineStep) -> None:
+    """Weights, and the optimizer's state of what this process owns. Raises UserError where the model is another one."""
+    for weight, parameter in _held(step):
+        with torch.no_grad():
+            parameter.copy_(checkpoint.read(weight, parameter.shape))
+        if not (parameter.requires_grad and step.optimizer.owns(parameter)):
+            continue
+        keys = [_key_of_state(weight, kind) for kind in _STATE]
+        if all(key in checkpoint for key in keys):
+            shapes = [() if key.kind == _STEP else parameter.shape for key in keys]
+            state = {key.kind: checkpoint.read(key, shape) for key, shape in zip(keys, shapes, strict=True)}
+            step.optimizer.load_state(parameter, {kind: tensor.to(parameter.device) for kind, tensor in state.items()})
+
+
+def _held(step: PipelineStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
+    """What this process has of the model."""
+    place = step.place
+    slices = step.topology.units[place.unit].tp
+    held = {name: parameter for stage in step.stages for name, parameter in stage.model.named_parameters()}
+    for name, parameter in held.items():
+        dim = cut_dimension(name) if slices > 1 else None
+        if dim is None:
+            yield TensorKey(name=name, kind=WEIGHT), parameter
+        else:
+            yield TensorKey(name=name, kind=WEIGHT, dim=dim, index=place.slice, count=slices), parameter
+
+
+def _written(step: PipelineStep) -> Iterator[tuple[TensorKey, Tensor]]:
+    """What this process has to write."""
+    for weight, parameter in _held(step):
+        writes = step.optimizer.writes(parameter) if parameter.requires_grad else step.place.replica == 0
+        if writes and not step.is_copy(parameter):
+            yield weight, parameter.detach()
+            for kind, tensor in step.optimizer.state(parameter).items():
+                yield _key_of_state(weight, kind), tensor
+
+
+def _key_of_state(weight: TensorKey, kind: str) -> TensorKey:
+    if kind == _STEP:
+        return TensorKey(name=weight.name, kind=kind)
+    return TensorKey(name=weight.name, kind=kind, dim=weight.dim, index=weight.index, count=weight.count)

@@ -1,0 +1,152 @@
+"""Whether the actions of a step can run to their end: checked before anything is computed, since nobody can end a wait later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from headrace.errors import HeadraceError, UserError
+from headrace.held import held, held_until
+from headrace.schedule import Action, Kind, Schedule, build
+from headrace.trainer.pipeline.flow import GradientFlow
+from headrace.trainer.pipeline.routes import Handover, Portion, Routes
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
+
+
+def actions_of(topology: PipelineTopology, routes: Routes, unit: str, replica: int) -> list[list[Action]]:
+    """Of every stage of a unit's replica, in order."""
+    occupied = routes.occupied(replica)
+    schedule = _schedule(topology.schedule, tuple(topology.stages.items()), len(occupied), topology.chunks, topology.in_flight)
+    units = list(topology.stages)
+    first = sum(topology.stages[other] for other in units[: units.index(unit)])
+    return [
+        [replace(action, microbatch=occupied[action.microbatch]) for action in actions]
+        for actions in schedule[first : first + topology.stages[unit]]
+    ]
+
+
+@lru_cache(maxsize=64)
+def _schedule(name: str, stages: tuple[tuple[str, int], ...], count: int, chunks: int, in_flight: int | None) -> Schedule:
+    """Of so many microbatches, numbered without gaps: that of one step is mostly that of the next."""
+    return build(name, dict(stages), range(count), chunks=chunks, in_flight=in_flight)
+
+
+def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> None:
+    """Raise HeadraceError where a process, or one that it exchanges samples with, would wait for ever, with such an action."""
+    _Rehearsal(topology, routes, _together(routes, place)).run()
+
+
+def check_rows(
+    topology: PipelineTopology, place: Place, actions: Sequence[Action], num_rows: Callable[[Kind], Mapping[int, int]]
+) -> None:
+    """Raise UserError where a stage would keep more rows than its unit's `max_rows` along these actions.
+
+    num_rows: how many rows go forth, or come back, in each microbatch; asked only where there is a limit. Of several chunks each
+    has its share of the layers.
+    """
+    size, flow = topology.units[place.unit], GradientFlow.of(topology, place.unit)
+    if size.max_rows is None:
+        return
+    keeps = np.array([flow.enters(action.chunk * size.pp + place.stage) for action in actions])
+    takes, gives = (
+        keeps * np.array([rows.get(action.microbatch, 0) for action in actions])
+        for rows in (num_rows(Kind.FORWARD), num_rows(Kind.BACKWARD))
+    )
+    kinds = np.array([action.kind for action in actions], np.int64)
+    until = held_until(topology.schedule, has_weights=not size.frozen)
+    peak = held(kinds, takes, gives, until).max(initial=0.0) / topology.chunks
+    if peak > size.max_rows:
+        raise UserError(
+            f"stage {place.stage} of {place.unit} replica {place.replica} would keep {peak:.0f} rows at once, more than the "
+            f"max_rows {size.max_rows} of its unit: let fewer microbatches be in flight, plan smaller ones (more microbatches), "
+            "or turn on checkpointing and raise max_rows"
+        )
+
+
+def _together(routes: Routes, place: Place) -> set[tuple[str, int]]:
+    """Replicas of units that wait for each other, among them this one."""
+    neighbours: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    for handover in routes.handovers:
+        one, other = ((portion.unit, portion.replica) for portion in (handover.source, handover.target))
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    found, new = set(), {(place.unit, place.replica)}
+    while new:
+        found |= new
+        new = {other for one in new for other in neighbours.get(one, ())} - found
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A portion going forth or back at a position of its unit."""
+
+    kind: Kind
+    portion: Portion
+    position: int
+
+
+class _Rehearsal:
+    """All stages by turns, each for as long as what it needs is there."""
+
+    def __init__(self, topology: PipelineTopology, routes: Routes, together: Collection[tuple[str, int]]) -> None:
+        self._topology, self._routes = topology, routes
+        self._done: set[_Step] = set()
+        self._left: dict[tuple[str, int, int], list[Action]] = {}
+        self._forward: dict[tuple[str, int, int], list[Portion]] = {}
+        self._backward: dict[tuple[str, int, int], list[Portion]] = {}
+        for unit, replica in sorted(together):
+            for portion in routes.portions(unit, replica):
+                self._forward.setdefault((unit, replica, portion.forward), []).append(portion)
+                self._backward.setdefault((unit, replica, portion.backward), []).append(portion)
+            for stage, actions in enumerate(actions_of(topology, routes, unit, replica)):
+                self._left[unit, replica, stage] = list(reversed(actions))
+
+    def run(self) -> None:
+        waiting = True
+        while waiting and any(self._left.values()):
+            waiting = False
+            for (unit, replica, stage), actions in self._left.items():
+                while actions and self._take(unit, replica, stage, actions[-1]):
+                    actions.pop()
+                    waiting = True
+        for (unit, replica, stage), actions in self._left.items():
+            if actions:
+                action = actions[-1]
+                what = f"the {action.kind.name.lower()} of microbatch {action.microbatch}"
+                raise HeadraceError(
+                    f"the plan makes schedule {self._topology.schedule!r} wait for itself: {what} on stage {stage} of {unit} "
+                    f"replica {replica} never gets its inputs; the plan must not have a sample in a unit before the one in front"
+                )
+
+    def _take(self, unit: str, replica: int, stage: int, action: Action) -> bool:
+        """Run an action if it can."""
+        portions = self._forward if action.kind == Kind.FORWARD else self._backward  # weights go with their backward
+        position = action.chunk * self._topology.units[unit].pp + stage
+        steps = [_Step(action.kind, portion, position) for portion in portions.get((unit, replica, action.microbatch), ())]
+        if not all(needed in self._done for step in steps for needed in self._needs(step)):
+            return False
+        self._done.update(steps)
+        return True
+
+    def _needs(self, step: _Step) -> list[_Step]:
+        here, last = step.position, self._topology.num_parts(step.portion.unit) - 1
+        if step.kind == Kind.WEIGHT:
+            return [_Step(Kind.BACKWARD, step.portion, here)]
+        if step.kind == Kind.FORWARD:
+            if here > 0:
+                return [_Step(step.kind, step.portion, here - 1)]
+            return self._of_others(step.kind, self._routes.into(step.portion), lambda handover: handover.source, first=False)
+        needs = [_Step(Kind.FORWARD, step.portion, here)]
+        if here < last:
+            return [*needs, _Step(step.kind, step.portion, here + 1)]
+        return needs + self._of_others(step.kind, self._routes.out_of(step.portion), lambda handover: handover.target, first=True)
+
+    def _of_others(
+        self, kind: Kind, handovers: Sequence[Handover], side: Callable[[Handover], Portion], *, first: bool
+    ) -> list[_Step]:
+        portions = [side(handover) for handover in handovers]
+        return [_Step(kind, portion, 0 if first else self._topology.num_parts(portion.unit) - 1) for portion in portions]

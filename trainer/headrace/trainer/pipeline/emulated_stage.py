@@ -1,0 +1,142 @@
+"""EMULATED stages: whose computing is a sleep of known length, on the executor, the schedule and the messages of real ones.
+
+A whole pipeline then fits on a few cores, and its time shows what plan, schedule and messages make of the compute times.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headrace.plan import StepPlan
+from headrace.schedule import Kind
+from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.models.loss import StepLoss
+from headrace.trainer.pipeline.events import Recording
+from headrace.trainer.pipeline.executor import Executor, Output
+from headrace.trainer.pipeline.routes import Routes
+from headrace.trainer.pipeline.topology import PipelineTopology
+
+EMULATED = "EMULATED"
+"""Stands wherever a time of such a pipeline does."""
+WIDTH = 8
+"""Of all messages; every sample has one row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedStep:
+    """What all processes get to do."""
+
+    topology: PipelineTopology
+    plan: StepPlan
+    forward_s: Mapping[str, Mapping[int, float]]
+    """By unit and sample: seconds that the forward of the whole unit takes."""
+    factors: Mapping[str, Sequence[float]]
+    """By unit and `headrace.schedule.Kind`: time of an action over the forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulated:
+    """What one process did of a step."""
+
+    recording: Recording
+    asked_s: float
+    """All sleeps as they should have been."""
+    slept_s: float
+    """As they were."""
+
+
+class EmulatedChunk:
+    """Chunk of a stage: takes the place of a `headrace.trainer.pipeline.stage.Stage` in an executor."""
+
+    width = token_width = WIDTH
+    device = torch.device("cpu")
+
+    def __init__(self, forward_s: Mapping[int, float], factors: Sequence[float], *, is_last: bool) -> None:
+        """`forward_s`: of this part, by sample. `factors`: as in `EmulatedStep`. `is_last`: of the whole pipeline."""
+        self.asked_s = self.slept_s = 0.0
+        self._forward_s, self._factors, self._is_last = forward_s, factors, is_last
+        self._weights_s = 0.0
+        """Of the last backward."""
+        self._learns = torch.zeros((), requires_grad=True)
+
+    def num_rows(self, data: PackedMicrobatch) -> int:
+        return data.sample_ids.numel()
+
+    def tokens(self, data: PackedMicrobatch) -> Tensor:
+        return data.images_per_sample
+
+    def tokens_of(self, _: str, data: PackedMicrobatch) -> Tensor:
+        return data.images_per_sample
+
+    def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
+        seconds = sum(self._forward_s[sample] for sample in data.sample_ids.tolist())
+        inputs = [self._learns, *([hidden] if hidden is not None else arrived.values())]
+        rows: Tensor = _Sleep.apply(self, seconds, self.num_rows(data), *inputs)  # type: ignore[no-untyped-call]
+        return Output(loss=StepLoss(loss_sum=rows.sum(), num_targets=rows.shape[0])) if self._is_last else Output(rows=rows)
+
+    def put_off(self) -> Callable[[], None]:
+        return partial(self.sleep, self._weights_s)
+
+    def backward(self, forward_s: float) -> None:
+        """Of what went forth in so long."""
+        self.sleep(self._factors[Kind.BACKWARD] * forward_s)
+        self._weights_s = self._factors[Kind.WEIGHT] * forward_s
+
+    def sleep(self, seconds: float) -> None:
+        began_s = time.monotonic()
+        time.sleep(seconds)
+        self.asked_s += seconds
+        self.slept_s += time.monotonic() - began_s
+
+
+class _Sleep(torch.autograd.Function):
+    """(rows, WIDTH) zeros from any inputs, whose gradients are zeros too; both ways take their time."""
+
+    @staticmethod
+    def forward(ctx: Any, part: EmulatedChunk, forward_s: float, rows: int, *inputs: Tensor) -> Tensor:
+        part.sleep(forward_s)
+        ctx.part, ctx.forward_s, ctx.shapes = part, forward_s, [tensor.shape for tensor in inputs]
+        return torch.zeros(rows, WIDTH)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.part.backward(ctx.forward_s)
+        return (None, None, None, *(torch.zeros(shape) for shape in ctx.shapes))
+
+
+def emulate(step: EmulatedStep) -> Emulated:
+    """This process's share of a step. Every process of the default group calls it; the topology has a place for each."""
+    topology = step.topology
+    place = topology.place(dist.get_rank())
+    num_parts = topology.num_parts(place.unit)
+    forward_s = {sample: seconds / num_parts for sample, seconds in step.forward_s[place.unit].items()}
+    ends = place.unit == list(topology.units)[-1] and place.stage == topology.stages[place.unit] - 1
+    parts = [
+        EmulatedChunk(forward_s, step.factors[place.unit], is_last=ends and chunk == topology.chunks - 1)
+        for chunk in range(topology.chunks)
+    ]
+    executor = Executor(topology, place, parts, torch.float32)
+    routes = Routes(step.plan, topology.replicas)
+    empty = collate(())
+    data = {
+        portion: replace(
+            empty, sample_ids=torch.tensor(portion.samples), images_per_sample=torch.ones(len(portion.samples), dtype=torch.int32)
+        )
+        for portion in routes.portions(place.unit, place.replica)
+    }
+    dist.barrier()
+    executor.run(routes, data.__getitem__)
+    executor.wire.flush()
+    return Emulated(
+        recording=executor.recording,
+        asked_s=sum(part.asked_s for part in parts),
+        slept_s=sum(part.slept_s for part in parts),
+    )

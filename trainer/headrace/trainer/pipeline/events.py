@@ -1,0 +1,111 @@
+"""What the processes of a pipeline did when: an event for every action, and the trace of many that Perfetto shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.schedule import Action
+from headrace.trainer.pipeline.topology import Place
+
+_US_PER_S = 1e6
+_CLOCK_READINGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An action as one process took it, seen from the host: of a GPU's work, when it was launched.
+
+    Times are of `time.monotonic`, the clock that all processes of a host share.
+    """
+
+    place: Place
+    action: Action
+    start_s: float
+    end_s: float
+    wait_s: float
+    """How much of that the process waited for messages, which is mostly at the start."""
+    compute_s: float
+    """How much of it the stage computed."""
+
+    @property
+    def busy_from_s(self) -> float:
+        """Where a picture has the action begin: the waiting put in front."""
+        return self.start_s + self.wait_s
+
+    @property
+    def overhead_s(self) -> float:
+        """Neither waiting nor computing: finding what is to be done, posting and sending messages."""
+        return self.end_s - self.start_s - self.wait_s - self.compute_s
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The events of one process in one step, in order."""
+
+    events: Sequence[Event]
+    unix_s: float
+    """Unix time at 0 of the events' clock: aligns hosts."""
+
+
+def clock_origin_s() -> float:
+    """Unix time at 0 of this host's `time.monotonic`, from the reading of both clocks that was interrupted the least."""
+    readings = []
+    for _ in range(_CLOCK_READINGS):
+        before_s, unix_s, after_s = time.monotonic(), time.time(), time.monotonic()
+        readings.append((after_s - before_s, unix_s - (before_s + after_s) / 2))
+    return min(readings)[1]
+
+
+def duration_s(recordings: Iterable[Recording]) -> float:
+    """From the first start to the last end of some processes on one host; 0 where nothing was done."""
+    events = [event for recording in recordings for event in recording.events]
+    return max(event.end_s for event in events) - min(event.start_s for event in events) if events else 0.0
+
+
+def trace(recordings: Iterable[Recording], *, label: str = "") -> dict[str, Any]:
+    """A document in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
+
+    One process per replica of a unit, one thread per stage (and slice), one box per action from the end of its waiting,
+    named like `F 12`: the forward of microbatch 12; B is its backward, W what that put off. Time 0 is the first start. label: in
+    front of every process's name.
+    """
+    timed = [(event, recording.unix_s) for recording in recordings for event in recording.events]
+    origin_s = min((event.start_s + unix_s for event, unix_s in timed), default=0.0)
+    places = list(dict.fromkeys(event.place for event, _ in timed))
+    processes = list(dict.fromkeys((place.unit, place.replica) for place in places))
+    several_chunks = any(event.action.chunk for event, _ in timed)
+    events = [*_names(places, processes, label)]
+    for event, unix_s in timed:
+        action, place = event.action, event.place
+        events.append(
+            {
+                "ph": "X",
+                "name": f"{action.kind.name[0]} {action.microbatch}{f'.{action.chunk}' if several_chunks else ''}",
+                "cat": action.kind.name.lower(),
+                "pid": processes.index((place.unit, place.replica)),
+                "tid": places.index(place),
+                "ts": (event.busy_from_s + unix_s - origin_s) * _US_PER_S,
+                "dur": (event.end_s - event.busy_from_s) * _US_PER_S,
+                "args": {"microbatch": action.microbatch, "chunk": action.chunk, "wait_us": event.wait_s * _US_PER_S},
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"origin_unix_s": origin_s, "label": label}}
+
+
+def _names(places: Sequence[Place], processes: Sequence[tuple[str, int]], label: str) -> Iterator[dict[str, Any]]:
+    for number, (unit, replica) in enumerate(processes):
+        yield _about("process_name", number, 0, name=f"{label} {unit}, replica {replica}".lstrip())
+        yield _about("process_sort_index", number, 0, sort_index=number)
+    sliced = any(place.slice for place in places)
+    for number, place in enumerate(places):
+        process = processes.index((place.unit, place.replica))
+        name = f"stage {place.stage}" + (f", slice {place.slice}" if sliced else "")
+        yield _about("thread_name", process, number, name=name)
+        yield _about("thread_sort_index", process, number, sort_index=number)
+
+
+def _about(what: str, process: int, thread: int, **args: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": args}

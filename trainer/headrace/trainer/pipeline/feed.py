@@ -1,0 +1,261 @@
+"""Steps for a process of a pipeline: the whole plan, and of the data what this process's unit needs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import torch
+
+from headrace import codec
+from headrace.errors import UserError
+from headrace.plan import GENERATOR, LLM, StepPlan
+from headrace.quarantine import Rejected
+from headrace.sample import UNIT_COLUMNS
+from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.loading.connecting import PREFETCH_BYTES, PREFETCH_PARTS, THREADS
+from headrace.trainer.loading.device_copy import DeviceCopy, OnItsWay
+from headrace.trainer.loading.hedging import HEDGE_S
+from headrace.trainer.loading.loader import StepLoader
+from headrace.trainer.loading.pack_ahead import PackAhead
+from headrace.trainer.loading.session import Part
+from headrace.trainer.loading.steps import Step
+from headrace.trainer.pipeline.routes import Portion, Routes
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
+from headrace.transport.base import TRANSPORTS
+from headrace.transport.tls import load_ca
+from headrace.v1 import sessions_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The rows that a sample came with, and which it is."""
+
+    batch: pa.RecordBatch
+    row: int
+
+
+class Parts(Protocol):
+    """What a feed needs of a `headrace.trainer.loading.fetch.PartFetcher`."""
+
+    def have_come(self, tickets: Sequence[str]) -> bool: ...
+    def take(self, ticket: str) -> Part: ...
+
+
+@dataclass(slots=True, eq=False)
+class StepFeed:
+    """The data of one step. While the stage computes a portion, its next one is packed, from parts that were fetched ahead."""
+
+    routes: Routes
+    _place: Place
+    _samples: Mapping[str, Sequence[int]]
+    """Of each part of this process."""
+    _parts: Parts
+    _packing: PackAhead[tuple[StepFeed, Portion], OnItsWay]
+    rejected: list[Rejected] = field(default_factory=list)
+    data_wait_s: float = 0.0
+    """For portions that were not packed yet when the stage asked for them."""
+    _portions: Iterator[Portion] = field(init=False)
+    """That are still to be announced, in the order in which the stage asks for them."""
+    _where: dict[int, Where] = field(default_factory=dict)
+    _to_come: dict[int, str] = field(init=False)
+    """Sample -> part that was not taken yet."""
+
+    def __post_init__(self) -> None:
+        self._portions = iter(self.routes.portions(self._place.unit, self._place.replica))
+        self._to_come = {sample: ticket for ticket, samples in self._samples.items() for sample in samples}
+
+    def __call__(self, portion: Portion) -> PackedMicrobatch:
+        """The unit's columns of the portion's samples, in its order, without those that could not be decoded."""
+        began_s = time.perf_counter()
+        packed = self._packing.take((self, portion)).arrived()
+        self.data_wait_s += time.perf_counter() - began_s
+        self.announce()
+        return packed
+
+    def announce(self) -> None:
+        """Have the next portion packed."""
+        following = next(self._portions, None)
+        if following is not None:
+            self._packing.announce((self, following))
+
+    def has_come(self, portion: Portion) -> bool:
+        """Whether `rows` would not wait."""
+        return self._parts.have_come(self._tickets(portion))
+
+    def rows(self, portion: Portion) -> list[pa.RecordBatch]:
+        """Of the portion's samples, in its order. Waits for the parts that they are in. One portion at a time."""
+        for ticket in self._tickets(portion):
+            part = self._parts.take(ticket)
+            for sample in self._samples[ticket]:
+                del self._to_come[sample]
+            self._note(part)
+        return list(_runs(self._where[sample] for sample in portion.samples if sample in self._where))
+
+    def _tickets(self, portion: Portion) -> list[str]:
+        """Of the parts that were not taken yet."""
+        return list(dict.fromkeys(self._to_come[sample] for sample in portion.samples if sample in self._to_come))
+
+    def _note(self, part: Part) -> None:
+        self.rejected.extend(part.rejected)
+        for batch in part.batches:
+            for row, sample in enumerate(batch.column("sample_id").to_pylist()):
+                self._where[sample] = Where(batch, row)
+
+
+class PortionLoader(StepLoader):
+    """Steps of whose data a portion is packed ahead, while the stage computes the one before."""
+
+    def __init__(self, endpoint: str, *, device: torch.device, tls_ca: Path | None = None, **options: Any) -> None:
+        """`device`: where the data go. `tls_ca`: as of `headrace.trainer.connect`. `options`: other arguments of StepLoader."""
+        self._copy = DeviceCopy(device)
+        self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
+        super().__init__(
+            endpoint,
+            prefetch_parts=PREFETCH_PARTS,
+            prefetch_bytes=PREFETCH_BYTES,
+            threads=THREADS,
+            tls_ca=load_ca(tls_ca) if tls_ca is not None else None,
+            hedge_s=HEDGE_S,
+            **options,
+        )
+
+    def close(self) -> None:
+        """As of StepLoader."""
+        self._portions.close()
+        super().close()
+
+    def _part_came(self) -> None:
+        self._portions.look()
+
+    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> OnItsWay:
+        feed, portion = what
+        return self._copy.begin(collate(feed.rows(portion), **self._sizes, buffers=self._buffers))
+
+
+class PipelineLoader(PortionLoader):
+    """Steps with their whole plans, for one process of a pipeline. Each is to be committed by all processes."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        job: str,
+        topology: PipelineTopology,
+        rank: int,
+        device: torch.device,
+        transports: Sequence[str] = TRANSPORTS,
+        tls_ca: Path | None = None,
+        catch_up: int = 1,
+    ) -> None:
+        """`device`: where the data go. `transports`, `tls_ca`, `catch_up`: as of `headrace.trainer.connect`."""
+        self._topology, self._place = topology, topology.place(rank)
+        self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step
+        super().__init__(
+            endpoint,
+            job=job,
+            rank=rank,
+            num_ranks=topology.world_size,
+            device=device,
+            transports=transports,
+            tls_ca=tls_ca,
+            catch_up=catch_up,
+            columns=columns_of(topology, self._place),
+            replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
+        )
+
+    def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
+        """Those that this process needs, in the order in which it does."""
+        if plan.step not in self._needed:
+            whole = codec.plan_value(plan.whole)
+            _check_replicas(plan.step, whole, self._topology)
+            routes = Routes(whole, self._topology.replicas)
+            self._needed[plan.step] = routes, tickets_of(plan, routes, self._place)
+        return list(self._needed[plan.step][1])
+
+    def _drop_plans(self) -> None:
+        super()._drop_plans()
+        self._needed.clear()
+
+    def steps(self) -> Iterator[tuple[Step, StepFeed]]:
+        """Until the job's end; each with its data, and to be committed by `commit_fed`."""
+        for step in self:
+            routes, samples = self._needed.pop(step.index)
+            feed = StepFeed(routes, self._place, samples, self._parts, self._portions)
+            feed.announce()
+            yield step, feed
+
+    def commit(self, step: Step, *, loss: float = math.nan) -> None:
+        """As of StepLoader."""
+        super().commit(step, loss=loss)
+        self._needed.pop(step.index, None)  # of a step that is committed again, and was not handed out
+
+    def commit_fed(self, step: Step, feed: StepFeed, *, loss: float) -> None:
+        """The step is applied by this process."""
+        step.rejected, step.consumed = feed.rejected, True
+        step.data_wait_s += feed.data_wait_s
+        self.commit(step, loss=loss)
+
+
+def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
+    """What a process fetches: its unit's columns, without the media where it has neither an encoder's first stage, which reads
+    them, nor the generator's first or last one, which compares with them.
+    """
+    ends = (0, topology.units[GENERATOR].pp - 1) if place.unit == GENERATOR else (0,)
+    reads = place.stage in ends or topology.chunks > 1
+    return tuple(name for name in UNIT_COLUMNS[place.unit] if reads or name not in ("patches", "mel"))
+
+
+def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list[int]:
+    """The replicas of the plan whose samples may reach a process: those of its lane (`headrace.trainer.pipeline.routes`)."""
+    lanes = math.gcd(topology.units[place.unit].dp, replicas)
+    lane = place.replica * lanes // topology.units[place.unit].dp
+    return list(range(lane * replicas // lanes, (lane + 1) * replicas // lanes))
+
+
+def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> dict[str, list[int]]:
+    """The parts that hold samples of this process, in the order in which it needs them, with the samples that they have.
+
+    Raises UserError where the plan sends samples to lanes whose data this process does not get.
+    """
+    part_samples = {
+        ticket: list(part.sample_ids)
+        for microbatch in message.microbatches
+        for ticket, part in zip(microbatch.tickets, microbatch.parts, strict=True)
+    }
+    part_of = {sample: ticket for ticket, samples in part_samples.items() for sample in samples}
+    needed = [sample for portion in routes.portions(place.unit, place.replica) for sample in portion.samples]
+    astray = [sample for sample in needed if sample not in part_of]
+    if astray:
+        raise UserError(
+            f"the plan of step {message.step} has sample {astray[0]} in unit {place.unit!r} on another lane than in the llm: "
+            "give the unit one replica, or take another strategy"
+        )
+    return {ticket: part_samples[ticket] for ticket in dict.fromkeys(part_of[sample] for sample in needed)}
+
+
+def _check_replicas(step: int, plan: StepPlan, topology: PipelineTopology) -> None:
+    if plan.topology.replicas != topology.units[LLM].dp:
+        raise UserError(
+            f"step {step} is planned for {plan.topology.replicas} replicas, and the llm has dp {topology.units[LLM].dp}: "
+            "change dp, or the replicas of the job with `headrace job topology`"
+        )
+
+
+def _runs(places: Iterable[Where]) -> Iterator[pa.RecordBatch]:
+    """Rows one behind the other in one batch as one slice."""
+    current: list[Any] = []  # batch, first row, number of rows
+    for place in places:
+        if current and current[0] is place.batch and current[1] + current[2] == place.row:
+            current[2] += 1
+            continue
+        if current:
+            yield current[0].slice(current[1], current[2])
+        current = [place.batch, place.row, 1]
+    if current:
+        yield current[0].slice(current[1], current[2])

@@ -1,0 +1,114 @@
+"""Which layers each part of a unit has: contiguous parts whose forward and backward together take equally long.
+
+Cornstarch (dissertation, sections 3.3.1 and 3.4.1): the slowest stage sets the pace of 1F1B, so its forward and backward
+count, and a frozen layer's backward is shorter or not there at all. Costs are relative: elements of the matrices that each
+position meets. Only those inside of one unit are compared, so attention, which every layer has alike, is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from headrace.backward import backward_factor, backward_factors
+from headrace.model_shape import ModelShape, projector_weights
+from headrace.plan import GENERATOR, LLM
+from headrace.spec import AudioSpec, ImageSpec
+from headrace.trainer.models.audio_encoder import STRIDE
+from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, unit_shapes
+
+
+class UnitCosts(NamedTuple):
+    """Of every layer of a unit, in order. The last one includes what stands behind it, a projector or a head."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+def layer_costs(
+    topology: PipelineTopology, shape: ModelShape, *, vocab_size: int, image: ImageSpec, audio: AudioSpec
+) -> dict[str, UnitCosts]:
+    """The relative costs of each unit of a checked topology.
+
+    Checkpointing runs the layers again, not what stands behind them. The projector to a generator, which few of the LLM's
+    positions meet, is left out.
+    """
+    units = topology.units
+    factors = backward_factors(
+        units,
+        frozen=[unit for unit, size in units.items() if size.frozen],
+        frozen_projectors=[unit for unit, size in units.items() if size.frozen_projector],
+        checkpointing=[unit for unit, size in units.items() if size.checkpointing],
+    )
+    joined = {ENCODER: image.merge**2, "vision": image.merge**2, "audio": audio.frames_per_token // STRIDE}
+    costs = {}
+    for unit, size in units.items():
+        stack = unit_shapes(shape)[unit]
+        if unit == LLM:
+            end, end_frozen = vocab_size * stack.width, size.frozen
+        elif unit == GENERATOR:
+            end, end_frozen = 3 * (image.merge * image.patch) ** 2 * stack.width, size.frozen
+        else:
+            end, end_frozen = projector_weights(stack.width, joined[unit], shape.llm.width), size.frozen_projector
+        end_factor = backward_factor(frozen=end_frozen, behind_trainable=factors[unit] > 0)
+        forward = [float(stack.layer_weights)] * stack.layers
+        backward = [factors[unit] * cost for cost in forward]
+        forward[-1] += end
+        backward[-1] += end_factor * end
+        costs[unit] = UnitCosts(tuple(forward), tuple(backward))
+    return costs
+
+
+def bounds(
+    topology: PipelineTopology, shape: ModelShape, *, vocab_size: int, image: ImageSpec, audio: AudioSpec
+) -> dict[str, tuple[int, ...]]:
+    """(0, b1, ..., layers) for each unit of a checked topology: part i has the layers from bound i up to bound i + 1.
+
+    A unit's own cuts where it has some, else those of `partition`.
+    """
+    costs = layer_costs(topology, shape, vocab_size=vocab_size, image=image, audio=audio)
+    found = {}
+    for unit, (forward, backward) in costs.items():
+        cuts = topology.units[unit].cuts
+        if cuts is None:
+            both = [f + b for f, b in zip(forward, backward, strict=True)]
+            found[unit] = partition(both, topology.num_parts(unit))
+        else:
+            found[unit] = (0, *cuts, len(forward))
+    return found
+
+
+def partition(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
+    """(0, b1, ..., L): the bounds of `num_parts` contiguous parts of L layers, each of at least one, none of which costs more
+    than need be.
+
+    Among several the one with the least sum of squares, so that the other parts are even too; then the one that is cut
+    earliest. [4, 1, 1, 1, 1] in 3 parts is (0, 1, 3, 5): no part is above 4, and the rest is halved. O(L^2 parts).
+
+    Raises ValueError unless there are from 1 to L parts.
+    """
+    if not 1 <= num_parts <= len(costs):
+        raise ValueError(f"{len(costs)} layers can be cut into 1 to {len(costs)} parts, got {num_parts}")
+    ends = list(accumulate(costs, initial=0.0))
+    largest, _ = _best(ends, num_parts, max)
+    _, found = _best(ends, num_parts, lambda squares, cost: squares + cost**2 if cost <= largest else math.inf)
+    return found
+
+
+def _best(ends: Sequence[float], num_parts: int, join: Callable[[float, float], float]) -> tuple[float, tuple[int, ...]]:
+    """Equation 3.5: the least value of all parts joined one by one, and the bounds that have it.
+
+    ends: (L + 1,) cost of the first i layers. join: the value of some parts and the cost of the next -> their value.
+    """
+    num_layers = len(ends) - 1
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}
+    for part in range(1, num_parts + 1):
+        best = {
+            end: min(
+                (join(value, ends[end] - ends[found[-1]]), (*found, end)) for value, found in best.values() if found[-1] < end
+            )
+            for end in range(part, num_layers - (num_parts - part) + 1)
+        }
+    return best[num_layers]

@@ -1,0 +1,131 @@
+"""One optimizer step of a disaggregated pipeline: forward and backward, gradients over replicas, norm over units, update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headrace.trainer.gradients import sum_gradients
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.executor import Executor, Feed
+from headrace.trainer.pipeline.groups import ProcessGroups
+from headrace.trainer.pipeline.optimizer import COPIES, ShardedAdamW
+from headrace.trainer.pipeline.routes import Routes
+from headrace.trainer.pipeline.stage import Stage
+from headrace.trainer.pipeline.stages import LlmStage
+from headrace.trainer.pipeline.tensor import cut_dimension
+from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.train_step import DEFAULTS, Skips, StepResult, embeddings_of
+
+
+class PipelineStep:
+    """The process's share of every step. The loss and its gradient are those of `train_step.TrainStep` on the whole model.
+
+    torch.distributed is initialised. Each of its processes makes one and calls `run` with the routes of the same plans.
+    """
+
+    def __init__(
+        self,
+        topology: PipelineTopology,
+        stages: Sequence[Stage],
+        groups: ProcessGroups,
+        *,
+        dtype: torch.dtype = torch.float32,
+        settings: OptimizerSpec = DEFAULTS,
+        copies: int = COPIES,
+    ) -> None:
+        """`stages`: of this process, one for each chunk. `dtype`: one of `train_step.PRECISIONS`, by torch.autocast.
+        `copies`: of the optimizer's state, among the replicas.
+        """
+        self.place = topology.place(dist.get_rank())
+        self.stages = stages
+        self.parameters = [p for p in nn.ModuleList(stages).parameters() if p.requires_grad]
+        self._cut = {p for stage in stages for name, p in stage.model.named_parameters() if cut_dimension(name) is not None}
+        self.topology = topology
+        self._device = stages[0].device
+        self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
+        self._executor = Executor(topology, self.place, stages, dtype)
+        self.groups = groups
+        self._tied = _tied_weight(stages) if groups.tied is not None else None
+        self._max_grad_norm = settings.max_grad_norm
+        self._skips = Skips(settings)
+        self.not_finite: Sequence[int] = ()
+        """Samples of this process's microbatches of the last step whose loss was no number."""
+        embeddings = embeddings_of(nn.ModuleList(stages))
+        self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, settings=settings, embeddings=embeddings)
+
+    def run(self, routes: Routes, feed: Feed, learning_rate: float) -> StepResult:
+        """Where loss or gradient is not finite, weights and optimizer state stay as they are: the update is skipped, or
+        HeadraceError is raised on all processes, as the settings say. The last stages of LLM and generator then name the samples.
+        """
+        result = self.accumulate(routes, feed)
+        try:
+            if result.num_targets:
+                updates = self._skips.is_finite(result.loss, result.grad_norm, self.not_finite)
+                self._skips.count(skipped=not updates)
+                if updates:
+                    self.optimizer.step(learning_rate)
+        finally:
+            self.discard()
+        return replace(result, skipped=self._skips.in_row if result.num_targets else 0)
+
+    def accumulate(self, routes: Routes, feed: Feed) -> StepResult:
+        """Forward and backward; the parameters' gradients are then those of the global batch, clipped."""
+        with self._autocast:  # around all microbatches: weights are cast once
+            totals = self._executor.run(routes, feed)
+            self._executor.wire.flush()
+        self.not_finite = totals.not_finite
+        loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
+        if not num_targets:
+            return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
+        return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=self._reduce(num_targets))
+
+    def discard(self) -> None:
+        """Forget the gradients, as before the replay of a step that was not committed."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _sum(self, loss_sum: float, num_targets: int) -> tuple[float, float]:
+        """Over all processes; of a stage's TP slices, which all have the same, the first counts."""
+        counts = self.place.slice == 0
+        totals = torch.tensor([loss_sum * counts, num_targets * counts], dtype=torch.float64, device=self._device)
+        dist.all_reduce(totals, group=self.groups.everybody)
+        first, second = totals.tolist()
+        return first, second
+
+    def _reduce(self, num_targets: float) -> float:
+        """Gradients of the global batch, clipped; their norm before that, over the units."""
+        if self.groups.replicas is not None and self.parameters:
+            sum_gradients(self.parameters, self.groups.replicas)
+        if self._tied is not None and self._tied.requires_grad:
+            sum_gradients([self._tied], self.groups.tied)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        for gradient in gradients:
+            gradient.div_(num_targets)
+        squares = torch.zeros((), dtype=torch.float64, device=self._device)
+        if self.place.replica == 0:
+            counted = [p.grad for p in self.parameters if p.grad is not None and not self.is_copy(p)]
+            squares += torch.nn.utils.get_total_norm(counted).double().square()
+        dist.all_reduce(squares, group=self.groups.everybody)
+        norm = squares.sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, self._max_grad_norm, norm)
+        return float(norm)
+
+    def is_copy(self, parameter: nn.Parameter) -> bool:
+        """Whether the first slice of this stage, or the first stage of the LLM, has it too."""
+        return (parameter not in self._cut and self.place.slice > 0) or (parameter is self._tied and self.place.stage > 0)
+
+
+def _tied_weight(stages: Sequence[Stage]) -> nn.Parameter | None:
+    """The one matrix of embedding and head, where the LLM's first and last stage are different processes."""
+    for stage in stages:
+        if isinstance(stage, LlmStage) and stage.is_tied and (stage.is_first or stage.is_last):
+            weight = stage.model.decoder.embed.weight
+            assert isinstance(weight, nn.Parameter)
+            return weight
+    return None

@@ -1,0 +1,215 @@
+"""Headrace's own training in a disaggregated pipeline: one process of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.errors import UserError
+from headrace.model_shape import MODEL_SHAPES, ModelShape
+from headrace.observability.logs import pairs
+from headrace.trainer.devices import check_pipeline, local_device
+from headrace.trainer.models.adapted_units import HuggingFaceUnits
+from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.agreement import check_alike, check_replicas, tell_differences, way_of_training
+from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
+from headrace.trainer.pipeline.checkpoint_files import WAY, Checkpoint
+from headrace.trainer.pipeline.feed import PipelineLoader
+from headrace.trainer.pipeline.groups import ProcessGroups
+from headrace.trainer.pipeline.layer_partition import bounds
+from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.stage import Stage
+from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank
+from headrace.trainer.train_step import PRECISIONS, log_step
+from headrace.transport.base import TRANSPORTS
+
+log = logging.getLogger(__name__)
+
+
+def train_pipeline(
+    endpoint: str,
+    *,
+    job: str,
+    topology: PipelineTopology,
+    model_name: str = "",
+    threads: int | None = None,
+    transports: Sequence[str] = TRANSPORTS,
+    tls_ca: Path | None = None,
+    precision: str = "fp32",
+    checkpoint: Path | None = None,
+    checkpoint_every: int = 100,
+    resume: Path | None = None,
+    device: torch.device | None = None,
+    catch_up: int = 1,
+    fresh_weights: bool = False,
+) -> None:
+    """Train until the job's last step is committed, as one of the processes that torchrun started.
+
+    Without `resume`, the weights start afresh. Raises UserError where the job has committed steps already and is not done, unless
+    `fresh_weights`, and where topology, model, job, checkpoint, device and number of processes do not fit each other.
+
+    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`: as of `train.train`. `checkpoint`: folder,
+    seen by all processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with
+    checkpoints of the job, of whatever topology; the job goes back to the newest complete one. `catch_up`: as of
+    `headrace.trainer.connect`.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    topology.check_world(num_ranks())
+    device = device or local_device()
+    check_pipeline(device.type, num_ranks())
+    loader = PipelineLoader(
+        endpoint,
+        job=job,
+        topology=topology,
+        rank=rank(),
+        device=device,
+        transports=transports,
+        tls_ca=tls_ca,
+        catch_up=catch_up,
+    )
+    begin = None if resume is None else Checkpoint.newest(resume)
+    if begin is not None:
+        loader.load_state_dict(begin.loader)
+    with loader:
+        name = model_name or loader.spec.model
+        _check_units(loader, topology)
+        topology.check_strategy(loader.spec.strategy)
+        model = _model(loader, name, topology.model)
+        topology.check(num_ranks(), model.shape)
+        settings = topology.optimizer.settled(name, model.pretrained)
+        with process_group(device):
+            groups = ProcessGroups.make(topology)
+            dtype = PRECISIONS[precision]
+            document = topology.model_dump(mode="json", exclude={"model"})  # whose folders may lie elsewhere on each host
+            alike = {"--topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
+            check_alike(alike, groups.everybody, device)
+            way = way_of_training(name, dtype, topology.units)
+            stages = _stages(loader, topology, model, device, groups, dtype)
+            step = PipelineStep(topology, stages, groups, dtype=dtype, settings=settings)
+            if begin is not None:
+                load(begin, step)
+                tell_differences(begin.loader.get(WAY, {}), way)
+                del begin  # it is mapped into memory, and its files may soon be removed
+            elif loader.has_next():
+                check_fresh(job, loader.next_step, allowed=fresh_weights)
+            weights = [weight for stage in stages for weight in stage.parameters()]
+            check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
+            with _saving(checkpoint, step, goes_on=resume == checkpoint, way=way) as writer:
+                _train(job, loader, step, writer, settings, every=checkpoint_every)
+
+
+def _saving(
+    folder: Path | None, step: PipelineStep, *, goes_on: bool, way: Mapping[str, Any]
+) -> AbstractContextManager[CheckpointWriter | None]:
+    return nullcontext() if folder is None else CheckpointWriter(folder, step, goes_on=goes_on, way=way)
+
+
+def _train(
+    job: str,
+    loader: PipelineLoader,
+    step: PipelineStep,
+    writer: CheckpointWriter | None,
+    settings: OptimizerSpec,
+    *,
+    every: int,
+) -> None:
+    place = step.place
+    where = {"unit": place.unit, "replica": place.replica, "stage": place.stage, "slice": place.slice}
+    log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
+    committed = 0
+    for planned, feed in loader.steps():
+        try:
+            result = step.run(feed.routes, feed, settings.rate(planned.index))
+        except UserError as err:
+            raise UserError(f"step {planned.index}: {err}") from err
+        loader.commit_fed(planned, feed, loss=result.recorded_loss)
+        log_step(job, planned, result, step.not_finite)
+        committed = planned.index + 1
+        if writer is not None and committed % every == 0:
+            writer.save(committed, loader.state_dict())
+    if writer is not None and committed:
+        writer.save(committed, loader.state_dict())
+
+
+def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:
+    planned = set(loader.spec.topology.stages)
+    if planned != set(topology.units):
+        raise UserError(
+            f"the job plans for the units {', '.join(sorted(planned))}, but the topology of the trainers has "
+            f"{', '.join(sorted(topology.units))}: name the same ones in the job's topology.stages"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    shape: ModelShape
+    make: Callable[[], MultimodalModel]
+    """On the meta device."""
+    initialise: Callable[[MultimodalModel, int], None]
+    pretrained: Sequence[Path] = ()
+    """Folders whose weights it begins with."""
+
+
+def _model(loader: PipelineLoader, name: str, units: HuggingFaceUnits) -> _Model:
+    spec, vocabulary = loader.spec, loader.vocabulary
+    ids = vocabulary.image_token, vocabulary.audio_token
+    if units == HuggingFaceUnits():
+        make = partial(build_model, name, spec, vocabulary.size, *ids, seed=spec.seed, device="meta")
+        return _Model(shape=MODEL_SHAPES[name], make=make, initialise=initialise)
+    try:
+        from headrace.trainer.models.huggingface import model as adapted
+    except ImportError as err:
+        raise UserError(f"the topology's model needs transformers, which is not here ({err}): pip install transformers") from err
+    make = partial(
+        adapted.adapted_model,
+        units,
+        MODEL_SHAPES[name],
+        vocab_size=vocabulary.size,
+        image=spec.image,
+        audio=spec.audio,
+        image_token_id=vocabulary.image_token,
+        audio_token_id=vocabulary.audio_token,
+        seed=spec.seed,
+    )
+    return _Model(
+        shape=adapted.adapted_shape(units, MODEL_SHAPES[name]),
+        make=make,
+        initialise=adapted.initialise,
+        pretrained=adapted.pretrained(units),
+    )
+
+
+def _stages(
+    loader: PipelineLoader,
+    topology: PipelineTopology,
+    model: _Model,
+    device: torch.device,
+    groups: ProcessGroups,
+    dtype: torch.dtype,
+) -> list[Stage]:
+    """Of this process."""
+    spec, vocabulary = loader.spec, loader.vocabulary
+    place = topology.place(rank())
+    cuts = bounds(topology, model.shape, vocab_size=vocabulary.size, image=spec.image, audio=spec.audio)[place.unit]
+    return build_stages(
+        model.make,
+        topology,
+        place,
+        cuts,
+        seed=spec.seed,
+        device=device,
+        slices=groups.slices,
+        initialise=model.initialise,
+        dtype=dtype,
+    )

@@ -1,0 +1,248 @@
+"""The stages of each unit, and those of one process with their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headrace.plan import GENERATOR, LLM
+from headrace.schedule import ZERO_BUBBLE
+from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
+from headrace.trainer.models.audio_encoder import encoder_frames
+from headrace.trainer.models.generator import Generator
+from headrace.trainer.models.loss import StepLoss, token_loss
+from headrace.trainer.models.multimodal import MultimodalModel, fill, initialise
+from headrace.trainer.pipeline.executor import Output
+from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, Stage, prune
+from headrace.trainer.pipeline.tensor import shard
+from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
+
+
+class VisionStage(Stage):
+    """Of the vision encoder and its projector; a row is a patch."""
+
+    def _ends(self) -> Sequence[str]:
+        return ["embed"] * self.is_first + ["norm"] * self.is_last
+
+    def num_rows(self, data: PackedMicrobatch) -> int:
+        return self.model.vision.num_rows(data.image_cu_seqlens)
+
+    def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
+        return self.model.vision.enter(data.patches)
+
+    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self.model.vision.surroundings(data.image_grids, data.image_cu_seqlens, self.device)
+
+    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
+        return Output(rows=self.model.vision_projector(self.model.vision.norm(x), data.image_cu_seqlens.diff()))
+
+    def tokens(self, data: PackedMicrobatch) -> Tensor:
+        lengths = self.model.vision_projector.tokens(data.image_cu_seqlens.diff())
+        return _sums(lengths, cumulative(data.images_per_sample))
+
+
+class AudioStage(Stage):
+    """Of the audio encoder and its projector; a row is an encoder frame."""
+
+    def _ends(self) -> Sequence[str]:
+        return ["conv1", "conv2"] * self.is_first + ["norm"] * self.is_last
+
+    def num_rows(self, data: PackedMicrobatch) -> int:
+        return int(encoder_frames(data.mel_frames).sum())
+
+    def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
+        return self.model.audio.enter(data.mel, data.mel_frames)
+
+    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self.model.audio.surroundings(data.mel_frames, self.device)
+
+    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
+        return Output(rows=self.model.audio_projector(self.model.audio.norm(x), encoder_frames(data.mel_frames)))
+
+    def tokens(self, data: PackedMicrobatch) -> Tensor:
+        lengths = self.model.audio_projector.tokens(encoder_frames(data.mel_frames))
+        return _sums(lengths, cumulative(data.recordings_per_sample))
+
+
+class JointEncoderStage(Stage):
+    """All encoders side by side, whole: the unit "encoder". A sample's tokens are those of its images, then of its recordings."""
+
+    def __init__(self, model: MultimodalModel, unit: str, *_: int, checkpointing: bool = False) -> None:
+        nn.Module.__init__(self)
+        self.unit, self.model = unit, model
+        self.is_first = self.is_last = True
+        self.is_tied, self.checkpointing = False, checkpointing
+        self.width = self.token_width = model.decoder.embed.embedding_dim
+        prune(model, {*ENCODERS, *(PROJECTORS[encoder] for encoder in ENCODERS)})
+
+    def num_rows(self, data: PackedMicrobatch) -> int:
+        return int(data.image_cu_seqlens[-1]) + int(data.mel_frames.sum())
+
+    def _ends(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        return []
+
+    def _surroundings(self, _: PackedMicrobatch) -> tuple[Any, ...]:
+        return ()
+
+    def _leave(self, x: Tensor, _: PackedMicrobatch) -> Output:
+        return Output(rows=x)
+
+    def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
+        tokens = [self.model.image_tokens(data), self.model.audio_tokens(data)]
+        sample = torch.cat([torch.repeat_interleave(torch.arange(len(counts)), counts) for counts in self._tokens(data)])
+        order = sample.argsort(stable=True).to(self.device, non_blocking=True)
+        return torch.cat([some for some in tokens if some is not None])[order]
+
+    def tokens(self, data: PackedMicrobatch) -> Tensor:
+        images, recordings = self._tokens(data)
+        return images + recordings
+
+    def _tokens(self, data: PackedMicrobatch) -> tuple[Tensor, Tensor]:
+        """(n,) of each kind."""
+        patches = self.model.vision_projector.tokens(data.image_cu_seqlens.diff())
+        frames = self.model.audio_projector.tokens(encoder_frames(data.mel_frames))
+        return (
+            _sums(patches, cumulative(data.images_per_sample)),
+            _sums(frames, cumulative(data.recordings_per_sample)),
+        )
+
+
+class LlmStage(Stage):
+    """Of the decoder; a row is a token."""
+
+    def _ends(self) -> Sequence[str]:
+        if not self.is_last:
+            return ["embed"] * self.is_first
+        return ["norm", "embed"] if self.is_tied else ["norm", "head"] + ["embed"] * self.is_first
+
+    def num_rows(self, data: PackedMicrobatch) -> int:
+        return len(data.input_ids)
+
+    def _enter(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
+        x: Tensor = self.model.decoder.embed(data.input_ids).float()
+        if ENCODER in arrived:
+            counts = torch.stack([self.tokens_of(unit, data) for unit in ENCODERS], dim=1).flatten()
+            kind = torch.repeat_interleave(torch.arange(len(ENCODERS)).repeat(len(data.sample_ids)), counts).to(x.device)
+            arrived = {unit: arrived[ENCODER][kind == number] for number, unit in enumerate(ENCODERS)}
+        for unit in ENCODERS:
+            x = fill(x, data.input_ids == self._placeholder(unit), arrived.get(unit), unit)
+        return x
+
+    def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor:
+        """(n,) tokens of an encoder that each sample takes, on the host."""
+        if unit == ENCODER:
+            return self.tokens_of("vision", data) + self.tokens_of("audio", data)
+        return _sums((data.input_ids == self._placeholder(unit)).cpu(), data.cu_seqlens)
+
+    def tokens(self, data: PackedMicrobatch) -> Tensor:
+        return self.tokens_of("vision", data)
+
+    def _placeholder(self, unit: str) -> int:
+        return self.model.image_token_id if unit == "vision" else self.model.audio_token_id
+
+    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self.model.decoder.surroundings(data.position_ids, data.cu_seqlens)
+
+    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
+        decoder = self.model.decoder
+        hidden = decoder.norm(x)
+        loss = StepLoss(loss_sum=token_loss(hidden, data.labels, decoder.output_weight), num_targets=data.num_targets)
+        has_behind = self.model.generator_projector is not None
+        return Output(rows=self.model.conditions(hidden, data.input_ids) if has_behind else None, loss=loss)
+
+
+class GeneratorStage(Stage):
+    """Of the generator; a row is a merged token of an image."""
+
+    def _ends(self) -> Sequence[str]:
+        return ["embed", "time"] * self.is_first + ["norm", "head"] * self.is_last
+
+    @property
+    def _generator(self) -> Generator:
+        assert self.model.generator is not None, "the topology was checked"
+        return self.model.generator
+
+    def num_rows(self, data: PackedMicrobatch) -> int:
+        return self._generator.num_rows(data.image_cu_seqlens)
+
+    def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor:
+        """(n,) tokens of the LLM that each sample takes, on the host."""
+        assert unit == LLM, "nothing else is in front"
+        return _sums(self._generator.tokens(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
+
+    def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
+        """Draws time and noise once for both ends."""
+        if self.is_first or self.is_last:
+            self._flow = self._generator.flow(data)
+        return super().forward(data, hidden, arrived)
+
+    def _enter(self, _: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
+        return self._generator.enter(self._flow, arrived[LLM])
+
+    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self._generator.surroundings(data.image_grids, self.device)
+
+    def _leave(self, x: Tensor, _: PackedMicrobatch) -> Output:
+        return Output(loss=StepLoss(loss_sum=self._generator.loss(x, self._flow), num_targets=len(x)))
+
+
+STAGES: dict[str, type[Stage]] = {
+    ENCODER: JointEncoderStage,
+    "vision": VisionStage,
+    "audio": AudioStage,
+    LLM: LlmStage,
+    GENERATOR: GeneratorStage,
+}
+
+
+def build_stages(
+    make_model: Callable[[], MultimodalModel],
+    topology: PipelineTopology,
+    place: Place,
+    bounds: Sequence[int],
+    *,
+    seed: int,
+    device: torch.device,
+    slices: dist.ProcessGroup | None,
+    initialise: Callable[[MultimodalModel, int], None] = initialise,
+    dtype: torch.dtype = torch.float32,
+) -> list[Stage]:
+    """The stages of one process, chunk after chunk, with weights; what is frozen does not learn.
+
+    make_model: the whole model on the meta device, anew for every stage, which takes it apart. bounds: of the unit's parts, as
+    `headrace.trainer.pipeline.layer_partition.bounds` has them. slices: the processes that share every layer, as
+    `groups.ProcessGroups` has them; None where tp is 1. initialise: gives what a stage has of the model its
+    weights for the seed. dtype: of products, which frozen matrices are held in.
+    """
+    unit = topology.units[place.unit]
+    stages = []
+    for chunk in range(topology.chunks):
+        first, last = bounds[chunk * unit.pp + place.stage :][:2]
+        stage = STAGES[place.unit](make_model(), place.unit, first, last, checkpointing=unit.checkpointing)
+        stage.to_empty(device=device)
+        initialise(stage.model, seed)
+        if slices is not None:
+            shard(stage.layers, slices, device.type)
+        stages.append(stage)
+    if stages[0].is_first and stages[-1].is_last and stages[-1].is_tied:
+        stages[-1].model.decoder.embed = stages[0].model.decoder.embed
+    for stage in stages:
+        stage.freeze(trunk=unit.frozen, projector=unit.frozen_projector)
+        stage.hold_frozen(dtype)
+        if topology.schedule == ZERO_BUBBLE:
+            stage.put_off_weights()
+    return stages
+
+
+def _sums(values: Tensor, cu_lengths: Tensor) -> Tensor:
+    """(n,) sums of the values between offsets (n + 1,)."""
+    upto = cumulative(values)
+    return upto[cu_lengths[1:].long()] - upto[cu_lengths[:-1].long()]

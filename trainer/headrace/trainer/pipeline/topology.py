@@ -1,0 +1,279 @@
+"""Where the processes of a disaggregated pipeline stand: every unit has its own replicas, stages and tensor slices.
+
+Pure arithmetic on ranks. It knows neither processes nor tensors, and which layers a stage has, `partition` decides.
+
+Ranks follow each other unit by unit in pipeline order, within a unit replica by replica, then stage by stage, then slice by
+slice. With vision of 2 replicas and an llm of 2 stages x 2 slices, ranks 0 and 1 are the replicas of vision, 2 and 3 the
+slices of the llm's first stage, 4 and 5 those of its last. So the slices of a stage, which talk most, are neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from headrace.errors import UserError
+from headrace.model_shape import ModelShape, TransformerShape
+from headrace.plan import GENERATOR, LLM
+from headrace.schedule import build
+from headrace.spec import CROSSING, parse, read_yaml
+from headrace.trainer.models.adapted_units import HuggingFaceUnits
+from headrace.trainer.optimizer_spec import OptimizerSpec
+
+ENCODER = "encoder"
+"""The unit that has all encoders, where they are not units of their own."""
+
+Groups = tuple[tuple[int, ...], ...]
+"""Ranks that work together, group by group, in an order that is the same on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one process holds: a tensor slice of a stage of a replica of a unit."""
+
+    unit: str
+    replica: int
+    stage: int
+    slice: int
+
+
+class UnitTopology(BaseModel):
+    """The processes of one unit, and what of it is trained."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    dp: Annotated[int, Field(ge=1)] = 1
+    """Replicas."""
+    tp: Annotated[int, Field(ge=1)] = 1
+    """Slices of every layer."""
+    pp: Annotated[int, Field(ge=1)] = 1
+    """Stages."""
+    frozen: bool = False
+    """Whether the unit keeps its weights."""
+    frozen_projector: bool = False
+    """Whether the projector that leads from the unit to the next one keeps its weights."""
+    checkpointing: bool = False
+    """Whether its layers keep only their inputs, and run their forward again when the backward needs the rest. With 'zero-bubble'
+    the rest is then kept all the same, from the backward until the weights' gradients are computed."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Most rows (patches, audio frames, tokens) that a stage may keep at once for their backward: what it keeps is so many bytes
+    a row, which is known exactly, while bytes depend on precision, kernels and allocator. A process with a limit begins a step
+    when all of its data are there. None: no limit."""
+    cuts: tuple[int, ...] | None = None
+    """First layer of every part of the unit but the first; there are pp * chunks parts. None: see `partition`."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    def __str__(self) -> str:
+        return f"{self.dp} x {self.tp} x {self.pp}"
+
+
+class PipelineTopology(BaseModel):
+    """All units in pipeline order, and the schedule that their stages follow."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    schedule: str = "1f1b"
+    """One of `headrace.schedule.SCHEDULES`."""
+    chunks: int = 1
+    """Parts of a unit on each of its stages, for 'interleaved'."""
+    in_flight: int | None = None
+    """Most microbatches that a stage holds, for 'eager'. None: no limit."""
+    units: dict[str, UnitTopology]
+    """By name; encoders keep the order in which they are given."""
+    model: HuggingFaceUnits = HuggingFaceUnits()
+    """Units that are models of Hugging Face's transformers. What it does not name is the compact model's of the job's size."""
+    optimizer: OptimizerSpec = OptimizerSpec()
+    """With a learning rate where `model` has pretrained weights."""
+
+    @field_validator("units")
+    @classmethod
+    def _in_pipeline_order(cls, units: dict[str, UnitTopology]) -> dict[str, UnitTopology]:
+        if LLM not in units:
+            raise ValueError(f"must name {LLM!r}, got {', '.join(units) or 'none'}: add it")
+        ordered = dict(sorted(units.items(), key=lambda item: (item[0] == GENERATOR, item[0] == LLM)))
+        last = list(ordered)[-1]
+        if ordered[last].frozen_projector:
+            raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")
+        return ordered
+
+    @model_validator(mode="after")
+    def _can_be_scheduled(self) -> Self:
+        build(self.schedule, self.stages, (), chunks=self.chunks, in_flight=self.in_flight)
+        return self
+
+    @model_validator(mode="after")
+    def _cuts_make_parts(self) -> Self:
+        for unit, size in self.units.items():
+            if size.cuts is None:
+                continue
+            if len(size.cuts) != self.num_parts(unit) - 1:
+                raise ValueError(
+                    f"unit {unit!r} has {len(size.cuts)} cuts, but pp {size.pp} x chunks {self.chunks} parts need "
+                    f"{self.num_parts(unit) - 1}: change its cuts or its pp"
+                )
+            if any(cut <= before for before, cut in zip((0, *size.cuts), size.cuts, strict=False)):
+                raise ValueError(
+                    f"the cuts of unit {unit!r} must rise and begin at 1 or later, got {list(size.cuts)}: "
+                    "give each part at least one layer"
+                )
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Processes of all units."""
+        return sum(size.num_ranks for size in self.units.values())
+
+    @property
+    def replicas(self) -> dict[str, int]:
+        """Of each unit."""
+        return {unit: size.dp for unit, size in self.units.items()}
+
+    @property
+    def stages(self) -> dict[str, int]:
+        """Stage count of each unit, as `headrace.schedule` takes it."""
+        return {unit: size.pp for unit, size in self.units.items()}
+
+    def num_parts(self, unit: str) -> int:
+        """Into how many parts the layers of a unit are cut: part c * pp + s is chunk c of stage s."""
+        return self.units[unit].pp * self.chunks
+
+    def num_ranks(self, unit: str) -> int:
+        """Processes of one unit."""
+        return self.units[unit].num_ranks
+
+    def ranks(self, unit: str) -> range:
+        """The ranks of one unit."""
+        units = list(self.units)
+        first = sum(map(self.num_ranks, units[: units.index(unit)]))
+        return range(first, first + self.num_ranks(unit))
+
+    def place(self, rank: int) -> Place:
+        """What a rank holds. Raises ValueError for one outside of the topology."""
+        for unit, size in self.units.items():
+            ranks = self.ranks(unit)
+            if rank in ranks:
+                before, tensor_slice = divmod(rank - ranks.start, size.tp)
+                replica, stage = divmod(before, size.pp)
+                return Place(unit, replica, stage, tensor_slice)
+        raise ValueError(f"rank must be from 0 to {self.world_size - 1}, got {rank}")
+
+    def rank(self, place: Place) -> int:
+        """Who holds a place. Raises ValueError for one that the topology has not."""
+        size = self.units.get(place.unit)
+        if size is None or not (0 <= place.replica < size.dp and 0 <= place.stage < size.pp and 0 <= place.slice < size.tp):
+            raise ValueError(f"there is no {place} in units of dp x tp x pp {self._sizes()}")
+        return self.ranks(place.unit)[(place.replica * size.pp + place.stage) * size.tp + place.slice]
+
+    def data_groups(self) -> Groups:
+        """The replicas of every slice of every stage. Each rank is in one group; it may be alone."""
+        return tuple(
+            tuple(self.rank(Place(unit, replica, stage, tensor_slice)) for replica in range(size.dp))
+            for unit, size in self.units.items()
+            for stage, tensor_slice in product(range(size.pp), range(size.tp))
+        )
+
+    def tensor_groups(self) -> Groups:
+        """The slices of every stage of every replica. Each rank is in one group; it may be alone."""
+        return tuple(
+            tuple(self.rank(Place(unit, replica, stage, tensor_slice)) for tensor_slice in range(size.tp))
+            for unit, size in self.units.items()
+            for replica, stage in product(range(size.dp), range(size.pp))
+        )
+
+    def tied_groups(self) -> Groups:
+        """First and last stage of the LLM, per replica and slice: where embedding and head may be one matrix.
+
+        None where both are on one rank.
+        """
+        llm = self.units[LLM]
+        if llm.pp == 1:
+            return ()
+        return tuple(
+            (self.rank(Place(LLM, replica, 0, tensor_slice)), self.rank(Place(LLM, replica, llm.pp - 1, tensor_slice)))
+            for replica, tensor_slice in product(range(llm.dp), range(llm.tp))
+        )
+
+    def check_strategy(self, strategy: str) -> None:
+        """Raise UserError where plans of that strategy send samples to replicas of a unit that do not get their data: where a
+        unit's replicas share out those of the LLM among them (`pipeline.routes`), and samples change their replica.
+        """
+        llm = self.units[LLM].dp
+        apart = {unit: dp for unit, dp in self.replicas.items() if unit != LLM and math.gcd(dp, llm) > 1}
+        if strategy in CROSSING and apart:
+            unit, dp = next(iter(apart.items()))
+            raise UserError(
+                f"strategy {strategy!r} has samples change their replica between the units, which {dp} replicas of {unit!r} "
+                f"beside {llm} of {LLM!r} cannot follow: submit the job with strategy 'auto', or give {unit!r} dp 1"
+            )
+
+    def check(self, world_size: int, shape: ModelShape) -> None:
+        """Raise UserError unless the model can be cut like this and `world_size` processes are what that takes."""
+        stacks = unit_shapes(shape)
+        for unit in self.units:
+            if unit not in stacks:
+                raise UserError(f"the model has no unit {unit!r}, only {', '.join(stacks)}: take {unit!r} out of units")
+            self._check_unit(unit, stacks[unit])
+        if GENERATOR in stacks and GENERATOR not in self.units:
+            raise UserError(f"the model has a {GENERATOR}, but units does not: name it there, or take a model without one")
+        if ENCODER in self.units:
+            self._check_joint_encoder()
+        self.check_world(world_size)
+
+    def check_world(self, world_size: int) -> None:
+        """Raise UserError unless `world_size` processes are what the topology takes."""
+        if world_size != self.world_size:
+            raise UserError(
+                f"the topology needs {self.world_size} processes ({self._sizes()}), but there are {world_size}: "
+                f"start {self.world_size} processes, or change a unit's dp, tp or pp (they stand in this order)"
+            )
+
+    def _check_unit(self, unit: str, shape: TransformerShape) -> None:
+        size, parts = self.units[unit], self.num_parts(unit)
+        if shape.layers < parts:
+            raise UserError(
+                f"unit {unit!r} has {shape.layers} layers, too few for pp {size.pp} x chunks {self.chunks} = {parts} parts "
+                f"of at least one layer: lower its pp{' or chunks' if self.chunks > 1 else ''}"
+            )
+        if size.cuts and size.cuts[-1] >= shape.layers:
+            raise UserError(
+                f"unit {unit!r} has layers 0 to {shape.layers - 1}, but a part that begins at {size.cuts[-1]}: lower its cuts"
+            )
+        divided = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mlp": shape.mlp}
+        for name, number in divided.items():
+            if number % size.tp:
+                raise UserError(
+                    f"tp {size.tp} of unit {unit!r} does not divide its {name} {number}: "
+                    f"set its tp to a divisor of {math.gcd(*divided.values())}"
+                )
+
+    def _check_joint_encoder(self) -> None:
+        size = self.units[ENCODER]
+        if {"vision", "audio"} & set(self.units):
+            raise UserError(f"unit {ENCODER!r} is vision and audio together: name either it or the two")
+        if self.num_parts(ENCODER) > 1 or size.tp > 1 or size.checkpointing:
+            raise UserError(
+                f"unit {ENCODER!r} holds several encoders, whole: for pp, tp, chunks or checkpointing, "
+                "name 'vision' and 'audio' in its place"
+            )
+
+    def _sizes(self) -> str:
+        return ", ".join(f"{unit} {size}" for unit, size in self.units.items())
+
+
+def unit_shapes(shape: ModelShape) -> dict[str, TransformerShape]:
+    """The stacks of a model by the names of the units that hold them."""
+    stacks = {ENCODER: shape.vision, "vision": shape.vision, "audio": shape.audio, LLM: shape.llm}
+    return stacks if shape.generator is None else {**stacks, GENERATOR: shape.generator}
+
+
+def load_topology_yaml(path: Path) -> PipelineTopology:
+    """The topology in a YAML file. Raises SpecError."""
+    return parse(PipelineTopology, read_yaml(path, "topology"), "topology")

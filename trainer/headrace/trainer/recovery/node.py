@@ -1,0 +1,285 @@
+"""A node of a recoverable job: it trains under one snapshot of the nodes after the other."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from headrace.errors import HeadraceError, UnrecoverableError, UserError
+from headrace.model_shape import MODEL_SHAPES
+from headrace.observability.logs import pairs
+from headrace.snapshot import is_rerouted
+from headrace.trainer.devices import check_nodes, local_device
+from headrace.trainer.recovery.layout import Layout, finishes
+from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
+from headrace.trainer.recovery.node_feed import NodeLoader
+from headrace.trainer.recovery.node_training import Training
+from headrace.trainer.recovery.nodes_spec import RecoverySpec, nodes_message
+from headrace.trainer.recovery.presence import Membership
+from headrace.trainer.train_step import PRECISIONS
+from headrace.transport.base import TRANSPORTS
+from headrace.v1 import membership_pb2
+
+log = logging.getLogger(__name__)
+
+NOTICE_S = 2.0  # how long a node whose connections ended waits for the snapshot that says why, until it asks for one
+LOSS_S = 0.2  # how long it waits for that one where it knows another newer one: whoever is lost may be in that
+NOTICES = 30  # so often: the service may be away
+
+
+def train_recoverable(
+    endpoint: str,
+    *,
+    job: str,
+    spec: RecoverySpec,
+    node: str,
+    host: str = "127.0.0.1",
+    model_name: str = "",
+    threads: int | None = None,
+    transports: Sequence[str] = TRANSPORTS,
+    tls_ca: Path | None = None,
+    precision: str = "fp32",
+    checkpoint: Path | None = None,
+    resume: Path | None = None,
+    device: torch.device | None = None,
+    fresh_weights: bool = False,
+) -> None:
+    """Train as one of the job's nodes until its last step is committed, whichever other nodes are lost or join.
+
+    `node`: its name; `host`: by which the others reach it. `checkpoint`: folder, seen by all nodes, for what there is at the
+    job's end, or where training cannot go on. `resume`: folder with such a checkpoint, to begin with. `fresh_weights`: without
+    one, also where the job has committed steps already, which is refused otherwise. The rest as of
+    `headrace.trainer.train.train`.
+
+    Raises UserError where job, spec, model and device do not fit each other, UnrecoverableError where too few nodes are left or a
+    layer is lost.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    number = zlib.crc32(node.encode()) >> 1
+    device = device or local_device()
+    check_nodes(device.type)
+    with NodeLoader(endpoint, job=job, number=number, device=device, transports=transports, tls_ca=tls_ca) as loader:
+        if set(loader.spec.topology.stages) != set(spec.units):
+            raise UserError(
+                f"the job plans for the units {', '.join(sorted(loader.spec.topology.stages))}, but the nodes have "
+                f"{', '.join(sorted(spec.units))}: name the same ones in the job's topology.stages"
+            )
+        name = model_name or loader.spec.model
+        training = Training(
+            loader,
+            spec,
+            name,
+            device=device,
+            dtype=PRECISIONS[precision],
+            checkpoint=checkpoint,
+            resume=resume,
+            fresh_weights=fresh_weights,
+        )
+        meeting = Meeting(host)
+        hello = membership_pb2.NodeHello(job=job, node=node, address=meeting.address, spec=_nodes(loader, spec, name, precision))
+        with Node(Membership(endpoint, hello), training, node, host) as member:
+            log.info("joined %s", pairs(job=job, node=node, training_begins_with_nodes=spec.nodes))
+            member.run()
+
+
+def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str, precision: str) -> membership_pb2.NodesSpec:
+    return nodes_message(
+        spec,
+        MODEL_SHAPES[model_name],
+        num_microbatches=loader.spec.topology.replicas * loader.spec.topology.microbatches,
+        vocab_size=loader.vocabulary.size,
+        image=loader.spec.image,
+        audio=loader.spec.audio,
+        precision=precision,
+    )
+
+
+class Node:
+    """This process among the nodes of its job."""
+
+    def __init__(self, membership: Membership, training: Training, name: str, host: str) -> None:
+        self._membership, self._training, self._name, self._host = membership, training, name, host
+        self._mesh: Mesh | None = None
+        self._running = membership_pb2.Snapshot()  # of the mesh
+        self._takes_steps = False  # a snapshot that holds from the end of a step on does not cut the mesh
+        self._lock = threading.Lock()  # of all three above
+        self._leaves = False
+        self._has_place = False
+        self._is_done = True  # once it ends: else it could still be missed
+        self._over = threading.Event()
+
+    def __enter__(self) -> Node:
+        self._membership.open()
+        threading.Thread(target=self._watch, name="snapshots", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
+        self._close_mesh()
+        self._training.close()
+        self._membership.close(done=kind in (None, UnrecoverableError) and self._is_done)
+
+    def run(self) -> None:
+        """Until the job's end, or until this node has left: on SIGTERM, at the end of a step and without any loss."""
+        with self._leaving_on_sigterm():
+            known = 0
+            while (snapshot := self._newer(known)) is not None:
+                known = snapshot.generation
+                if self._follow(snapshot):
+                    return
+
+    def _newer(self, known: int) -> membership_pb2.Snapshot | None:
+        """The newest snapshot, once there is one newer than `known`; None once the job is over.
+
+        One that has come counts also then: all nodes follow those that they have agreed on. A node that is to leave waits for
+        none where it has no place.
+        """
+        while self._known() > known or not self._training.is_over:
+            if self._leaves and not self._has_place and self._known() <= known:
+                log.info("leaves without a place %s", pairs(node=self._name, generation=known))
+                self._is_done = False  # it may have been given one just now
+                return None
+            try:
+                return self._membership.wait(known, timeout_s=0.2)
+            except TimeoutError:
+                continue
+        return None
+
+    def _follow(self, snapshot: membership_pb2.Snapshot) -> bool:
+        """Train under a snapshot. Whether nothing is left to do."""
+        log.info(
+            "follows %s",
+            pairs(node=self._name, generation=snapshot.generation, nodes=len(snapshot.nodes), change=snapshot.change),
+        )
+        if not snapshot.pipelines:
+            return self._end(snapshot)
+        layout = Layout.of(snapshot, self._name, self._training.spec)
+        self._has_place = layout is not None
+        if layout is None:
+            log.info("no place %s", pairs(node=self._name, generation=snapshot.generation))
+            self._training.forget()
+            return self._leaves
+        mesh = self._mesh_of(snapshot, layout.rank)
+        try:
+            return self._train(layout, mesh)
+        except MeshCutError as err:
+            log.info("cut off %s", pairs(node=self._name, generation=layout.generation, why=err))
+            if self._training.is_done:
+                return True
+            self._await_notice(layout.generation, err)
+            return False
+        finally:
+            self._close_mesh()
+
+    def _train(self, layout: Layout, mesh: Mesh) -> bool:
+        """Whether the job is over: else all nodes have agreed on a newer snapshot."""
+        if self._known() > layout.generation:
+            return False
+        phases = self._training.prepare(layout, mesh)
+        with self._lock:
+            self._takes_steps = True
+        if self._membership.urgent > layout.generation:
+            mesh.cut()
+        where = {"unit": layout.place.unit, "pipeline": layout.pipeline, "stage": layout.place.stage}
+        took = {f"{name}_s": seconds for name, seconds in phases.items()}
+        next_step = self._training.next_step
+        log.info("training %s", pairs(node=self._name, generation=layout.generation, step=next_step, **where, **took))
+        if layout.rank == 0:
+            self._membership.recovered(layout.generation, next_step, phases)
+        is_over = self._training.run(self._known)
+        if is_over:
+            self._training.save()
+        return is_over
+
+    def _end(self, snapshot: membership_pb2.Snapshot) -> bool:
+        """Save, together with those that are left, what there is. Whether that is done: else another one was lost meanwhile.
+
+        Raises UnrecoverableError where training cannot go on, or a part of the model is lost.
+        """
+        names, why, saved = [node.name for node in snapshot.nodes], snapshot.error, ""
+        if self._name in names:
+            try:
+                saved = self._training.rescue(self._mesh_of(snapshot, names.index(self._name)), snapshot.generation)
+            except UnrecoverableError as err:
+                why, saved = why or "nodes were lost after the last step, before all had saved the model", str(err)
+            except MeshCutError as err:
+                log.info("cut off %s", pairs(node=self._name, generation=snapshot.generation, why=err))
+                self._await_notice(snapshot.generation, err)
+                return False
+            finally:
+                self._close_mesh()
+        if why:
+            raise UnrecoverableError(f"{why}; {saved}" if saved else why)
+        return True
+
+    def _mesh_of(self, snapshot: membership_pb2.Snapshot, rank: int) -> Mesh:
+        name = f"{self._training.job}/{snapshot.generation}"
+        timeout = STEP_TIMEOUT if is_rerouted(snapshot) else MEET_TIMEOUT  # pipelines do their share before they come
+        mesh = Mesh(snapshot.nodes[0].address, name, rank, len(snapshot.nodes), self._host, timeout)
+        with self._lock:
+            # The next one follows at once, as soon as the first node has all that it needs. The others may be just behind.
+            self._mesh, self._running, self._takes_steps = mesh, snapshot, is_rerouted(snapshot)
+        return mesh
+
+    def _known(self) -> int:
+        """Generation of the newest snapshot that has come."""
+        newest = self._membership.newest
+        return 0 if newest is None else newest.generation
+
+    def _await_notice(self, generation: int, err: MeshCutError) -> None:
+        """A connection ended: the snapshot that says why may still be under way. Where none comes, ask for one."""
+        if self._membership.urgent <= generation < self._known():  # that one would hold from the end of the step on
+            with suppress(TimeoutError):
+                self._membership.wait(self._known(), timeout_s=LOSS_S)
+        for _ in range(NOTICES):
+            try:
+                self._membership.wait(generation, timeout_s=NOTICE_S)
+            except TimeoutError:
+                self._membership.cut_off(generation)
+            else:
+                return
+        raise HeadraceError(f"{err}; and the reorder service has said nothing of it for {NOTICES * NOTICE_S:g} s") from err
+
+    def _close_mesh(self) -> None:
+        with self._lock:
+            mesh, self._mesh, self._takes_steps = self._mesh, None, False
+        if mesh is not None:
+            mesh.close()
+
+    def _watch(self) -> None:
+        """Cut the mesh that a newer snapshot makes useless."""
+        seen = 0
+        while not self._over.is_set():
+            try:
+                snapshot = self._membership.wait(seen, timeout_s=1.0)
+            except TimeoutError:
+                continue
+            except HeadraceError as err:
+                log.debug("no more snapshots: %s", err)
+                return
+            seen = snapshot.generation
+            with self._lock:
+                running = self._running
+                if self._mesh is not None and (snapshot.urgent if self._takes_steps else seen) > running.generation:
+                    self._mesh.cut(but_pipelines=self._takes_steps and finishes(self._name, running, snapshot))
+
+    @contextmanager
+    def _leaving_on_sigterm(self) -> Iterator[None]:
+        def leave(_: int, __: FrameType | None) -> None:
+            self._leaves = True
+            self._membership.leave()
+
+        former = signal.signal(signal.SIGTERM, leave)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, former)

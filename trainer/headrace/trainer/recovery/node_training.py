@@ -1,0 +1,348 @@
+"""The training of one node: what it has of the model, and its steps under a layout."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headrace.codec import rejection_message, rejection_value
+from headrace.errors import UnrecoverableError, UserError
+from headrace.observability.logs import pairs
+from headrace.quarantine import Rejected
+from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
+from headrace.trainer.pipeline.agreement import tell_differences, way_of_training
+from headrace.trainer.pipeline.checkpoint_files import WAY, Checkpoint, TensorKey, attempt_folder, publish, write
+from headrace.trainer.recovery.holding import Holding, make_holding, state_sizes
+from headrace.trainer.recovery.layout import Layout
+from headrace.trainer.recovery.mesh import Mesh, MeshCutError
+from headrace.trainer.recovery.movement import Agreement, Standing, agree, move, named
+from headrace.trainer.recovery.node_feed import NodeLoader
+from headrace.trainer.recovery.nodes_spec import RecoverySpec
+from headrace.trainer.recovery.recoverable_step import RecoverableStep, Share, apply
+from headrace.trainer.starting import check_fresh
+from headrace.trainer.train_step import Skips, StepResult, log_step, make_optimizer
+from headrace.v1 import sessions_pb2
+
+log = logging.getLogger(__name__)
+
+
+class Training:
+    """Of one node, through all generations."""
+
+    def __init__(
+        self,
+        loader: NodeLoader,
+        spec: RecoverySpec,
+        model_name: str,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        checkpoint: Path | None = None,
+        resume: Path | None = None,
+        fresh_weights: bool = False,
+    ) -> None:
+        """`checkpoint`, `resume`, `fresh_weights`: as of `headrace.trainer.recovery.node.train_recoverable`."""
+        self.spec, self.job = spec, loader.spec.name
+        self._loader, self._device, self._dtype = loader, device, dtype
+        self._settings = spec.optimizer.settled(model_name)
+        self._skips = Skips(self._settings)
+        self._way = way_of_training(model_name, dtype, spec.units)
+        vocabulary = loader.vocabulary
+        self._make_model: Callable[[], MultimodalModel] = lambda: build_model(
+            model_name,
+            loader.spec,
+            vocabulary.size,
+            vocabulary.image_token,
+            vocabulary.audio_token,
+            seed=loader.spec.seed,
+            device="meta",
+        )
+        make_optimizer(nn.Linear(1, 1).parameters())  # the first one imports for seconds, for which others would wait
+        self._sizes = state_sizes(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
+        self._standing = Standing()
+        self._held: list[Holding] = []  # the present one, and after a move that was cut off also the one before
+        self._rejected = b""  # of the last step, as nodes tell each other
+        self._share: Share | None = None  # of the next step, with gradients in the present holding
+        self._loss = math.nan  # of the last step that this node has asked for the vote on
+        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._committing: Future[None] | None = None
+        self._checkpoint, self._resume, self._fresh_weights = checkpoint, resume, fresh_weights
+        self._holders: Mapping[str, Sequence[int]] = {}
+        self._layout: Layout
+        self._mesh: Mesh
+        self._step: RecoverableStep
+
+    @property
+    def next_step(self) -> int:
+        """As far as the weights have come."""
+        return self._standing.applied
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps of the job are committed."""
+        return self._loader.is_over
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to do, not even to save."""
+        return self.is_over and self._checkpoint is None
+
+    def forget(self) -> None:
+        """The node has no place any more: what it has will soon be old."""
+        self._held, self._standing, self._share = [], Standing(), None
+        self._loader.unassign()
+
+    def close(self) -> None:
+        """Once the last commit is heard."""
+        self._commits.shutdown()
+
+    def prepare(self, layout: Layout, mesh: Mesh) -> Mapping[str, float]:
+        """Meet the others, agree with them, and come by the layers of the layout. Seconds of each phase.
+
+        Raises UnrecoverableError where nobody has a layer any more, once what there is has been saved, and MeshCutError.
+        """
+        began_s = time.monotonic()
+        seconds: dict[str, float] = {}
+
+        def ended(phase: str) -> None:
+            seconds[phase] = time.monotonic() - began_s - sum(seconds.values())
+
+        target = self._target(layout)  # while others still compute what nothing can cut off
+        mesh.connect()
+        ended("connect")
+        has = {name for held in self._held for name in held.parameters}
+        done = self._share.numbers if self._share is not None and target is self._held[0] else ()
+        try:
+            agreement = agree(
+                mesh,
+                self._sizes,
+                self._standing,
+                has,
+                target.parameters,
+                self._rejected,
+                done=done,
+                num_microbatches=sum(layout.shares),
+            )
+        except UnrecoverableError as err:  # all nodes find the same
+            if self._checkpoint is not None:
+                self._save_what_is_left(self._checkpoint, mesh, layout.generation, why=str(err))
+            raise
+        layout = layout.resume(agreement.standing.applied, agreement.done)
+        if not layout.keeps:
+            self._share = None
+        ended("agree")
+        if agreement.standing.applied < 0:
+            self._begin(target, layout)
+        else:
+            self._continue(target, mesh, agreement)
+        mesh.barrier()
+        self._held = [target]  # everybody has what it needs
+        target.stage.hold_frozen(self._dtype)  # drawn and taken over in float32, as all others have it
+        ended("state")
+        self._layout, self._mesh, self._holders = layout, mesh, agreement.holders
+        self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, self._skips, dtype=self._dtype)
+        if layout.rank == 0 and agreement.standing.applied > 0:
+            self._commit(self.next_step - 1)  # whoever was the first node before may have been lost with it
+        self._loader.assign(layout, self.next_step)
+        if layout.resumed is not None:
+            counts = "+".join(str(len(numbers)) for numbers in layout.resumed.done)  # "2+2+0": microbatches of each pipeline
+            log.info("step resumed %s", pairs(step=self.next_step, generation=layout.generation, done=counts))
+        ended("groups")
+        return seconds
+
+    def run(self, known: Callable[[], int]) -> bool:
+        """Train until the job is over, or until all nodes know of a newer snapshot than that of the layout. Whether it is over.
+
+        known: generation of the newest snapshot that this node knows.
+        """
+        began_s = time.monotonic()
+        while (plan := self._loader.next_plan(self._mesh.check)) is not None:
+            plan_wait_s = time.monotonic() - began_s
+            share, self._share = self._share or Share(), None
+            step, numbers, feed = self._loader.begin(plan)
+            share = self._share = self._step.compute(share, numbers, feed)
+            step.data_wait_s = plan_wait_s + share.data_wait_s
+            result = self._step.meet(share)
+            self._share = None
+            self._step.sum_gradients(result)
+            speaks = self._layout.rank == self._layout.ranks[0]
+            self._standing, self._loss = replace(self._standing, awaited=self._layout.generation), result.recorded_loss
+            self._await_commit()
+            said = _encoded(share.rejected) if speaks and share.rejected else b""
+            outcome = self._step.vote(result, known(), said, step.data_wait_s)
+            result = self._apply(outcome.result, plan.step)
+            self._standing = Standing(applied=plan.step + 1, generation=self._layout.generation, grad_norm=result.grad_norm)
+            self._rejected = b"".join(outcome.said)  # serialised messages join
+            self._loader.finish(step)
+            log_step(self.job, step, result, self._step.not_finite)
+            all_applied = self._arrive()
+            if self._layout.rank == 0 and all_applied is not None:
+                once = partial(self._mesh.all_arrive, all_applied)
+                self._commit(plan.step, time.monotonic() - began_s, outcome.data_wait_s, once=once)
+            began_s = time.monotonic()
+            if outcome.generation > self._layout.generation:
+                if all_applied is not None:
+                    with self._mesh.interruptible():
+                        self._mesh.wait(all_applied)
+                return False
+        return True
+
+    def save(self) -> None:
+        """What there is after the last step. Raises MeshCutError where a node was lost before all had saved."""
+        if self._checkpoint is not None:
+            self._save(self._checkpoint, self._mesh, self._layout.generation)
+
+    def rescue(self, mesh: Mesh, generation: int) -> str:
+        """Save what the nodes that are left have together. The mesh is theirs. A sentence on it; none before the first step.
+
+        Raises UnrecoverableError where that is not the whole model, and MeshCutError where another one is lost.
+        """
+        if self._checkpoint is None:
+            return "nothing was saved, as no --checkpoint was given"
+        mesh.connect()
+        return self._save_what_is_left(self._checkpoint, mesh, generation)
+
+    def _save_what_is_left(self, folder: Path, mesh: Mesh, generation: int, *, why: str = "") -> str:
+        has = {name for held in self._held for name in held.parameters}
+        agreement = agree(mesh, self._sizes, self._standing, has, (), self._rejected)
+        if agreement.standing.applied < 0:
+            return ""
+        if agreement.catches_up:
+            self._catch_up(agreement)
+        if not agreement.is_current:
+            self._held = []
+        self._stand_as(agreement)
+        self._holders = agreement.sources
+        if mesh.rank == 0 and self.next_step > 0:
+            self._commit(self.next_step - 1)
+        lacking = [name for name, ranks in agreement.sources.items() if not ranks]
+        if lacking:
+            rest = folder / "partial"
+            self._save(rest, mesh, generation)
+            saved = f"what is left after {self.next_step} steps was saved in {rest}"
+            raise UnrecoverableError(f"{why}; {saved}" if why else f"{saved}, without {named(lacking)}")
+        self._save(folder, mesh, generation)
+        return f"the model after {self.next_step} steps was saved in {folder}: `--resume {folder}` goes on"
+
+    def _save(self, folder: Path, mesh: Mesh, generation: int) -> None:
+        """Every parameter once, by the first node that has it. Nobody goes before all is there."""
+        tensors: dict[TensorKey, torch.Tensor] = {}
+        for held in self._held:
+            for name in held.parameters:
+                if self._holders[name][0] == mesh.rank:
+                    tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
+        applied = self._standing.applied
+        state = self._loader.state_dict() | {"step": applied, WAY: self._way}
+        try:
+            write(attempt_folder(folder, generation), applied, mesh.rank, mesh.num_ranks, state, tensors)
+            mesh.barrier()
+            if mesh.rank == 0:
+                publish(folder, generation, applied)
+        except FileNotFoundError as err:
+            raise MeshCutError(f"the other nodes have saved without this one: {err}") from err
+        mesh.barrier()
+        log.info("checkpoint written %s", pairs(step=applied, folder=folder, tensors=len(tensors)))
+
+    def _target(self, layout: Layout) -> Holding:
+        """Of the layout, without weights; the present one where that is what it needs."""
+        unit, stage = layout.place.unit, layout.place.stage
+        first, end = layout.bounds[unit][stage : stage + 2]
+        if self._held and self._held[0].covers(unit, first, end):
+            return self._held[0]
+        return make_holding(layout, self._make_model, self._settings, device=self._device)
+
+    def _begin(self, target: Holding, layout: Layout) -> None:
+        """Fresh weights, which every node draws for itself, or those of a checkpoint."""
+        next_step = self._loader.next_step
+        if self._resume is not None:
+            checkpoint = Checkpoint.newest(self._resume)
+            if checkpoint.step != next_step:
+                raise UserError(
+                    f"{self._resume} has a checkpoint after {checkpoint.step} steps, but {next_step} are committed: "
+                    f"`headrace job reset {self.job} --step {checkpoint.step}` first"
+                )
+            target.load(checkpoint)
+            tell_differences(checkpoint.loader.get(WAY, {}), self._way)
+        else:
+            check_fresh(self.job, next_step, allowed=self._fresh_weights)
+            initialise(target.stage.model, self._loader.spec.seed)
+        self._held = [target]
+        self._standing = Standing(applied=next_step, generation=layout.generation)
+
+    def _continue(self, target: Holding, mesh: Mesh, agreement: Agreement) -> None:
+        """Catch up where need be, and take over what the node lacks."""
+        if agreement.catches_up:
+            self._catch_up(agreement)
+            self._stand_as(agreement)
+        if self._share is None:
+            for held in self._held:
+                held.discard()
+        received = move(mesh, self._sizes, agreement.transfers, self._state)
+        for name in target.parameters:
+            if name in received:
+                target.set_state(name, received[name])
+            elif target not in self._held:
+                target.set_state(name, self._state(name))
+        former = [held for held in self._held if held is not target] if agreement.is_current else []
+        self._held = [target, *former]
+        self._stand_as(agreement)
+
+    def _apply(self, voted: StepResult, step: int) -> StepResult:
+        """Update the weights, or skip what is no number. The result with that."""
+        apply(self._held[0], voted.grad_norm, self._settings.rate(step), self._settings.max_grad_norm)
+        if voted.num_targets:
+            self._skips.count(skipped=not math.isfinite(voted.grad_norm))
+        return replace(voted, skipped=self._skips.in_row if voted.num_targets else 0)
+
+    def _catch_up(self, agreement: Agreement) -> None:
+        """With the step whose gradients this node has, and whose outcome only others have seen."""
+        voted = StepResult(loss=math.nan, num_targets=1, grad_norm=agreement.standing.grad_norm)
+        self._apply(voted, self._standing.applied)
+
+    def _stand_as(self, agreement: Agreement) -> None:
+        self._standing, self._rejected = replace(agreement.standing, awaited=-1), agreement.rejected
+
+    def _state(self, name: str) -> torch.Tensor:
+        return next(held for held in self._held if name in held.parameters).state(name)
+
+    def _commit(
+        self, step: int, step_s: float = 0.0, data_wait_s: float = 0.0, *, once: Callable[[], bool] = lambda: True
+    ) -> None:
+        """For all nodes, beside the next step. Before the vote on that it is done, so that one at most is open."""
+        message = sessions_pb2.CommitRequest.FromString(self._rejected)
+        rejected = [rejection_value(item) for item in message.rejections]
+        say = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s, data_wait_s=data_wait_s)
+        self._committing = self._commits.submit(_say_once, once, say)
+
+    def _arrive(self) -> dist.Work | None:
+        """Say that the step is applied here. None where a node is lost: others of this pipeline may have begun the next step, and
+        go on with that as long as it stays. Raises MeshCutError where it doesn't."""
+        try:
+            return self._mesh.arrive()
+        except MeshCutError:
+            self._mesh.check(in_pipeline=True)
+            return None
+
+    def _await_commit(self) -> None:
+        if self._committing is not None:
+            self._committing.result()
+
+
+def _say_once(all_have_applied: Callable[[], bool], commit: Callable[[], None]) -> None:
+    """Else they would repeat a step whose data are gone. Where a node is lost before, the next generation says it."""
+    if all_have_applied():
+        commit()
+
+
+def _encoded(rejected: Sequence[Rejected]) -> bytes:
+    return bytes(sessions_pb2.CommitRequest(rejections=map(rejection_message, rejected)).SerializeToString())

@@ -1,0 +1,178 @@
+"""One step of a recoverable pipeline: its gradients over all pipelines, layer by layer, and the vote that commits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from headrace.quarantine import Rejected
+from headrace.snapshot import NOBODY
+from headrace.trainer.gradients import buckets
+from headrace.trainer.pipeline.executor import Executor
+from headrace.trainer.pipeline.feed import StepFeed
+from headrace.trainer.recovery.holding import Holding
+from headrace.trainer.recovery.layout import Layout
+from headrace.trainer.recovery.mesh import Mesh, MeshCutError
+from headrace.trainer.train_step import Skips, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a pipeline has done of a step. A node of it has the gradients of its layers, not summed with other pipelines' yet."""
+
+    numbers: frozenset[int] = frozenset()
+    """Of microbatches, as `headrace.trainer.recovery.layout.Layout.assigned` counts them."""
+    loss_sum: float = 0.0
+    num_targets: int = 0
+    not_finite: tuple[int, ...] = ()
+    rejected: tuple[Rejected, ...] = ()
+    """As this node has found them."""
+    data_wait_s: float = 0.0
+    """Of this node, for its parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of a vote: all nodes have the same."""
+
+    result: StepResult
+    generation: int
+    """The newest snapshot that every node knows."""
+    said: Sequence[bytes]
+    """What nodes had to say, those that had anything."""
+    data_wait_s: float
+    """Of the node that has waited longest."""
+
+
+class RecoverableStep:
+    """A node's share of the steps of one generation."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        mesh: Mesh,
+        holding: Holding,
+        holders: Mapping[str, Sequence[int]],
+        skips: Skips,
+        *,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`holders`: ranks that have each parameter. `skips`: as this node knows them. Raises MeshCutError."""
+        self._mesh, self._holding, self._skips = mesh, holding, skips
+        stage = holding.stage
+        self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
+        present = [rank for rank in layout.ranks if rank != NOBODY]
+        self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
+        self._executor = Executor(
+            layout.topology, layout.place, [stage], dtype, self._pipeline, partial(mesh.wait_for_message, in_pipeline=True)
+        )
+        self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
+        sharing: dict[tuple[int, ...], list[str]] = {}
+        for name, ranks in holders.items():
+            if len(ranks) > 1:
+                sharing.setdefault(tuple(ranks), []).append(name)
+        for number, (ranks, names) in enumerate(sharing.items()):  # in the same order on all nodes, so that none waits for itself
+            parameters = [holding.learning[name] for name in names if name in holding.learning]
+            if mesh.rank in ranks and parameters:
+                self._sums.append((mesh.group(f"sum/{number}", ranks), parameters))
+        self._counted = [p for name, p in holding.learning.items() if holders[name][0] == mesh.rank]
+        self.not_finite: Sequence[int] = ()
+        """Samples of this node's microbatches of the last step whose loss was no number."""
+
+    def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
+        """Forward and backward of further microbatches of a step. The share with them: its messages may still be on their way.
+
+        Raises MeshCutError where a node of this pipeline was lost meanwhile, or has other things to do.
+        """
+        with self._mesh.interruptible(in_pipeline=True), self._autocast:
+            totals = self._executor.run(feed.routes, feed)
+        return Share(
+            numbers=share.numbers.union(numbers),
+            loss_sum=share.loss_sum + totals.loss_sum,
+            num_targets=share.num_targets + totals.num_targets,
+            not_finite=(*share.not_finite, *totals.not_finite),
+            rejected=(*share.rejected, *feed.rejected),
+            data_wait_s=share.data_wait_s + feed.data_wait_s,
+        )
+
+    def meet(self, share: Share) -> StepResult:
+        """Wait until all pipelines have done their share: nobody's gradients are summed before. The loss of the global batch.
+
+        Raises MeshCutError where a node was lost meanwhile, once this pipeline has done its share.
+        """
+        self.not_finite = share.not_finite
+        sums = torch.tensor([share.loss_sum, share.num_targets], dtype=torch.float64)
+        try:
+            with self._mesh.interruptible():
+                self._mesh.wait(self._mesh.everybody.allreduce([sums]))
+                self._executor.wire.flush()  # to nodes that are here, and so have taken theirs
+        except MeshCutError:
+            with suppress(MeshCutError), self._mesh.interruptible(in_pipeline=True):
+                self._mesh.wait(self._pipeline.barrier(), in_pipeline=True)  # others of it may still need this node's messages
+            raise
+        loss_sum, num_targets = sums.tolist()
+        return StepResult(loss=loss_sum / (num_targets or math.nan), num_targets=int(num_targets), grad_norm=math.nan)
+
+    def sum_gradients(self, result: StepResult) -> None:
+        """Over all pipelines: they are then those of the global batch. Raises MeshCutError."""
+        if not result.num_targets:
+            return
+        with self._mesh.interruptible():
+            for group, parameters in self._sums:
+                _sum_gradients(self._mesh, group, parameters)
+        for parameter in self._holding.learning.values():
+            if parameter.grad is not None:
+                parameter.grad.div_(result.num_targets)
+
+    def vote(self, result: StepResult, generation: int, said: bytes, data_wait_s: float) -> Outcome:
+        """Whoever gets an outcome knows that all nodes have the step's gradients. generation: of the newest snapshot known.
+
+        Where loss or gradient is not finite, the gradient norm of the outcome is not either, and the step is to be skipped; or
+        HeadraceError is raised on all nodes. Raises MeshCutError.
+        """
+        squares = float(nn.utils.get_total_norm([p.grad for p in self._counted if p.grad is not None])) ** 2
+        skips = self._skips
+        own = torch.tensor([squares, generation, len(said), data_wait_s, skips.in_row, skips.total], dtype=torch.float64)
+        everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
+        with self._mesh.interruptible():
+            self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
+            table = torch.stack(everybody)
+            messages = self._mesh.gather(said, table[:, 2].long().tolist())
+        norm = math.sqrt(float(table[:, 0].sum())) if result.num_targets else 0.0
+        skips.in_row, skips.total = (int(of_nodes.max()) for of_nodes in table[:, 4:6].T)  # a node that joined knows of none
+        if result.num_targets and not skips.is_finite(result.loss, norm, self.not_finite):
+            norm = math.nan
+        return Outcome(
+            result=StepResult(loss=result.loss, num_targets=result.num_targets, grad_norm=norm),
+            generation=int(table[:, 1].min()),
+            said=messages,
+            data_wait_s=float(table[:, 3].max()),
+        )
+
+
+def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_norm: float) -> None:
+    """Clip the gradients of a step that was voted for, and update the weights; not where the norm is no number."""
+    parameters = list(holding.learning.values())
+    if math.isfinite(grad_norm) and any(parameter.grad is not None for parameter in parameters):
+        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(grad_norm))
+        holding.update(learning_rate)
+    holding.discard()
+
+
+def _sum_gradients(mesh: Mesh, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
+    """As `headrace.trainer.gradients.sum_gradients`, with what says whether there is a gradient in the same message."""
+    for bucket in buckets(parameters):
+        flags = torch.tensor([float(p.grad is not None) for p in bucket], device=bucket[0].device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        flat = torch.cat([flags, *(gradient.flatten() for gradient in gradients)])
+        mesh.wait(group.allreduce([flat]))
+        summed = torch.split(flat[len(bucket) :], [p.numel() for p in bucket])
+        for parameter, gradient, num_ranks in zip(bucket, summed, flat[: len(bucket)].tolist(), strict=True):
+            parameter.grad = gradient.view_as(parameter) if num_ranks else None

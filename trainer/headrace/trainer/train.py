@@ -1,0 +1,71 @@
+"""Headrace's own training loop: the compact multimodal model on whatever `connect` delivers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from headrace.observability.logs import pairs
+from headrace.trainer.devices import local_device
+from headrace.trainer.loading.connecting import connect
+from headrace.trainer.models.multimodal import build_model
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank
+from headrace.trainer.train_step import DEFAULTS, PRECISIONS, TrainStep, embeddings_of, log_step, make_optimizer
+from headrace.transport.base import TRANSPORTS
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    endpoint: str,
+    *,
+    job: str,
+    model_name: str = "",
+    threads: int | None = None,
+    transports: Sequence[str] = TRANSPORTS,
+    tls_ca: Path | None = None,
+    precision: str = "fp32",
+    device: torch.device | None = None,
+    optimizer: OptimizerSpec = DEFAULTS,
+    fresh_weights: bool = False,
+) -> None:
+    """Train until the job's last step is committed. Under torchrun, one of its ranks.
+
+    The weights start afresh. Raises UserError where the job has committed steps already and is not done, unless `fresh_weights`.
+
+    `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
+    torch on the CPU; beside busy processes fewer are faster. None: torch's choice. `transports`, `tls_ca`: as of
+    `headrace.trainer.connect`. `precision`: a name of PRECISIONS. `device`: None: this rank's GPU, or the CPU.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with (
+        process_group(device := device or local_device()),
+        connect(endpoint, job=job, rank=rank(), num_ranks=num_ranks(), transports=transports, tls_ca=tls_ca) as loader,
+    ):
+        name = model_name or loader.spec.model
+        model = build_model(
+            name,
+            loader.spec,
+            loader.vocabulary.size,
+            loader.vocabulary.image_token,
+            loader.vocabulary.audio_token,
+            seed=loader.spec.seed,
+            device=device,
+        )
+        settings = optimizer.settled(name)
+        adamw = make_optimizer(model.parameters(), settings, embeddings=embeddings_of(model))
+        train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
+        log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
+        if loader.has_next():
+            check_fresh(job, loader.next_step, allowed=fresh_weights)
+        for step in loader:
+            for microbatch in step:
+                train_step.accumulate(microbatch.data)
+            result = train_step.finish(settings.rate(step.index))
+            loader.commit(step, loss=result.recorded_loss)
+            log_step(job, step, result)
