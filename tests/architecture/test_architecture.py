@@ -6,9 +6,12 @@ import ast
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from headrace.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 ROOTS = [ROOT / name for name in ("proto", "preprocessor", "reorder_service", "trainer", "cli")]
@@ -26,15 +29,20 @@ PUBLIC = {
 }
 
 
-def imported(path: Path) -> set[str]:
-    """Top-level names of the modules that a file imports, at its head or in a function."""
+def imported_modules(path: Path) -> set[str]:
+    """What a file imports, at its head or in a function: modules, and with `from package import name` also `package.name`."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return {name.partition(".")[0] for name in found}
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of what a file imports."""
+    return {name.partition(".")[0] for name in imported_modules(path)}
 
 
 def test_the_layers_hold() -> None:
@@ -61,6 +69,47 @@ def test_a_file_has_a_docstring_and_fits_on_a_few_screens(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
     assert ast.get_docstring(ast.parse(text)), "says what it is for, and what it does not know"
+
+
+def module_name(path: Path) -> str:
+    """`headrace.trainer.train` for the file of that name below a root."""
+    root = next(root for root in ROOTS if root in path.parents)
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_file_names_are_unique() -> None:
+    """One name for one thing. A command's file has the command's name, one of `api` that of its .proto file, and both may be called
+    like the one file that does what they offer; both services have a `server`."""
+    own_door = {path.name for path in (ROOT / "cli").rglob("*.py")} | {path.name for path in (PLANNER / "api").glob("*.py")}
+    files = [path for path in SOURCES if path.name not in {"__init__.py", "base.py", "server.py"}]
+    doors = [path for path in files if path.name in own_door and (ROOT / "cli" in path.parents or path.parent == PLANNER / "api")]
+    others = [path for path in files if path not in doors]
+    for group in (doors, others):
+        names = Counter(path.name for path in group)
+        assert [str(path.relative_to(ROOT)) for path in group if names[path.name] > 1] == []
+    commands = {f"{module.rpartition('.')[2]}.py" for module, _ in COMMANDS.values()} | {"quarantine.py"}
+    shared = {path.name for path in doors} & {path.name for path in others}
+    assert shared <= commands | {f"{proto.stem}.py" for proto in GENERATED.glob("*.proto")}
+
+
+def test_what_is_no_command_needs_no_command_line() -> None:
+    """Cost tables, gains, timelines, findings and dissections are a library: nothing that they import reads arguments."""
+    libraries = {
+        "costs": ("cost_table", "dataset_costs", "survey"),
+        "planning": ("gain", "gain_picture", "outcome", "pipeline_panel", "problem", "timeline", "trace_events"),
+        "watch": ("bottleneck", "rates", "top_figures", "top_picture"),
+        "inspect": ("contact_sheet", "dissection", "histogram", "preview"),
+        "failures": ("availability_file", "failures_picture"),
+    }
+    by_name = {module_name(path): path for path in SOURCES}
+    seen: set[str] = set()
+    waiting = [f"headrace.cli.{room}.{name}" for room, names in libraries.items() for name in names]
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        modules = imported_modules(by_name[name])
+        assert "argparse" not in modules, name
+        waiting += [module for module in modules if module in by_name and module not in seen]
 
 
 def test_planning_sees_arrays_and_dataclasses_only() -> None:

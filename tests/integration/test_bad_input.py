@@ -13,7 +13,7 @@ from tests.integration.trainers import Units, start, wait
 
 pytestmark = pytest.mark.integration
 
-TOKENIZER = Path(__file__).parents[2] / "preprocessor" / "tokenizer.json"
+TOKENIZER = Path(__file__).parents[2] / "preprocessor/headrace/preprocessor/text/tokenizer.json"
 UNITS: Units = {"encoder": {}, "llm": {"pp": 2}}
 PLANNED = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 2}}
 

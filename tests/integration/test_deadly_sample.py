@@ -19,7 +19,7 @@ DEADLY = "deadly"
 HOOK = f"""
 import os, signal, sys
 if "preprocessor" in sys.argv:  # not for what it starts
-    from preprocessor import jobs, pipeline
+    from headrace.preprocessor import decoding, job_work
 
     def dies(of, what):
         def method(*arguments, **named):
@@ -30,9 +30,9 @@ if "preprocessor" in sys.argv:  # not for what it starts
 
     stage = os.environ["DIES_OF"]
     if stage == "index":
-        dies(jobs, jobs.open_shard)
+        dies(job_work, job_work.open_shard)
     else:
-        dies(pipeline.Pipeline, getattr(pipeline.Pipeline, stage))
+        dies(decoding.Pipeline, getattr(decoding.Pipeline, stage))
 """
 
 

@@ -21,7 +21,7 @@ HOOK = """
 import sys
 if "preprocessor" in sys.argv:
     from headrace.quarantine import BadSampleError, Reason
-    from preprocessor import image
+    from headrace.preprocessor import image
 
     decode = image.decode
 

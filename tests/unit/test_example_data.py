@@ -56,7 +56,7 @@ def members() -> dict[tuple[str, str], bytes]:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(ROOT / "preprocessor" / "tokenizer.json"))
+    return Tokenizer.from_file(str(ROOT / "preprocessor/headrace/preprocessor/text/tokenizer.json"))
 
 
 def annotations(members: dict[tuple[str, str], bytes]) -> dict[tuple[str, str], dict]:

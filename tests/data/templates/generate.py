@@ -37,7 +37,7 @@ from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProce
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 HERE = Path(__file__).parent
-BUNDLED = HERE.parents[2] / "preprocessor" / "tokenizer.json"
+BUNDLED = HERE.parents[2] / "preprocessor/headrace/preprocessor/text/tokenizer.json"
 
 # The chat templates as their models publish them, less the branches for videos and tools, which no case enters.
 PUBLISHED = {

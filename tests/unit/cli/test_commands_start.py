@@ -65,7 +65,8 @@ run_service("reorder", service(), "text")
 
 PRINTING = """
 import sys
-from cli import health, main
+from headrace.cli import main
+from headrace.cli.run import health
 health.run = lambda args: print("{}") or 0
 sys.exit(main.main(["health", "127.0.0.1:1"]))
 """

@@ -27,7 +27,7 @@ import resource, sys
 from pathlib import Path
 from headrace.quarantine import BadSampleError
 from headrace.spec import ImageSpec
-from preprocessor import image
+from headrace.preprocessor import image
 in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (in_use + 16 * 2**20, resource.RLIM_INFINITY))
 for name in sys.argv[1:]:
@@ -122,7 +122,7 @@ import sys
 from pathlib import Path
 import torch
 from headrace.spec import AudioSpec, ImageSpec
-from preprocessor import audio, image
+from headrace.preprocessor import audio, image
 from headrace.preprocessor.image.decode_cost import decode_bytes
 torch.set_num_threads(1)
 def memory(name):

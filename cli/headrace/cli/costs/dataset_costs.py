@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -23,57 +22,38 @@ if TYPE_CHECKING:
     from headrace.sample import Probe
     from headrace.spec import JobSpec
 
-MODEL_OPTIONS = ("model", "units", "coefficients")  # of `add_model_arguments`
 DEFAULT_MODEL = "7b"
 DEFAULT_UNITS = "encoder,llm"
 ROWS_AT_ONCE = 16_384  # samples of a row group
 
 
-def add_model_arguments(parser: argparse._ActionsContainer) -> None:
-    """What costs are estimated from."""
-    parser.add_argument("--model", metavar="NAME", help=f"its size: {', '.join(MODEL_SHAPES)} (default: {DEFAULT_MODEL})")
-    parser.add_argument(
-        "--units",
-        metavar="UNIT,...",
-        help=f"encoder,llm or any of vision,audio,llm; and generator where the model has one (default: {DEFAULT_UNITS})",
-    )
-    parser.add_argument(
-        "--coefficients", type=Path, metavar="FILE", help="JSON with measured times of layers, in place of counted operations"
-    )
-
-
-def refuse_options(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    """Raise UserError if one of the options, which would have no effect, is given."""
-    for name in names:
-        if getattr(args, name) not in (None, ""):
-            raise UserError(f"--{name.replace('_', '-')} {why}")
-
-
-def check_inspected(args: argparse.Namespace) -> None:
-    """Raise UserError where `headrace inspect` would ignore an option, or has been given a cost table to look into."""
-    from headrace.cli.costs.cost_table import is_cost_table
-
-    if not args.costs:
-        refuse_options(args, MODEL_OPTIONS, "says what costs are estimated from, so it needs --costs FILE")
-    if is_cost_table(args.path):
-        raise UserError(f"{args.path} is a cost table, not a data set; `headrace plan`, `simulate` and `compare` read it")
-
-
 class Estimator:
     """From probes to columns of costs, for one model and job spec."""
 
-    def __init__(self, args: argparse.Namespace, spec: JobSpec, vocab: int) -> None:
-        """args: of `add_model_arguments`. vocab: size of the tokenizer's vocabulary. Raises UserError."""
+    def __init__(
+        self,
+        spec: JobSpec,
+        vocab: int,
+        *,
+        model: str = DEFAULT_MODEL,
+        units: str = DEFAULT_UNITS,
+        coefficients: Path | None = None,
+    ) -> None:
+        """Raises UserError.
+
+        spec: a job whose samples are estimated. vocab: size of the tokenizer's vocabulary. model: a name of MODEL_SHAPES.
+        units: columns of the table, with commas. coefficients: JSON file with measured times of layers, in place of counted
+        operations.
+        """
         from headrace.cli.costs.cost_table import in_pipeline_order
 
-        model = args.model or DEFAULT_MODEL
         if model not in MODEL_SHAPES:
             raise UserError(f"no model {model!r}; there are {', '.join(MODEL_SHAPES)}")
         self._shape = MODEL_SHAPES[model]
         self._spec = spec
         self._vocab = vocab
-        self._measured = _measured(args.coefficients)
-        self._units = in_pipeline_order(unit.strip() for unit in (args.units or DEFAULT_UNITS).split(","))
+        self._measured = _measured(coefficients)
+        self._units = in_pipeline_order(unit.strip() for unit in units.split(","))
         self.estimate([])
 
     def layers(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.planning.planning_options import count
+from headrace.cli.planning.problem import count
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
 
@@ -188,7 +188,7 @@ def _trace(args: argparse.Namespace) -> Trace:
 
 
 def _job(args: argparse.Namespace) -> Job:
-    from headrace.cli.costs.dataset_costs import refuse_options
+    from headrace.cli.costs.model_options import refuse_options
     from headrace.reorder_service.recovery.forecast.policies import Job
     from headrace.reorder_service.recovery.forecast.profiles import profile_of
     from headrace.spec import AudioSpec, ImageSpec

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from headrace.cli.costs.dataset_costs import add_model_arguments, check_inspected
+from headrace.cli.costs.model_options import add_model_arguments, check_inspected
 from headrace.cli.output import attempted, make_folder
 from headrace.errors import DatasetError, UserError
 from headrace.sample import SampleRef
@@ -204,9 +204,10 @@ def _measure_all(
 
 def _recorder(args: argparse.Namespace, job: MeasuringJob) -> CostRecorder:
     from headrace.cli.costs.cost_table import CostTableWriter
-    from headrace.cli.costs.dataset_costs import CostRecorder, Estimator
+    from headrace.cli.costs.dataset_costs import CostRecorder
+    from headrace.cli.costs.model_options import estimator_of
 
-    estimator = Estimator(args, job.spec, job.pipeline.vocabulary.size)
+    estimator = estimator_of(args, job.spec, job.pipeline.vocabulary.size)
     return CostRecorder(CostTableWriter(args.costs), estimator)
 
 

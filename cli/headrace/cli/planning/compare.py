@@ -13,20 +13,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.costs.dataset_costs import DEFAULT_MODEL, MODEL_OPTIONS, Estimator, add_model_arguments, refuse_options
+from headrace.cli.costs.dataset_costs import DEFAULT_MODEL, Estimator
+from headrace.cli.costs.model_options import MODEL_OPTIONS, add_model_arguments, estimator_of, refuse_options
 from headrace.cli.inspect.inspect import add_reading_arguments, look, reading_spec, spread
 from headrace.cli.output import attempted, make_folder
 from headrace.cli.planning.plan import print_whole, say_none_fits
 from headrace.cli.planning.planning_options import (
     DEFAULT_MICROBATCHES,
-    Problem,
     add_pipeline_arguments,
     check_numbers,
     check_strategies,
-    count,
     execution_of,
     topology_of,
 )
+from headrace.cli.planning.problem import Problem, count
 from headrace.errors import DatasetError, UserError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
     job.shards = tuple(list_shards(spec))
     probes: list[Probe] = []
     try:
-        estimator = Estimator(args, spec, job.pipeline.vocabulary.size)
+        estimator = estimator_of(args, spec, job.pipeline.vocabulary.size)
         refused, left = look(job, args.limit or DEFAULT_LIMIT, probes.append)
     finally:
         job.close()
@@ -173,7 +173,12 @@ def _deal(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] 
     execution = execution_of(args, topology, table)
     order = np.random.default_rng(args.seed).permutation(num_samples)
     num_batches = min(num_samples // size, MAX_BATCHES)
-    problems = [Problem.of(table.take(order[b * size : (b + 1) * size]), topology, execution, args) for b in range(num_batches)]
+    problems = [
+        Problem.of(
+            table.take(order[b * size : (b + 1) * size]), topology, execution, seed=args.seed, pack_tokens=args.pack_tokens
+        )
+        for b in range(num_batches)
+    ]
     if problems[0].empty_places:
         print(problems[0].empty_places, file=sys.stderr)
     return problems

@@ -17,7 +17,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.planning.planning_options import STRATEGY_NAMES, add_pipeline_arguments, check_strategies, count, problem_of
+from headrace.cli.planning.planning_options import STRATEGY_NAMES, add_pipeline_arguments, check_strategies, problem_of
+from headrace.cli.planning.problem import count
 from headrace.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Plan, emulate, print; write the trace and the picture."""
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.planning.outcome import Outcome, plan_timed
-    from headrace.cli.planning.planning_options import Problem
+    from headrace.cli.planning.problem import Problem
     from headrace.reorder_service.planning import warm_up
 
     _check(args)
@@ -78,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
     with EmulatedRanks(num_ranks) as ranks:
         for step in range(args.steps):
             rows = _rows(table, args.batch, step)
-            batch = Problem.of(rows, whole.batch.topology, whole.batch.execution, args).batch
+            batch = Problem.of(
+                rows, whole.batch.topology, whole.batch.execution, seed=args.seed, pack_tokens=args.pack_tokens
+            ).batch
             outcome = Outcome.of(plan_timed(batch, strategy)[0], batch)
             if step == 0:
                 ranks.warm_up(outcome)

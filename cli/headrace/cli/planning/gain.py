@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headrace.cli.planning.outcome import Outcome, plan_timed
-from headrace.cli.planning.planning_options import Problem
+from headrace.cli.planning.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

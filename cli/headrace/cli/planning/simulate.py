@@ -17,16 +17,16 @@ from headrace.cli.planning.planning_options import (
     add_pipeline_arguments,
     add_table_arguments,
     check_strategies,
-    count,
     problem_of,
 )
+from headrace.cli.planning.problem import count
 from headrace.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.cli.planning.outcome import Outcome
-    from headrace.cli.planning.planning_options import Problem
+    from headrace.cli.planning.problem import Problem
 
 BASELINE = "random"
 _EPILOG = f"""\

@@ -16,7 +16,7 @@ import pytest
 from headrace.cli.costs.cost_table import read_cost_table
 from headrace.cli.main import main
 from headrace.cli.planning.gain import best_of, measure
-from headrace.cli.planning.planning_options import Problem
+from headrace.cli.planning.problem import Problem
 from headrace.plan import Topology
 from headrace.reorder_service.planning import STRATEGIES
 from headrace.reorder_service.planning.batch import make_batch

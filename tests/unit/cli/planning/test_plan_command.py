@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli.main import main
-from headrace.cli.planning.planning_options import STRATEGY_NAMES, deal_stages
+from headrace.cli.planning.planning_options import STRATEGY_NAMES
+from headrace.cli.planning.problem import deal_stages
 from headrace.plan import StepPlan
 from headrace.reorder_service.planning import STRATEGIES
 

@@ -9,7 +9,7 @@ import pytest
 from headrace.cli.planning.gain import measure
 from headrace.cli.planning.gain_picture import draw_gains
 from headrace.cli.planning.outcome import Outcome, plan_timed
-from headrace.cli.planning.planning_options import Problem
+from headrace.cli.planning.problem import Problem
 from headrace.cli.planning.timeline import draw_comparison, draw_timeline
 from headrace.plan import Topology
 from headrace.reorder_service.planning import plan

@@ -20,7 +20,8 @@ DOCKER_V1 = (
 
 THREADS = """
 import sys
-from cli import health, main
+from headrace.cli import main
+from headrace.cli.run import health
 
 def run(args):
     import torch

@@ -101,7 +101,7 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_imported(monkeypatch) -
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")  # as docker compose hands on what is not set
     code = (
         "import sys\n"
-        "from headrace import tracing\n"
+        "from headrace.observability import tracing\n"
         "with tracing.exported('trainer'), tracing.span('wait', 'job/1f3a/1/0'): pass\n"
         "sys.exit('opentelemetry' in sys.modules)"
     )

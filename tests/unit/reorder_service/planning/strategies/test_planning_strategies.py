@@ -178,7 +178,8 @@ PROGRAM = """
 import json
 import numpy as np
 from headrace.plan import Topology
-from headrace.reorder_service.planning import STRATEGIES, arrangement, balance, plan
+from headrace.reorder_service.planning import STRATEGIES, plan
+from headrace.reorder_service.planning.search import arrangement, balance
 balance.SEARCH_STEPS, arrangement.ACTIONS = 1000, 10_000  # interpreted code is slow
 rng = np.random.default_rng(5)
 costs = {unit: rng.lognormal(0, 1, 60) for unit in ("encoder", "llm")}

@@ -1,0 +1,53 @@
+"""The arguments that say which model costs are estimated for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli.costs.dataset_costs import DEFAULT_MODEL, DEFAULT_UNITS, Estimator
+from headrace.errors import UserError
+from headrace.model_shape import MODEL_SHAPES
+
+if TYPE_CHECKING:
+    from headrace.spec import JobSpec
+
+MODEL_OPTIONS = ("model", "units", "coefficients")
+
+
+def add_model_arguments(parser: argparse._ActionsContainer) -> None:
+    """What costs are estimated from."""
+    parser.add_argument("--model", metavar="NAME", help=f"its size: {', '.join(MODEL_SHAPES)} (default: {DEFAULT_MODEL})")
+    parser.add_argument(
+        "--units",
+        metavar="UNIT,...",
+        help=f"encoder,llm or any of vision,audio,llm; and generator where the model has one (default: {DEFAULT_UNITS})",
+    )
+    parser.add_argument(
+        "--coefficients", type=Path, metavar="FILE", help="JSON with measured times of layers, in place of counted operations"
+    )
+
+
+def refuse_options(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise UserError if one of the options, which would have no effect, is given."""
+    for name in names:
+        if getattr(args, name) not in (None, ""):
+            raise UserError(f"--{name.replace('_', '-')} {why}")
+
+
+def check_inspected(args: argparse.Namespace) -> None:
+    """Raise UserError where `headrace inspect` would ignore an option, or has been given a cost table to look into."""
+    from headrace.cli.costs.cost_table import is_cost_table
+
+    if not args.costs:
+        refuse_options(args, MODEL_OPTIONS, "says what costs are estimated from, so it needs --costs FILE")
+    if is_cost_table(args.path):
+        raise UserError(f"{args.path} is a cost table, not a data set; `headrace plan`, `simulate` and `compare` read it")
+
+
+def estimator_of(args: argparse.Namespace, spec: JobSpec, vocab: int) -> Estimator:
+    """The estimator of `add_model_arguments`. vocab: size of the tokenizer's vocabulary. Raises UserError."""
+    model, units = args.model or DEFAULT_MODEL, args.units or DEFAULT_UNITS
+    return Estimator(spec, vocab, model=model, units=units, coefficients=args.coefficients)

@@ -1,0 +1,126 @@
+"""One global batch on the pipelines that it is planned for: what plans, pictures and gains are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.errors import UserError
+from headrace.plan import StepPlan, Topology
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from headrace.cli.costs.cost_table import CostTable
+    from headrace.reorder_service.planning.batch import Batch
+    from headrace.reorder_service.planning.execution import Execution
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Problem:
+    """One global batch on the pipelines that it is planned for."""
+
+    samples: Batch
+    batch: Batch
+    """What is planned: the samples, or the packs that they are in."""
+    packs: NDArray[np.int64] | None
+    """(n,) pack of each sample; None: samples are not packed."""
+    time_unit: str = ""
+    """Of the costs; empty: unknown."""
+    memory_unit: str = ""
+
+    @classmethod
+    def of(
+        cls, table: CostTable, topology: Topology, execution: Execution, *, seed: int = 0, pack_tokens: int | None = None
+    ) -> Problem:
+        """The samples of `table` on pipelines of that shape. Raises UserError with the row and the rule that it breaks.
+
+        seed: of the strategies that search. pack_tokens: length of the sequences that samples are packed into first, if any.
+        """
+        from headrace.reorder_service.planning.batch import make_batch
+        from headrace.reorder_service.planning.packing import pack_batch
+
+        units = {"time_unit": table.time_unit, "memory_unit": table.memory_unit if table.memory else table.time_unit}
+        if pack_tokens is not None:
+            _check_lengths(table, pack_tokens)
+        try:
+            samples = make_batch(
+                table.sample_ids, table.costs, topology, seed,
+                execution=execution, memory=table.memory, transfer_bytes=table.transfer_bytes,
+            )  # fmt: skip
+            if pack_tokens is None or table.tokens is None:
+                return cls(samples=samples, batch=samples, packs=None, **units)
+            batch, packs = pack_batch(samples, table.tokens, pack_tokens)
+        except ValueError as err:
+            raise UserError(f"{table.name}: {err}") from err
+        return cls(samples=samples, batch=batch, packs=packs, **units)
+
+    @property
+    def size(self) -> str:
+        """`512 samples in 93 packs`"""
+        packs = "" if self.packs is None else f" in {count(len(self.batch.sample_ids), 'pack')}"
+        return f"{count(len(self.samples.sample_ids), 'sample')}{packs}"
+
+    @property
+    def planned(self) -> str:
+        """What the plan places and its figures count: `samples` or `packs`."""
+        return "samples" if self.packs is None else "packs"
+
+    @property
+    def empty_places(self) -> str:
+        """A hint, where there are fewer packs than microbatches to put them into; else empty."""
+        packs, places = len(self.batch.sample_ids), self.batch.num_slots
+        if self.packs is None or packs >= places:
+            return ""
+        return (
+            f"{count(packs, 'pack')} cannot fill {count(places, 'microbatch')}: some stay empty; give fewer --microbatches or "
+            "--replicas, or a shorter --pack-tokens"
+        )
+
+    def memory_in_words(self, amount: float) -> str:
+        """`1.25 GiB` where memory is known to be in bytes, else just the number."""
+        return f"{amount / 2**30:.3g} GiB" if self.memory_unit == "bytes" else f"{amount:.4g}"
+
+    def of_samples(self, plan: StepPlan) -> StepPlan:
+        """A plan of the batch as one of the samples."""
+        from headrace.reorder_service.planning.packing import plan_of_samples
+
+        return plan if self.packs is None else plan_of_samples(plan, self.samples, self.packs)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 pack`, `2 packs`, `3 microbatches`"""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def deal_stages(totals: Mapping[str, float], num_stages: int, most: Mapping[str, int] | None = None) -> dict[str, int]:
+    """At least one stage for every unit, and the heaviest stage as light as can be.
+
+    totals: cost by unit. most: stages that a unit can have at most, where there is such a bound. One by one, a stage goes to
+    the unit whose stages are the heaviest so far, among those that can have more: since every split with a lighter heaviest
+    stage has at least as many stages in that unit, no split is better. Raises UserError.
+    """
+    if num_stages < len(totals):
+        raise UserError(f"--num-stages must be at least 1 per unit ({', '.join(totals)}), got {num_stages}")
+    stages = dict.fromkeys(totals, 1)
+    for _ in range(num_stages - len(totals)):
+        free = [unit for unit in totals if stages[unit] < (most or {}).get(unit, num_stages)]
+        if not free:
+            raise UserError(
+                f"--num-stages {num_stages} is more than the layers of {', '.join(totals)} can be cut into; give fewer"
+            )
+        stages[max(free, key=lambda unit: totals[unit] / stages[unit])] += 1
+    return stages
+
+
+def _check_lengths(table: CostTable, capacity: int) -> None:
+    if table.tokens is None:
+        raise UserError(f"--pack-tokens needs to know how long samples are: give {table.name} a column 'tokens'")
+    if capacity < 1:
+        raise UserError(f"--pack-tokens must be at least 1, got {capacity}")
+    wrong = ((table.tokens < 1) | (table.tokens > capacity)).nonzero()[0]
+    if wrong.size:
+        sample, length = table.sample_ids[wrong[0]], table.tokens[wrong[0]]
+        raise UserError(f"{table.name}: sample {sample} has {length} tokens, but --pack-tokens {capacity} packs 1 to {capacity}")
