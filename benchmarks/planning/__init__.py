@@ -1,0 +1,1 @@
+"""`make bench-planning`: quality and speed of the planner."""

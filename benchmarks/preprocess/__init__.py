@@ -1,0 +1,1 @@
+"""`make bench-preprocess`: codecs, delivery beside other loaders, scaling and memory."""

@@ -1,0 +1,1 @@
+"""`make bench-recovery`: how soon training goes on after a loss."""

@@ -1,0 +1,1 @@
+"""`make bench-scale`: one reorder service beside light ranks and preprocessors."""

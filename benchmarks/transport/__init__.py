@@ -1,0 +1,1 @@
+"""`make bench-transport`: payload from process to process."""

@@ -1,0 +1,1 @@
+"""`headrace bench`: what this machine can do."""

@@ -1,0 +1,1 @@
+"""`headrace demo`: the whole job on one machine."""

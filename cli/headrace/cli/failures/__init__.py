@@ -1,0 +1,1 @@
+"""`headrace simulate-failures`: an availability trace, and what recovery makes of it."""

@@ -1,0 +1,1 @@
+"""Commands that run a service or a trainer, and the processes that commands start."""

@@ -1,0 +1,1 @@
+"""Commands that ask a running reorder service: jobs, rates, bottlenecks, ledgers and quarantined samples."""
