@@ -10,10 +10,10 @@ help:  ## list the targets
 
 setup: $(VENV)/.installed  ## make .venv with Headrace and all it needs
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@echo "compiling the planner (half a minute)"
 	@$(BIN)/python -c "from headrace.reorder_service import planning; from headrace.reorder_service.nodes import snapshots; planning.warm_up(); snapshots.warm_up()"
 	@touch $@
@@ -70,7 +70,14 @@ chaos-trainer: setup  ## lose nodes of recoverable jobs at every kind of action,
 verify: setup  ## compare the pipeline runtime with one process in all 7,470 combinations (two hours)
 	@$(BIN)/python -m tests.verify
 
+# A local version of torch (2.13.0+cpu) becomes the release, which any build of it satisfies; CUDA builds pin their own libraries.
+lock: setup  ## pin what `make setup`, CI and the images install to the newest releases that pyproject.toml allows (two minutes)
+	@$(BIN)/pip install --quiet --disable-pip-version-check pip-tools
+	@CUSTOM_COMPILE_COMMAND='make lock' $(BIN)/pip-compile --quiet --upgrade --all-extras --strip-extras --no-annotate --no-emit-index-url \
+		--no-emit-find-links --no-emit-trusted-host --output-file constraints.txt pyproject.toml
+	@sed -i -e 's/+cpu$$//' -e '/^headrace @/d' constraints.txt
+
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-scale chaos chaos-trainer verify stubs
+.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-scale chaos chaos-trainer verify stubs
