@@ -1,20 +1,21 @@
 """Data sets as shards of records: WebDataset tar, Parquet, JSONL, MosaicML MDS and Megatron-Energon, on any fsspec URL.
 
     list_shards(job spec)             every shard of every source, in an order that all services agree on
-    open_shard(url, source, cache)    one shard: an index of its rows, read at random
+    open_shard(url, source, cache)    one shard: an index of its rows, with random access
 
     listing.py      which files of a source are shards
-    base.py         Shard: what the formats have in common
+    base.py         Shard: the interface that all formats implement
     blob.py         random access to the bytes of one file, local or remote
     cache.py        remote shards on a local disk, shared by the preprocessors of a host
-    unpacked.py     packed shards in temporary files, within bounds
-    download.py     remote files brought down whole, in spite of throttling and broken connections
+    unpacked.py     compressed shards, unpacked into temporary files of bounded size
+    open_shards.py  the shards a process keeps open, within its limit on open files
+    download.py     whole downloads of remote files, in spite of throttling and broken connections
     tar.py          a strict tar header reader
     webdataset.py  parquet.py (parquet_bounds.py)  jsonl.py  mds.py (mds_columns.py)     one format each
-    energon.py      WebDataset shards that a data set describes; metadataset.py: blends of such; braces.py: names
+    energon.py      Megatron-Energon data sets of WebDataset shards; metadataset.py: blends of them; braces.py: shard names
     annotation.py   JSON bytes to fields
 
-What these modules do not know: which field of a record is its text or its image. That is `records.record_to_sample`.
+These modules do not know which field of a record is its text or its image; `records.record_to_sample` does.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ __all__ = ["Record", "Shard", "list_shards", "open_shard"]
 
 
 def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> Shard:
-    """Index the shard at `url`, a file that `list_shards` gave for `source`.
+    """Open and index the shard at `url`, a file that `list_shards` returned for `source`.
 
-    A remote shard is read through `cache`; without one through a directory of this user below the system's temporary one.
-    Local shards, and those that are in this process's memory already, are read where they are.
+    A remote shard is read through `cache`, by default a cache in this user's directory below the system's temporary one.
+    Local shards and those at memory:// URLs are read in place.
 
-    Damage inside of the file is not an error: it is in the shard's `rejected`, and the sound rows are there.
+    Damage inside the file is not an error: it is listed in the shard's `rejected`, and the sound rows can be read.
     Raises DatasetError where the file as a whole cannot be read.
     """
     if not is_shard(url):

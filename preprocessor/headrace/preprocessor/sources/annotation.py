@@ -1,4 +1,4 @@
-"""Annotation bytes to fields: strict UTF-8, JSON, an object at the top."""
+"""Parsing of annotations: strict UTF-8 and JSON with an object at the top level."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from headrace.quarantine import BadSampleError, Reason
 
 
 def parse_annotation(data: bytes, what: str) -> dict[str, Any]:
-    """The object in `data`.
+    """Parse the JSON object in `data`; `what` names it in errors.
 
-    Taken as Python's json takes them: a byte-order mark in front, NaN and Infinity, and of a name given twice the last.
+    A leading byte-order mark, NaN and Infinity are accepted, and the last of duplicate names counts, as in Python's json.
     Raises BadSampleError with encoding_error (not UTF-8) or schema_error (not JSON, nested too deeply, not an object).
     """
     try:
@@ -26,7 +26,7 @@ def parse_annotation(data: bytes, what: str) -> dict[str, Any]:
 
 
 def parse_text(data: bytes, what: str) -> str:
-    """The text in `data`, without a byte-order mark. Raises BadSampleError with encoding_error."""
+    """Decode UTF-8 `data`, dropping a leading byte-order mark. Raises BadSampleError (encoding_error) where it is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as err:

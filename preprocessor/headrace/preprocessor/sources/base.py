@@ -1,4 +1,4 @@
-"""What the formats have in common: a shard is rows of records."""
+"""The interface that shards of all formats implement: rows that are read as records."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Self
 from headrace.preprocessor.records.record import Record
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
-# Bounds on what one record may ask for. Ten minutes of 96 kHz stereo at 24 bits are 346 MB; annotations grow tenfold
-# when JSON becomes objects.
+# Limits on the size of one record's parts. Ten minutes of 96 kHz stereo at 24 bits are 346 MB; annotations take ten times as
+# much memory once their JSON is parsed.
 MAX_MEDIUM_BYTES = 512 * 2**20
 MAX_ANNOTATION_BYTES = 64 * 2**20
 
 
 class Shard(ABC):
-    """One file of a data set. Rows are its whole samples in the file's order; reading is random access.
+    """One file of a data set, with random access to its rows: the complete samples in the file's order.
 
-    Everything but `close` may be called from many threads at once. A shard holds one open file and its index (for tar
-    some hundred bytes a sample), never media. One that others may still read is dropped instead of closed: its file is
-    closed when the last reference, which every record holds, has gone.
+    Every method but `close` is thread-safe. A shard holds one open file and its index (for tar some hundred bytes a sample),
+    never media. While others may still read from a shard, drop it instead of closing it: its file is closed with the last
+    reference to the shard, and every record holds one.
     """
 
     num_rows: int
     rejected: tuple[Rejected, ...]
-    """Damage found while indexing. `name` is a bare key, or "" where it concerns the file as a whole."""
+    """Damage found while indexing. `name` is the key of a sample, or "" where the damage concerns the file as a whole."""
 
     @abstractmethod
     def key(self, row: int) -> str:
-        """The key of a row."""
+        """Return the key of the sample at `row`."""
 
     @abstractmethod
     def read(self, row: int) -> Record:
-        """The record of a row. Raises BadSampleError where its annotation is damaged, DatasetError where the file is gone."""
+        """Return the record at `row`. Raises BadSampleError where it is damaged, DatasetError where the file is gone."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the file. Records read before can no longer load media."""
+        """Close the file; records read earlier can no longer load media."""
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +47,6 @@ class Shard(ABC):
 
 
 def check_size(what: str, size: int, limit: int) -> None:
-    """Raises BadSampleError (too_large) where `size` bytes are more than `limit`."""
+    """Raise BadSampleError (too_large) if `what` has more bytes, `size`, than `limit`."""
     if size > limit:
         raise BadSampleError(Reason.TOO_LARGE, f"{what} has {size} bytes, more than {limit}")

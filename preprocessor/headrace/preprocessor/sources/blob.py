@@ -19,30 +19,30 @@ from headrace.preprocessor.sources.base import check_size
 from headrace.quarantine import BadSampleError
 
 CONNECT_TIMEOUT_S = 30.0
-READ_TIMEOUT_S = 60.0  # between two packets, not for a whole file
+READ_TIMEOUT_S = 60.0  # between two packets, not for the whole file
 _CHUNK_BYTES = 16 * 2**20
 _WEB = ("http://", "https://")
 
 
 class Blob(ABC):
-    """The bytes of one file. Reads are thread-safe; those of local files do not wait for each other.
+    """A read-only file of known size, local or remote. Reads are thread-safe, and concurrent for local files.
 
-    The file is closed by `close`, or when the last reference to the blob goes.
+    The file is closed by `close`, or with the last reference to the blob.
     """
 
     size: int
 
     @abstractmethod
     def pread(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`; fewer only at the end of the file. Raises DatasetError."""
+        """Return `size` bytes from `offset`; fewer only at the end of the file. Raises DatasetError where reading fails."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
 
 
 class LocalBlob(Blob):
-    """A local file that is already open; takes the file over."""
+    """A blob over an open local file, which it takes over."""
 
     def __init__(self, file: BinaryIO, url: str) -> None:
         self._file = file
@@ -52,11 +52,11 @@ class LocalBlob(Blob):
 
     @property
     def unlinked(self) -> bool:
-        """Whether the file has lost its name, so that only those who have it open hold its space."""
+        """Whether the file has been unlinked, so that its space is freed once nobody has it open."""
         return os.fstat(self._file.fileno()).st_nlink == 0
 
     def pread(self, offset: int, size: int) -> bytes:
-        """One system call, except above 2 GiB, where the system gives less at a time."""
+        """Return `size` bytes from `offset` by one system call; above 2 GiB, which one call cannot return, by several."""
         try:
             data = os.pread(self._file.fileno(), size, offset)
             while len(data) < size and (more := os.pread(self._file.fileno(), size - len(data), offset + len(data))):
@@ -71,7 +71,7 @@ class LocalBlob(Blob):
 
 
 class RemoteBlob(Blob):
-    """A file behind fsspec, read by ranges. Its buffering is the file system's; one read at a time."""
+    """A remote file, read in ranges through fsspec, which buffers it; a lock admits one read at a time."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -85,7 +85,7 @@ class RemoteBlob(Blob):
             raise unreadable(url, err) from err
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Seek and read under the lock."""
+        """Return `size` bytes from `offset`, once other reads of this blob are done."""
         try:
             with self._lock:
                 self._file.seek(offset)
@@ -99,31 +99,31 @@ class RemoteBlob(Blob):
 
 
 class BlobReader(io.RawIOBase):
-    """A blob as a file for libraries that want one. Does not close the blob."""
+    """A file object over a blob, for libraries that need one. Closing it does not close the blob."""
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
         self._offset = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move; returns the new offset."""
+        """Move to `offset`, counted from where `whence` says, and return the new absolute offset."""
         self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self._blob.size}[whence]
         return self._offset
 
     def tell(self) -> int:
-        """The present offset."""
+        """Return the current offset."""
         return self._offset
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Fill the buffer; fewer bytes only at the end."""
+        """Fill `buffer` from the current offset and return the number of bytes read, smaller only at the end of the file."""
         data = self._blob.pread(self._offset, len(buffer))
         buffer[: len(data)] = data
         self._offset += len(data)
@@ -131,16 +131,16 @@ class BlobReader(io.RawIOBase):
 
 
 class BlobCache(Protocol):
-    """Keeps remote files on a local disk."""
+    """The interface of a cache that keeps remote files on a local disk."""
 
     def open(self, url: str) -> Blob:
-        """The file at `url`. Raises DatasetError."""
+        """Open the file at `url`. Raises DatasetError where it cannot be read."""
 
 
 def open_blob(url: str, cache: BlobCache | None = None) -> Blob:
-    """The file at a local path or fsspec URL, a remote one through `cache`.
+    """Open the file at a local path or fsspec URL, a remote one through `cache` if there is one.
 
-    Raises DatasetError where it cannot be opened, or may not (headrace.preprocessor.access).
+    Raises DatasetError where the file cannot be opened or headrace.preprocessor.access forbids it.
     """
     path = local_path(url)
     if path is None:
@@ -152,7 +152,10 @@ def open_blob(url: str, cache: BlobCache | None = None) -> Blob:
 
 
 def read_url(url: str, max_bytes: int) -> bytes:
-    """The whole of a file at a local path or fsspec URL. Raises DatasetError as `open_blob`, and where there is more of it."""
+    """Read the whole file at a local path or fsspec URL.
+
+    Raises DatasetError where it cannot be read, headrace.preprocessor.access forbids it, or it exceeds `max_bytes`.
+    """
     try:
         return read_file(*filesystem(url), max_bytes)
     except DatasetError:
@@ -164,17 +167,17 @@ def read_url(url: str, max_bytes: int) -> bytes:
 
 
 def read_file(fs: fsspec.AbstractFileSystem, path: str, max_bytes: int) -> bytes:
-    """The whole of a file, of which no more than `max_bytes` and a little come into memory, whatever its server says.
+    """Read a whole file, bounding the memory at little more than `max_bytes` whatever size its server states.
 
-    Raises BadSampleError (too_large) where there is more, DatasetError where the file may not be opened, else whatever the
-    driver raises.
+    Raises BadSampleError (too_large) where the file exceeds `max_bytes`, DatasetError where headrace.preprocessor.access
+    forbids to open it, else whatever the driver raises.
     """
     if isinstance(fs, LocalFileSystem):
         file = access.open_local(path)
         size: int | None = os.fstat(file.fileno()).st_size
     else:
         access.check_url(str(fs.unstrip_protocol(path)))
-        # As one stream from the web, else by exactly the ranges that are read.
+        # Read the web as one stream, other file systems in exactly the ranges asked for.
         file = fs.open(path, "rb", **({"block_size": 0} if path.startswith(_WEB) else {"cache_type": "none"}))
         size = getattr(file, "size", None)
     with file:
@@ -187,9 +190,9 @@ def read_file(fs: fsspec.AbstractFileSystem, path: str, max_bytes: int) -> bytes
 
 
 def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a path or URL and the path in it.
+    """Return the fsspec file system of a path or URL, and the path within it.
 
-    Raises DatasetError for what this process may not open, ImportError where its driver is not installed.
+    Raises DatasetError where this process may not open it, ImportError where its driver is not installed.
     """
     if local_path(url) is None or "::" in url:
         access.check_url(url)
@@ -203,8 +206,8 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 @cache
 def _web_client() -> dict[str, Any]:
-    """Options of the web's client: always the same objects, so that its connections are shared."""
-    import aiohttp  # comes with the driver; its own limit is five minutes for a whole file
+    """Return the options of the HTTP client; always the same objects, so that fsspec shares its connections."""
+    import aiohttp  # comes with the driver; its default limit is five minutes for a whole file
 
     async def check(_session: aiohttp.ClientSession, _context: Any, request: aiohttp.TraceRequestRedirectParams) -> None:
         access.check_redirection(str(request.url), request.response.headers.get("Location", ""))
@@ -216,14 +219,14 @@ def _web_client() -> dict[str, Any]:
 
 
 def local_path(url: str) -> str | None:
-    """The path behind a plain path or a file:// URL; None for any other URL."""
+    """Return the path behind a plain path or a file:// URL; None for any other URL."""
     if url.startswith(("file://", "local://")):
         return cast(str, fsspec.core.url_to_fs(url)[1])
     return None if "://" in url else url
 
 
 def unreadable(url: str, error: Exception) -> DatasetError:
-    """The error for a file that does not open or read."""
+    """Return the DatasetError to raise for a shard that cannot be opened or read, with `error` and its cause in the message."""
     what = str(error) or type(error).__name__
     if (cause := error.__cause__) is not None and str(cause) not in what:
         what += f": {cause}"

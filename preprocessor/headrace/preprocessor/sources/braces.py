@@ -8,19 +8,22 @@ from itertools import pairwise
 
 MAX_NAMES = 1_000_000
 MAX_CHARACTERS = 200_000_000  # of all names together
-MAX_PATTERN = 4096  # characters, as of a path
+MAX_PATTERN = 4096  # characters of one pattern, the limit of a path
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """All names, in order; braces without a comma or a range in them stand for themselves. Raises ValueError as `expand_all`."""
+    """Return all names that a pattern stands for, in order; braces without a comma or a range in them stay as they are.
+
+    Raises ValueError where they exceed MAX_NAMES or MAX_CHARACTERS, or the pattern is longer than MAX_PATTERN.
+    """
     return expand_all([pattern])
 
 
 def expand_all(patterns: Sequence[str]) -> list[str]:
-    """The names of all patterns, in order.
+    """Return the names that all patterns stand for, in order.
 
-    Raises ValueError where they are more than MAX_NAMES, or have more than MAX_CHARACTERS, together, or a pattern is too long.
+    Raises ValueError where together they exceed MAX_NAMES or MAX_CHARACTERS, or a pattern is longer than MAX_PATTERN.
     """
     names: list[str] = []
     num_characters = 0
@@ -53,7 +56,10 @@ def _names(pattern: str) -> Iterator[str]:
 
 
 def _inside(pattern: str, start: int) -> tuple[list[int], int]:
-    """Places of the commas between the brace at `start` and its partner, and the partner's place; -1 if it has none."""
+    """Return the positions of the top-level commas between the brace at `start` and its partner, and the partner's position.
+
+    The partner's position is -1 if there is none.
+    """
     depth = 0
     commas: list[int] = []
     for place in range(start, len(pattern)):
@@ -70,7 +76,7 @@ def _inside(pattern: str, start: int) -> tuple[list[int], int]:
 
 
 def _numbers(first: str, last: str) -> Iterator[str]:
-    """From one to the other, of one width if either has a zero in front."""
+    """Yield the numbers from `first` to `last`, up or down, zero-padded to one width if either starts with a zero."""
     width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 1
     step = 1 if int(first) <= int(last) else -1
     return (f"{number:0{width}}" for number in range(int(first), int(last) + step, step))

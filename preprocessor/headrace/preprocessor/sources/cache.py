@@ -1,16 +1,16 @@
-"""Remote shards on a local disk: one directory for all preprocessors of a host, within a number of bytes.
+"""A cache of remote shards on a local disk: one directory of bounded size for all preprocessors of a host.
 
-    DIR/KEY.shard     a whole file; its modification time is that of its last use, and the oldest goes first
-    DIR/KEY.part      one that is coming down, already of its full size, locked by whoever writes it
+    DIR/KEY.shard     a whole file; its modification time is its last use, and the least recently used is evicted first
+    DIR/KEY.part      a file being downloaded, allocated in full where its size is known, locked by its writer
     DIR/lock          held while space is counted, freed and reserved
 
 Shards of every format are fetched whole: an epoch reads all of their bytes, most of them twice (to probe and to decode).
 What the cache cannot hold (a shard larger than all of it, a full disk, a directory that went away) is read by ranges from
-its server instead, with one warning. Files beside a JSONL file are not shards and are read from their server.
+its server instead, with one warning. Media files that a JSONL file names are not shards and are read from their server.
 
-All locks are the kernel's (flock): a process that dies lets go of them, and what it left half-written is removed by the
-next one that needs space. A file that is evicted while somebody has it open is let go of at the next read or fetch of
-that process, which then brings it back.
+All locks are the kernel's (flock): a process that dies releases them, and what it left half-written is removed by the
+next process that needs space. A process that has an evicted file open closes it at its next read or fetch, which frees the
+disk space, and fetches the file again when it next reads it.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from headrace.preprocessor.sources.download import DiskError, RemoteFile, Retry,
 log = logging.getLogger(__name__)
 
 DEFAULT_BYTES = 20 * 2**30
-_STAMP_S = 5.0  # how exactly the time of the last use is kept: a stamp costs as much as a small read
+_STAMP_S = 5.0  # resolution of the time of last use, since writing it costs as much as a small read
 
 
 @dataclass(slots=True, kw_only=True)
 class CacheStats:
-    """What this process has asked of the cache."""
+    """Counts of this process's requests to the cache and of their outcomes."""
 
     hits: int = 0
     misses: int = 0
     downloaded_bytes: int = 0
     evicted: int = 0
     uncached: int = 0
-    """Shards that are read from their server since there was no room: anything above 0 says that the cache is too small."""
+    """Fetches answered by reading from the server, for lack of room or of a working disk: above 0, the cache is too small."""
 
 
 class ShardCache:
-    """The cache's directory. Thread-safe, and safe for several processes of one host."""
+    """A cache of remote shards in one directory. Thread-safe, and safe for several processes of one host."""
 
     def __init__(self, directory: Path, max_bytes: int = DEFAULT_BYTES, retry: Retry = Retry()) -> None:  # noqa: B008 - frozen
-        """Raises UserError where the directory cannot be made."""
+        """Create `directory` if it is missing. Raises UserError where that fails."""
         self._directory = directory
         self._max_bytes = max_bytes
         self._retry = retry
@@ -72,20 +72,20 @@ class ShardCache:
             raise UserError(f"cannot use {directory} as the shard cache: {err}; give a directory to write to") from err
 
     def open(self, url: str) -> Blob:
-        """The shard at `url`, brought here first if need be. Raises DatasetError, which names it."""
+        """Open the shard at `url`, downloading it first if it is not cached. Raises DatasetError where that fails."""
         blob = _CachedBlob(self, self._describe(url))
         with self._mutex:
             self._blobs.add(blob)
         return blob
 
     def reopen(self, file: RemoteFile) -> Blob:
-        """The same version of a file once more. Raises DatasetError where its server has another one by now."""
+        """Fetch a file again in the same version. Raises DatasetError where its server has another version by now."""
         if self._describe(file.url).version != file.version:
             raise DatasetError(f"the shard {file.url} has changed since it was indexed; submit the job again")
         return self.fetch(file)
 
     def fetch(self, file: RemoteFile) -> Blob:
-        """A file out of the cache; out of its server where the cache cannot hold it."""
+        """Open a file in the cache, downloading it first if need be, or on its server where the cache cannot hold it."""
         path = self._path(file)
         bypass = "no_room"
         try:
@@ -94,7 +94,7 @@ class ShardCache:
                 return blob
             self._count(misses=1)
             with self._writing(file) as sink:
-                # Another process may have brought it while this one waited for the lock.
+                # Another process may have downloaded it while this one waited for the lock.
                 blob = _opened(path, file.url)
                 if blob is None and self._bring(file, sink):
                     blob = _opened(path, file.url)
@@ -109,7 +109,7 @@ class ShardCache:
         return blob
 
     def stamp(self, file: RemoteFile) -> None:
-        """Note that a file is in use."""
+        """Set a cached file's time of last use to now, which keeps it from being evicted next."""
         with contextlib.suppress(OSError):
             os.utime(self._path(file))
 
@@ -120,7 +120,7 @@ class ShardCache:
             raise unreadable(url, err) from err
 
     def _bring(self, file: RemoteFile, sink: io.FileIO) -> bool:
-        """Download into `sink` and give it its name. Whether there was room."""
+        """Download a file into `sink` and rename it into the cache. Returns False where there is no room for it."""
         if file.size is not None and not self._reserve(file, sink, file.size):
             return False
         try:
@@ -145,7 +145,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def _writing(self, file: RemoteFile) -> Iterator[io.FileIO]:
-        """The file's part, empty and locked. What has not been renamed is removed at the end."""
+        """Yield the file's .part file, empty and locked, and remove it at the end unless it has been renamed."""
         part = self._part(file)
         with disk_errors():
             sink = _locked(part)
@@ -157,7 +157,10 @@ class ShardCache:
             sink.close()
 
     def _reserve(self, file: RemoteFile, sink: io.FileIO, size: int) -> bool:
-        """Free space for `size` bytes and take it: from here on every process counts it. False where there is none to free."""
+        """Evict shards until `size` bytes fit, and allocate them in `sink`, where every process counts them.
+
+        Returns False where evicting all shards would not make enough room.
+        """
         with disk_errors(), open(self._directory / "lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._drop_abandoned()
@@ -179,7 +182,7 @@ class ShardCache:
         return True
 
     def _drop_abandoned(self) -> None:
-        """Remove the parts of processes that died."""
+        """Remove the .part files that processes left when they died."""
         for part in self._directory.glob("*.part"):
             with contextlib.suppress(OSError), open(part, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody is writing it
@@ -212,7 +215,7 @@ class ShardCache:
 
 
 class _CachedBlob(Blob):
-    """A remote file that is in the cache whenever it is read."""
+    """A cached remote file that is fetched again when it is read after its eviction."""
 
     def __init__(self, cache: ShardCache, file: RemoteFile) -> None:
         self._cache = cache
@@ -223,9 +226,12 @@ class _CachedBlob(Blob):
         self.size = self._held.size
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Read from the local disk; after an eviction the file is brought back first."""
+        """Return `size` bytes from `offset` of the cached file, which is fetched again first if it has been evicted.
+
+        Raises ValueError after `close`.
+        """
         self.let_go_if_evicted()
-        held = self._held  # a file that is let go of meanwhile stays open until this read is through
+        held = self._held  # this reference keeps the file open for the read, even if another thread lets go of it
         if held is None:
             if self._closed:
                 raise ValueError(f"{self._file.url} is closed")
@@ -236,19 +242,19 @@ class _CachedBlob(Blob):
         return held.pread(offset, size)
 
     def let_go_if_evicted(self) -> None:
-        """Give the disk its space back."""
+        """Close the file if it has been evicted, so that the disk gets its space back."""
         held = self._held
         if isinstance(held, LocalBlob) and held.unlinked:
             self._held = None
 
     def close(self) -> None:
-        """Let go of the file, which stays in the cache."""
+        """Close the file, which stays in the cache."""
         self._closed = True
         self._held = None
 
 
 def _opened(path: Path, url: str) -> LocalBlob | None:
-    """The cached file, stamped; None if it is not there."""
+    """Open a cached file and set its time of last use; None if it is not there. Raises DiskError."""
     try:
         blob = LocalBlob(open(path, "rb"), url)  # noqa: SIM115 - the blob closes it
         os.utime(path)
@@ -260,7 +266,7 @@ def _opened(path: Path, url: str) -> LocalBlob | None:
 
 
 def _locked(part: Path) -> io.FileIO:
-    """A part, emptied, with its lock held. Raises OSError."""
+    """Open a .part file, empty it and hold its lock. Raises OSError."""
     while True:
         file = io.FileIO(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "wb")
         try:
@@ -275,7 +281,7 @@ def _locked(part: Path) -> io.FileIO:
 
 
 def _is_named(file: IO[bytes] | io.FileIO, path: Path) -> bool:
-    """Whether an open file is still what stands at `path`."""
+    """Whether the file at `path` is still this open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -298,7 +304,10 @@ def _size(path: Path) -> int:
 
 @functools.cache
 def default_cache(max_bytes: int = DEFAULT_BYTES) -> ShardCache:
-    """A directory of this user below the system's temporary one, shared like any other. Raises UserError."""
+    """Return the shard cache in this user's directory below the system's temporary one, shared by the user's processes.
+
+    Raises UserError where the directory cannot be made, is a symbolic link, or belongs to another user.
+    """
     directory = Path(tempfile.gettempdir()) / f"headrace-shards-{os.getuid()}"
     cache = ShardCache(directory, max_bytes)
     if directory.lstat().st_uid != os.getuid() or directory.is_symlink():

@@ -1,6 +1,6 @@
-"""Remote files: what identifies one, and how its bytes come down whole in spite of throttling and broken connections.
+"""Identification and whole downloads of remote files, in spite of throttling and broken connections.
 
-A transfer goes on at the byte where it broke. A server that takes no ranges is asked for the whole file again.
+A transfer resumes at the byte where it broke. A server that does not support ranges is asked for the whole file again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from headrace.preprocessor.sources.blob import filesystem
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 16 * 2**20  # of one request: large enough that its latency does not count
-# What drivers call the version and the time of a file.
+CHUNK_BYTES = 16 * 2**20  # per request, large enough for its latency not to count
+# The names under which fsspec drivers report a file's version and its times.
 _VERSION_KEYS = ("ETag", "etag", "checksum", "version_id", "Last-Modified", "LastModified", "updated", "mtime", "created")
-_PASSING_STATUS = frozenset((408, 425, 429))  # and all from 500 on; other answers of 4xx stay what they are
+_PASSING_STATUS = frozenset((408, 425, 429))  # worth a retry, as are all from 500 on; other 4xx answers are final
 _THROTTLING_STATUS = frozenset((429, 503))
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, ValueError, HeadraceError)
 
@@ -36,12 +36,12 @@ _T = TypeVar("_T")
 
 
 class DiskError(Exception):
-    """The disk of this machine failed, not the server; the cause says how."""
+    """A failure of the local disk rather than of the server; `__cause__` is the OSError."""
 
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """An OSError in the block is the disk's: raises DiskError."""
+    """Turn an OSError raised in the block into a DiskError."""
     try:
         yield
     except OSError as err:
@@ -50,33 +50,37 @@ def disk_errors() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file as its server describes it."""
+    """A remote file's URL, size and version, as its server describes it."""
 
     url: str
     size: int | None
-    """Bytes; None where the server does not tell."""
+    """Size in bytes; None where the server does not state it."""
     version: str
-    """Changes when the content does, as far as the server tells: from its entity tag, times and size."""
+    """The server's entity tag, times and size in one string, which changes with the content as far as the server tells."""
 
     @property
     def key(self) -> str:
-        """A file name for this version of it."""
+        """File name for this version of the file: 40 hexadecimal digits."""
         return hashlib.sha256(f"{self.url}\n{self.version}".encode()).hexdigest()[:40]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """When to try again what a server has refused for now."""
+    """Policy for retrying requests that may yet succeed: exponential backoff, or the pause the server asks for."""
 
     attempts: int = 6
     first_pause_s: float = 0.5
-    """Doubles with every attempt. With six attempts that is 15 s in all, what object stores take to scale up."""
+    """Pause after the first attempt, doubled after each further one: with six attempts 15 s in all, as long as object stores
+    take to scale up."""
     max_pause_s: float = 60.0
-    """Also of what a server asks for with Retry-After."""
+    """Longest pause, even where the server asks for more with Retry-After."""
     sleep: Callable[[float], None] = time.sleep
 
     def call(self, work: Callable[[], _T], what: str) -> _T:
-        """`work()`, again after failures that may pass. Raises its last error, of whatever library that is."""
+        """Return `work()`, retried after failures that may pass; `what` names it in the log.
+
+        Raises the last error of `work` unchanged, whichever library it is from.
+        """
         for attempt in range(1, self.attempts):
             try:
                 return work()
@@ -93,7 +97,7 @@ class Retry:
 
 
 def describe(url: str, retry: Retry) -> RemoteFile:
-    """Ask for a file's size and version. Raises whatever the driver raises."""
+    """Ask the server for a file's size and version. Raises IsADirectoryError for a folder, else whatever the driver raises."""
     fs, path = filesystem(url)
     fs.invalidate_cache(path)
     info = retry.call(lambda: fs.info(path), url)
@@ -105,10 +109,10 @@ def describe(url: str, retry: Retry) -> RemoteFile:
 
 
 def download(file: RemoteFile, sink: io.FileIO, max_bytes: int, retry: Retry) -> int:
-    """Write a file into `sink` from its start; the number of bytes.
+    """Write a whole remote file into `sink` from its start and return the number of bytes.
 
-    Raises DiskError where `sink` fails or more than `max_bytes` come, else whatever the driver raises; TimeoutError for a
-    server that keeps ending early.
+    Raises DiskError where writing fails or more than `max_bytes` arrive, TimeoutError where the server keeps ending early,
+    else whatever the driver raises.
     """
     fs, path = filesystem(file.url)
     transfer = _Transfer(fs, path, file.size, sink, max_bytes)
@@ -117,7 +121,7 @@ def download(file: RemoteFile, sink: io.FileIO, max_bytes: int, retry: Retry) ->
 
 
 class _Transfer:
-    """A file on its way; `run` may be called again after an error."""
+    """A download in progress, which `run` resumes when called again after an error."""
 
     def __init__(self, fs: fsspec.AbstractFileSystem, path: str, size: int | None, sink: io.FileIO, max_bytes: int) -> None:
         self._fs = fs
@@ -129,10 +133,10 @@ class _Transfer:
         self.done = 0
 
     def run(self) -> None:
-        """Go on until the end."""
+        """Download the rest of the file. Raises TimeoutError where the server ends early."""
         try:
             self._copy()
-        except ValueError:  # so fsspec says that the server takes no ranges
+        except ValueError:  # fsspec's error where the server does not support ranges
             if not self._ranges:
                 raise
             self._ranges = False
@@ -163,19 +167,22 @@ def _write(sink: io.FileIO, data: bytes) -> None:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed later: throttling, timeouts and broken connections, not what the answer settles."""
+    """Whether the same request may succeed later: true for throttling, timeouts, broken connections; false for final answers."""
     if isinstance(error, DiskError | HeadraceError):
         return False
     status = _http(error)[0]
     if status is not None:
         return status >= 500 or status in _PASSING_STATUS
     first = _first_cause(error)
-    # The names are botocore's, which not everybody has installed.
+    # botocore's errors are matched by name, since it may not be installed.
     return not isinstance(first, _LASTING) and type(first).__name__ not in ("NoCredentialsError", "PartialCredentialsError")
 
 
 def retry_after_s(error: Exception, now_s: float) -> float | None:
-    """Seconds from `now_s` (Unix time) that the server asks to wait, from its Retry-After header: a number or a date."""
+    """Return the seconds from `now_s` (Unix time) that the server's Retry-After header asks to wait; None without one.
+
+    The header holds a number of seconds or a date; one that is neither counts as absent.
+    """
     value = _http(error)[1]
     if value is None:
         return None
@@ -188,14 +195,14 @@ def retry_after_s(error: Exception, now_s: float) -> float | None:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """fsspec calls any failure to describe an HTTP file a FileNotFoundError; what happened is its cause."""
+    """Follow an error's causes to the first: fsspec wraps any failure to describe an HTTP file in a FileNotFoundError."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def _http(error: BaseException | None) -> tuple[int | None, str | None]:
-    """Status and Retry-After behind an error: in aiohttp's attributes or botocore's response, or those of its cause."""
+    """Return the HTTP status and the Retry-After header from an aiohttp or botocore error among an error and its causes."""
     while error is not None:
         response: Any = getattr(error, "response", None)
         if isinstance(response, dict):

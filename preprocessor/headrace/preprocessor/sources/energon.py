@@ -1,16 +1,16 @@
 """Megatron-Energon data sets: a folder of WebDataset shards described by files in `.nv-meta`.
 
-    split.yaml                  which shards are in which split, and what is left out
-    .info.json or .info.yaml    that this is a prepared data set
-    dataset.yaml                the type of the samples, and which part of a sample is which field of it
+    split.yaml                  the shards of each split, and the shards and samples that are left out
+    .info.json or .info.yaml    marks a prepared data set
+    dataset.yaml                the class of the samples, and the tar member that each of their fields comes from
 
-A source's path names the split after a "#": "/data/coyo#val"; without one it is `train`. `dataset_config` and
+A source's path names the split after a "#": "/data/coyo#val"; the default is `train`. `dataset_config` and
 `split_config` name other files: "/data/coyo#split=val&dataset_config=ocr.yaml".
 
-Fields go on to the mapping under their own names, so that the usual ones (image, caption, text, conversations, ...) need no
-mapping; `context` and `answers` of a VQASample become a question and the answer of the largest weight. Samples of
-CrudeWebdataset, and of a data set without dataset.yaml, go on as those of any tar. No Python that a data set names is
-loaded or run: one with a sample_loader needs another dataset_config.
+Fields are passed to the mapping under their own names, so that the usual ones (image, caption, text, conversations, ...) need
+no mapping; `context` and `answers` of a VQASample become a question and the answer of the largest weight. Samples of a
+CrudeWebdataset, or of a data set without dataset.yaml, are passed on like those of any tar. No Python that a data set names
+is loaded or run: a data set with a sample_loader needs another dataset_config.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import SourceSpec
 
 META = ".nv-meta"
-MAX_YAML_BYTES = 16 * 2**20  # 200,000 names of shards; YAML takes a second a megabyte
+MAX_YAML_BYTES = 16 * 2**20  # room for 200,000 shard names; parsing YAML takes a second per megabyte
 _INFO_NAMES = (".info.json", ".info.yaml")
 _TEXT_PARTS = frozenset(("txt", "text", "transcript"))
 _JSON_PARTS = frozenset(("json", "jsn"))
@@ -47,12 +47,12 @@ _NUMBER_PARTS = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"
 _ACCESS = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")
 _WITHOUT_TEXT = frozenset(("ImageSample", "ImageClassificationSample", "SimilarityInterleavedSample", "MultiChoiceVQASample"))
 
-Paths = tuple[tuple[str, ...], ...]  # alternatives: a part's extension, then keys into it
+Paths = tuple[tuple[str, ...], ...]  # alternative places of a field's value, each a member's extension, then keys into it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a source's path says: a folder and which part of it."""
+    """The folder of a data set, its split and its configuration files, as a source's path selects them."""
 
     root: str
     split: str = "train"
@@ -60,12 +60,15 @@ class Selection:
     split_config: str = "split.yaml"
 
     def path(self) -> str:
-        """The path of a source that says the same."""
+        """Return the source path that `parse_selection` would parse to this selection."""
         return f"{self.root}#split={self.split}&dataset_config={self.dataset_config}&split_config={self.split_config}"
 
 
 def parse_selection(path: str) -> Selection:
-    """Raises DatasetError where there is something else after the "#". A file or folder with a "#" in its name is itself."""
+    """Parse a source's path, with the options after its "#". Raises DatasetError where an option is unknown.
+
+    A path is taken literally where a file or folder has that name, "#" included, or what follows the "#" looks like a path.
+    """
     root, _, fragment = path.partition("#")
     if "/" in fragment or "." in fragment.partition("=")[0] or os.path.exists(path):
         return Selection(root=path)
@@ -79,12 +82,15 @@ def parse_selection(path: str) -> Selection:
 
 
 def is_dataset(fs: fsspec.AbstractFileSystem, root: str) -> bool:
-    """Whether `root` is the folder of a prepared data set. Raises whatever the driver raises."""
+    """Whether `root` is the folder of a prepared Energon data set. Raises whatever the driver raises."""
     return any(fs.isfile(f"{root.rstrip('/')}/{META}/{name}") for name in _INFO_NAMES)
 
 
 def split_shards(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> list[str]:
-    """The shards of a split, relative to the root and in its order. Raises DatasetError: no such split, nothing in it."""
+    """Return the shards of the selected split that are not excluded, relative to `root`, in the split's order.
+
+    Raises DatasetError where there is no such split, or it has no shard.
+    """
     document, what = _split_document(fs, root, selection)
     splits = document.get("split_parts")
     if not isinstance(splits, dict) or selection.split not in splits:
@@ -99,20 +105,23 @@ def split_shards(fs: fsspec.AbstractFileSystem, root: str, selection: Selection)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How the samples of a data set are made, and which are left out."""
+    """How the samples of an Energon data set are made from tar members, and which are left out."""
 
     root: str
-    """The data set's folder, in its file system."""
+    """The data set's folder, as a path in its file system."""
     kind: str
-    """The class of the samples."""
+    """Name of the samples' Energon class, such as VQASample."""
     fields: Mapping[str, Paths] | None
-    """Where each field comes from; None: samples are taken as they are."""
+    """The places that each field may come from; None where samples are read as in any tar."""
     excluded: frozenset[str]
-    """SHARD/KEY of samples that are left out."""
+    """SHARD/KEY of the samples to leave out; names of whole shards may be among them."""
 
 
 def read_recipe(source: SourceSpec) -> Recipe | None:
-    """The recipe of a source that is the folder of an Energon data set; None for any other. Raises DatasetError."""
+    """Read the recipe of a source that is the folder of an Energon data set; return None for any other source.
+
+    Raises DatasetError where the data set cannot be read or its samples are of a kind that is not supported.
+    """
     selection = parse_selection(source.path)
     try:
         fs, root = filesystem(selection.root)
@@ -129,7 +138,7 @@ def read_recipe(source: SourceSpec) -> Recipe | None:
 
 
 class EnergonShard(Shard):
-    """A tar of an Energon data set: its samples with the fields that dataset.yaml names."""
+    """A tar shard of an Energon data set, whose records have the fields that dataset.yaml names."""
 
     def __init__(self, url: str, recipe: Recipe, mapping: MappingSpec, cache: BlobCache | None = None) -> None:
         name = posixpath.relpath(filesystem(url)[1], recipe.root)
@@ -141,11 +150,11 @@ class EnergonShard(Shard):
         self.rejected = self._tar.rejected
 
     def key(self, row: int) -> str:
-        """The key of a row."""
+        """Return the key of the sample at `row`."""
         return self._tar.key(self._rows[row])
 
     def read(self, row: int) -> Record:
-        """The record of a row."""
+        """Return the record at `row`, with the recipe's fields. Raises BadSampleError where a field has no value."""
         row = self._rows[row]
         if self._recipe.fields is None:
             return self._tar.read(row)
@@ -160,7 +169,7 @@ class EnergonShard(Shard):
 
 
 class _Parts:
-    """The members of one sample, each read once and only if a field comes from it."""
+    """The tar members of one sample, each read at most once and only if a field comes from it."""
 
     def __init__(self, extensions: tuple[str, ...], load: Callable[[str], bytes]) -> None:
         self._extensions = extensions
@@ -168,7 +177,10 @@ class _Parts:
         self._values: dict[str, Any] = {}
 
     def first(self, field: str, paths: Paths) -> Any:
-        """The first of the alternatives that is there. Media stay names. Raises BadSampleError."""
+        """Return the value at the first of `paths` that exists: for media the member's extension, for others the content.
+
+        Raises BadSampleError (schema_error) where none of them exists.
+        """
         for path in paths:
             value = self._at(path)
             if value is not None:
@@ -212,7 +224,7 @@ def _part(extension: str, load: Callable[[str], bytes]) -> Any:
 
 
 def _shaped(kind: str, fields: dict[str, Any], mapping: MappingSpec) -> Mapping[str, Any]:
-    """The fields as the mapping takes them."""
+    """Return a sample's fields in the form that the mapping expects of its class."""
     if mapping.text is None and kind == "VQASample":
         question, answer = fields.get("context"), _best(fields.get("answers"), fields.get("answer_weights"))
         if not isinstance(question, str):
@@ -226,7 +238,7 @@ def _shaped(kind: str, fields: dict[str, Any], mapping: MappingSpec) -> Mapping[
 
 
 def _best(answers: Any, weights: Any) -> Any:
-    """The answer of the largest weight; of equal ones the first."""
+    """Return the answer with the largest weight, the first of equals; without usable weights the first answer."""
     if not isinstance(answers, list) or not answers:
         return answers
     if isinstance(weights, list) and len(weights) == len(answers) and all(isinstance(w, int | float) for w in weights):
@@ -237,7 +249,7 @@ def _best(answers: Any, weights: Any) -> Any:
 def _recipe(document: Mapping[str, Any], what: str, root: str, excluded: frozenset[str]) -> Recipe:
     declared = document.get("sample_type")
     named = declared.get("__class__") if isinstance(declared, dict) else document.get("__class__")
-    kind = str(named or "CrudeSample").replace("Webdataset", "Sample")  # before sample_type, the class was that of the reader
+    kind = str(named or "CrudeSample").replace("Webdataset", "Sample")  # older files name the class of the reader
     if document.get("sample_loader") is not None:
         raise DatasetError(
             f"{what} has a sample_loader, which is Python code and is not run; prepare a dataset_config with a field_map "
@@ -254,7 +266,7 @@ def _recipe(document: Mapping[str, Any], what: str, root: str, excluded: frozens
 
 
 def _paths(text: str, what: str) -> Paths:
-    """Of "json[a][b],txt": (("json", "a", "b"), ("txt",))."""
+    """Parse "json[a][b],txt" into (("json", "a", "b"), ("txt",)). Raises DatasetError where it is malformed."""
     matches = [_ACCESS.fullmatch(option.strip()) for option in text.split(",")]
     if not all(matches):
         raise DatasetError(f"{what}: the field_map has {text!r}; parts are written like 'jpg', 'json[caption]' or 'jpg,png'")
@@ -279,7 +291,7 @@ def _expanded(patterns: Any, what: str) -> list[str]:
 
 
 def _split_document(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> tuple[dict[str, Any], str]:
-    """What says which shards are in which split, and its name for errors."""
+    """Read the file that assigns shards to splits; also returns its name for errors."""
     try:
         return _document(fs, root, selection, selection.split_config)
     except FileNotFoundError:
@@ -289,7 +301,7 @@ def _split_document(fs: fsspec.AbstractFileSystem, root: str, selection: Selecti
 
 
 def _dataset_document(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> tuple[dict[str, Any], str]:
-    """What says how samples are made; nothing where a data set was prepared without."""
+    """Read the file that says how samples are made; also returns its name for errors. Both are empty without dataset.yaml."""
     try:
         return _document(fs, root, selection, selection.dataset_config)
     except FileNotFoundError:
@@ -304,7 +316,7 @@ def _document(fs: fsspec.AbstractFileSystem, root: str, selection: Selection, na
 
 
 def load_yaml(data: bytes, what: str) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file. Raises DatasetError."""
+    """Parse a YAML or JSON file that holds a mapping; `what` names it in errors. Raises DatasetError where it does not."""
     try:
         document = yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as err:

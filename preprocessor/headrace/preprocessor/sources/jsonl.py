@@ -1,8 +1,8 @@
 """JSONL files beside media files: one annotation a line, media as paths relative to the JSONL's folder.
 
-A line's key is its number, from 0 and with blank lines counted. Every line that is not blank is a row; one that is not
-JSON raises BadSampleError when it is read, and the others go on. A path that leads outside of the folder (absolute, with
-"..", or through a symbolic link) is unsafe_member_name, and nothing but a regular file is opened.
+Every line that is not blank is a row, whose key is the line's number from 0, counting blank lines. Reading a line that is not
+JSON raises BadSampleError and leaves the other rows readable. A path that leads outside of the folder (absolute, with "..",
+or through a symbolic link) is rejected as unsafe_member_name, and only regular files are opened.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from headrace.preprocessor.sources.blob import Blob, BlobCache, filesystem, loca
 from headrace.quarantine import BadSampleError, Reason
 
 _CHUNK_BYTES = 2**20
-# What the system says of a name that leads to nothing readable; anything else (EIO, EMFILE) is no fault of the sample.
+# Errors of the system that are the sample's fault, because its path names nothing readable; others (EIO, EMFILE) are not.
 _ABSENT = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP))
 
 
 class JsonlShard(Shard):
-    """A JSONL file, read by line."""
+    """A shard that is one JSONL file, with a row for each line that is not blank."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
         self._blob = open_blob(url, cache)
@@ -36,11 +36,11 @@ class JsonlShard(Shard):
         self.rejected = ()
 
     def key(self, row: int) -> str:
-        """The number of the line."""
+        """Return the number of the row's line, from 0, as a string."""
         return str(self._lines[row])
 
     def read(self, row: int) -> Record:
-        """The record of a line."""
+        """Return the record in the line of `row`. Raises BadSampleError where the line is damaged or too large."""
         start, stop = self._starts[2 * row], self._starts[2 * row + 1]
         check_size("the line", stop - start, MAX_ANNOTATION_BYTES)
         fields = parse_annotation(self._blob.pread(start, stop - start), "the line")
@@ -52,7 +52,10 @@ class JsonlShard(Shard):
 
 
 def _index_lines(blob: Blob) -> tuple[array[int], array[int]]:
-    """Numbers of the lines that are not blank, and (start, stop) of each. Reads the file once in chunks."""
+    """Return the numbers of the n lines that are not blank, (n,), and their bounds in bytes as start, stop, start, ..., (2n,).
+
+    Reads the file once, in chunks.
+    """
     lines, bounds = array("q"), array("q")
     number = start = offset = 0
     blank = True
@@ -81,7 +84,7 @@ def _folder(url: str) -> _LocalFolder | _RemoteFolder:
 
 
 class _LocalFolder:
-    """Media files below a local folder."""
+    """Media files below the local folder of a JSONL file."""
 
     def __init__(self, path: str) -> None:
         self._root = os.path.realpath(path)
@@ -105,7 +108,7 @@ class _LocalFolder:
 
 
 class _RemoteFolder:
-    """Media files beside a JSONL file behind fsspec."""
+    """Media files below the remote folder of a JSONL file, read through fsspec."""
 
     def __init__(self, url: str) -> None:
         self._fs, path = filesystem(url)
@@ -124,7 +127,7 @@ class _RemoteFolder:
 
 
 def _inside(name: str) -> str:
-    """`name` if it is a relative path without "..". Raises BadSampleError with unsafe_member_name or encoding_error."""
+    """Return `name` if it is a relative path without "..", else raise BadSampleError (unsafe_member_name or encoding_error)."""
     try:
         name.encode()
     except UnicodeEncodeError as err:

@@ -1,8 +1,7 @@
-"""Which files of a source are shards, and what they are called.
+"""Listing of the shards of a source: which of its files are shards, and what they are called.
 
-A folder is a data set only where all its shards are of one: files of several formats side by side (annotations beside the
-archives that hold the media, as img2dataset writes them), or evaluation splits beside those to train on, are refused until one
-is named.
+A folder is refused where its shards are of several formats (such as annotations beside the archives that hold the media, as
+img2dataset writes them) or of evaluation splits beside training splits; the source must then name the files to use.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ _WEB = ("http://", "https://")
 
 
 def list_shards(spec: JobSpec, retry: Retry = Retry()) -> list[ShardInfo]:  # noqa: B008 - frozen
-    """The shards of all sources, in the order of the sources, then by name: the same list on every machine.
+    """Return the shards of all sources, in the order of the sources, then by name: the same list on every machine.
 
     A source's path is a folder (searched recursively; names that begin with a dot are skipped), one file, a glob, or an
-    fsspec URL of any of these. Of an Energon data set the shards of one split are listed; of MDS shards those in the
-    index.json beside them. Raises DatasetError: no such path, no shard in it, no access, an unknown protocol, a damaged index.
+    fsspec URL of any of these. An Energon data set gives the shards of one split, an MDS data set those in its index.json.
+    Raises DatasetError where a path does not exist, cannot be accessed or holds no shard, a protocol is unknown, or an index
+    is damaged.
     """
     return [shard for index, source in enumerate(spec.sources) for shard in _list_source(index, source, retry)]
 
@@ -72,7 +72,7 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
 
 
 def _names(fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selection) -> tuple[list[str] | None, str]:
-    """The shards, relative to the folder that is the second result; None for a path that is not there."""
+    """Return the names of the shards and the folder they are relative to; the names are None where `path` does not exist."""
     root, files = _find(fs, path)
     if files is None:
         return None, root
@@ -92,11 +92,11 @@ def _names(fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selectio
 
 
 def _check_one_format(names: list[str], root: str) -> None:
-    """Raises DatasetError where the shards are of several formats."""
+    """Raise DatasetError if the shards are of several formats."""
     examples = {_format(name): name for name in sorted(names, reverse=True)}
     if len(examples) > 1:
         kinds = " and ".join(f"{kind} ({name})" for kind, name in sorted(examples.items()))
-        one = max(examples)  # archives hold media, which what stands beside them often only describes
+        one = max(examples)  # archives hold the media, while files beside them often only describe it
         suffix = next(suffix for suffix in SUFFIXES if examples[one].endswith(suffix))
         anywhere = "**/*" if any("/" in name for name in names) else "*"
         raise DatasetError(
@@ -110,7 +110,7 @@ def _format(name: str) -> str:
 
 
 def _check_one_split(names: list[str], root: str) -> None:
-    """Raises DatasetError where some shards are of an evaluation split, by their names, and others are not."""
+    """Raise DatasetError if the shards, by their names, are of several splits and one of these is for evaluation."""
     examples: dict[str, str] = {}
     to_train_on: list[str] = []
     evaluates = False
@@ -129,9 +129,9 @@ def _check_one_split(names: list[str], root: str) -> None:
 
 
 def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: bool) -> list[str]:
-    """Of MDS shards those that the index of their folder lists, one file of each; all that it lists where `whole`.
+    """Return those MDS shards that the index.json of their folder lists, one file for each shard.
 
-    Raises DatasetError where there is no index, or a shard of it is missing.
+    Raises DatasetError where a folder has no index, or, if `whole`, a listed shard is missing.
     """
     folders: dict[str, set[str]] = {}
     for name in names:
@@ -148,7 +148,7 @@ def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: 
 
 
 def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | None]:
-    """The folder that names are relative to, and all files below it; None for a path that is not there."""
+    """Return the folder that names are relative to, and the files that `path` stands for; None where it does not exist."""
     if not path.endswith(SUFFIXES) and _is_folder(fs, path):
         return path, fs.find(path)
     if _is_file(fs, path):
@@ -162,22 +162,25 @@ def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | No
 
 
 def _is_folder(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    """Over HTTP, where `fs.isdir` gets what is there to look for links in it: only what is a page."""
+    """Whether `path` is a folder. Over HTTP only HTML pages are tried, because `fs.isdir` downloads a URL to find links in it."""
     if path.startswith(_WEB) and (_web_info(fs, path) or {}).get("mimetype") != "text/html":
         return False
     return bool(fs.isdir(path))
 
 
 def _is_file(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    """Over HTTP, where `fs.isfile` asks for all of it, and a folder is a file too: by its headers."""
+    """Whether `path` is a file. Over HTTP any URL that exists is one, folders too; only its headers are asked for.
+
+    `fs.isfile` would request the whole file there.
+    """
     return _web_info(fs, path) is not None if path.startswith(_WEB) else bool(fs.isfile(path))
 
 
 def _web_info(fs: fsspec.AbstractFileSystem, url: str) -> Mapping[str, Any] | None:
-    """What a web server says of a file, of which it is asked for no more than a byte; None where there is no such file."""
+    """Return what a web server says of a file, asking for at most one byte of it; None where there is no such file."""
     try:
-        return cast(Mapping[str, Any], fs.info(url, headers={"Range": "bytes=0-0"}))  # by HEAD; where that fails, by GET
-    except FileNotFoundError as err:  # fsspec's word for whatever went wrong
+        return cast(Mapping[str, Any], fs.info(url, headers={"Range": "bytes=0-0"}))  # sends HEAD; if that fails, GET
+    except FileNotFoundError as err:  # fsspec raises this whatever went wrong
         status = getattr(err.__cause__, "status", None)
         if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # an empty file has no first byte
             return {}
@@ -187,7 +190,7 @@ def _web_info(fs: fsspec.AbstractFileSystem, url: str) -> Mapping[str, Any] | No
 
 
 def is_shard(url: str) -> bool:
-    """Whether a path or URL is one of a shard. What stands behind the path of a web address says nothing of the file there."""
+    """Whether a path or URL names a shard, by its suffix; false for web URLs with a query or fragment, whose end says nothing."""
     return url.endswith(SUFFIXES) and not (url.startswith(_WEB) and {"?", "#"} & set(url))
 
 

@@ -1,12 +1,12 @@
 """MosaicML MDS shards: rows of typed columns, and an index.json that names the shards of its folder.
 
-A shard, all numbers little-endian and 32 bits wide:
+Layout of a shard, all numbers little-endian and 32 bits wide:
 
     number of rows n | n + 1 offsets, of the rows and of the end | the columns as JSON | rows
     row: the sizes of its columns of variable size, in order | the values of all columns
 
-A shard describes itself, so that only listing reads the index (which may list thousands), and opening does where shards
-carry hashes. Hashes that hashlib knows are checked when the shard is opened; others (xxhash) are not.
+A shard describes itself, so that the index (which may list thousands of shards) is read only to list them, and to open a
+shard with hashes. Hashes of algorithms that hashlib has are checked when the shard is opened; others (xxhash) are not.
 
 Compressed shards (.zstd, .gz, .br, .bz2, .snappy) are unpacked into an unnamed temporary file. Rows have no key of their
 own: the key is the row number.
@@ -35,35 +35,35 @@ from headrace.quarantine import BadSampleError, Reason, Rejected
 INDEX_NAME = "index.json"
 _STREAMED = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2"}
 SUFFIXES = (".mds", *(f".mds{packing}" for packing in (*_STREAMED, ".snappy")))
-MAX_INDEX_BYTES = 128 * 2**20  # a shard takes about a kilobyte
+MAX_INDEX_BYTES = 128 * 2**20  # an index has about a kilobyte per shard
 _MAX_HEADER_BYTES = 2**20
-_MAX_SNAPPY_RATIO = 32  # its best is a copy of 64 bytes in 3
+_MAX_SNAPPY_RATIO = 32  # at best snappy encodes 64 bytes in 3
 _MAX_SNAPPY_BYTES = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a shard."""
+    """A column of an MDS shard: how its values are stored and decoded."""
 
     name: str
     encoding: str
     size: int | None
-    """Bytes of every value; None where they differ."""
+    """Size of every value in bytes; None where values differ in size."""
     decode: Decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedFile:
-    """What the index says of one shard."""
+    """One shard as index.json lists it: its possible files and their hashes."""
 
     names: tuple[str, ...]
-    """Of the plain file, then of the compressed one if there is such: relative to the index, either may be there."""
+    """Paths relative to the index, of the plain file and then of the compressed one if listed; either file may be missing."""
     hashes: Mapping[str, str]
-    """Of the plain file: algorithm and hexadecimal digest."""
+    """Hexadecimal digests of the plain file, by algorithm."""
 
 
 class MdsShard(Shard):
-    """An MDS shard, read by row."""
+    """A shard that is one MDS file, compressed or plain."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
         self._blob = open_blob(url, cache)
@@ -84,13 +84,13 @@ class MdsShard(Shard):
         self.num_rows = len(offsets) - 1
 
     def key(self, row: int) -> str:
-        """The row number."""
+        """Return the row number as a string. Raises IndexError where there is no such row."""
         if not 0 <= row < self.num_rows:
             raise IndexError(f"row {row} of {self.num_rows}")
         return str(row)
 
     def read(self, row: int) -> Record:
-        """The record of a row: its columns."""
+        """Return the record at `row`, whose fields are the decoded columns. Raises BadSampleError where it is damaged."""
         key = self.key(row)
         start, stop = int(self._offsets[row]), int(self._offsets[row + 1])
         if stop < start:
@@ -109,7 +109,10 @@ class MdsShard(Shard):
 
 
 def parse_index(data: bytes, url: str) -> list[IndexedFile]:
-    """The shards in an index.json. Raises DatasetError: it is damaged, of another format, or has columns that hold code."""
+    """Parse an index.json and return the shards it lists.
+
+    Raises DatasetError where it is damaged, of another format, or has columns that are pickled or of an unknown encoding.
+    """
     try:
         document = json.loads(data)
         shards = [shard for shard in document["shards"] if _is_mds(shard, document["version"])]
@@ -138,9 +141,9 @@ def _indexed(shard: Mapping[str, Any]) -> IndexedFile:
 
 
 def choose(indexed: Sequence[IndexedFile], present: set[str], whole: bool, url: str) -> list[str]:
-    """One file of each shard, the plain one before the compressed one.
+    """Return the name of one file for each shard: the plain file if it is in `present`, else the compressed one.
 
-    Raises DatasetError where neither is there, unless only a part of the data set is asked for (not `whole`).
+    A shard with neither is left out, or raises DatasetError if `whole`, that is if the whole data set is asked for.
     """
     chosen = []
     for shard in indexed:
@@ -155,7 +158,7 @@ def choose(indexed: Sequence[IndexedFile], present: set[str], whole: bool, url: 
 
 
 def _header(blob: Blob) -> tuple[Mapping[str, Any], np.ndarray[Any, np.dtype[np.int64]]]:
-    """The JSON in front of the rows, and the offsets. Raises BadSampleError."""
+    """Return the JSON in front of the rows, and the offsets of the n rows and of the end, (n + 1,). Raises BadSampleError."""
     count = blob.pread(0, 4)
     num_rows = int.from_bytes(count, "little")
     table_end = 4 * (num_rows + 2)
@@ -175,7 +178,10 @@ def _header(blob: Blob) -> tuple[Mapping[str, Any], np.ndarray[Any, np.dtype[np.
 
 
 def _columns(header: Mapping[str, Any], url: str) -> tuple[Column, ...]:
-    """Raises BadSampleError where the description is damaged, DatasetError for an encoding that is not read."""
+    """Return the columns that a shard's header or its index entry describes.
+
+    Raises BadSampleError where the description is damaged, DatasetError for an encoding that is not supported.
+    """
     lists = [header.get(f"column_{part}") for part in ("names", "encodings", "sizes")]
     if not all(isinstance(part, list) for part in lists) or len({len(cast(list[Any], part)) for part in lists}) != 1:
         raise BadSampleError(
@@ -200,7 +206,7 @@ def _column(name: Any, encoding: Any, size: Any, url: str) -> Column:
 
 
 def _split(data: bytes, columns: Sequence[Column]) -> list[bytes]:
-    """The values of a row. Raises BadSampleError where they do not fill it."""
+    """Split a row into the bytes of each column's value. Raises BadSampleError where they do not fill the row exactly."""
     variable = sum(column.size is None for column in columns)
     head = np.frombuffer(data[: 4 * variable].ljust(4 * variable, b"\0"), "<u4").tolist()
     sizes = iter(head)
@@ -225,7 +231,10 @@ def _decoded(column: Column, value: bytes) -> Any:
 
 
 def _check_hashes(header: Mapping[str, Any], blob: Blob, url: str) -> None:
-    """Raises BadSampleError where the file is not what the index says, DatasetError where the index is not there."""
+    """Compare a shard with its hashes in the index.
+
+    Raises BadSampleError where they differ, DatasetError where the index cannot be read.
+    """
     if not header.get("hashes"):
         return
     folder, _, name = url.rpartition("/")
@@ -243,13 +252,16 @@ def _check_hashes(header: Mapping[str, Any], blob: Blob, url: str) -> None:
 
 
 def _unpacked(packed: Blob, packing: str, url: str) -> Blob:
-    """The plain shard, in an unnamed temporary file. Closes `packed`. Raises BadSampleError."""
+    """Unpack a compressed shard into an unnamed temporary file. Closes `packed`.
+
+    Raises BadSampleError where the data are damaged or the shard is too large.
+    """
     unpacking = Unpacking(packed, url)
     try:
         if packing == ".snappy":
             unpacking.write(_snappy(packed))
         else:
-            chunk = memoryview(bytearray(COPY_BYTES))  # of ours: what `read` would make is lost in pyarrow where it raises
+            chunk = memoryview(bytearray(COPY_BYTES))  # our own, since pyarrow leaks the buffer that `read` makes if it raises
             with pa.CompressedInputStream(pa.PythonFile(BlobReader(packed), mode="r"), _STREAMED[packing]) as stream:
                 while size := stream.readinto(chunk):
                     unpacking.write(chunk[:size])
@@ -264,7 +276,7 @@ def _unpacked(packed: Blob, packing: str, url: str) -> Blob:
 
 
 def _snappy(packed: Blob) -> bytes:
-    """One block, whose length stands in front of it, seven bits a byte. It is unpacked in memory."""
+    """Unpack one block of snappy data in memory; its length precedes it as a varint. Raises BadSampleError."""
     check_size("the snappy data", packed.size, _MAX_SNAPPY_BYTES)
     data = packed.pread(0, packed.size)
     size = shift = 0

@@ -1,7 +1,7 @@
-"""Values of MDS columns: bytes to what a record holds.
+"""Decoding of the values of MDS columns, from their bytes to what a record holds.
 
-Pictures stay files: `jpeg` and `png` as they are, and `pil` (width, height, mode, pixels) becomes an unpacked PNG. Arrays
-become nested lists. `pkl` is not read: a pickle is a program, and data carries no code.
+Pictures stay encoded: `jpeg` and `png` as they are, and `pil` (width, height, mode, pixels) as an uncompressed PNG. Arrays
+become nested lists. `pkl` is not read: a pickle is a program, and data must carry no code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.quarantine import BadSampleError, Reason
 Decode = Callable[[bytes], Any]
 
 _MAX_PIL_PIXELS = 2**28
-_LIST_BYTES, _POINTER_BYTES, _NUMBER_BYTES = 64, 8, 32  # in memory; of small integers there is one of each
+_LIST_BYTES, _POINTER_BYTES, _NUMBER_BYTES = 64, 8, 32  # in memory; small integers are shared objects
 _SHAPE_TYPES = ("<u1", "<u2", "<u4", "<u8")
 _VALUE_TYPES = {
     "uint8": (8, "<u1"),
@@ -43,9 +43,9 @@ _TYPE_OF_CODE = dict(_VALUE_TYPES.values())
 
 
 def decoder(encoding: str) -> Decode | None:
-    """How values of an encoding are read; None for an encoding that is not known (or is `pkl`).
+    """Return the function that decodes values of an encoding; None for `pkl` and unknown encodings.
 
-    The functions raise ValueError (UnicodeDecodeError with it), IndexError or BadSampleError for damaged values.
+    The function raises ValueError (such as UnicodeDecodeError), IndexError or BadSampleError for damaged values.
     """
     name, colon, arguments = encoding.partition(":")
     if name == "ndarray":
@@ -64,7 +64,10 @@ def _scalar(kind: str, data: bytes) -> int | float:
 
 
 def _array_decoder(arguments: str) -> Decode | None:
-    """Of "", "DTYPE" or "DTYPE:N,M": what the index does not fix stands in front of the values."""
+    """Return the decoder for ndarray arguments "", "DTYPE" or "DTYPE:N,M"; None where they are malformed.
+
+    A dtype or shape that the arguments leave open precedes the values in the data.
+    """
     dtype, _, sides = arguments.partition(":")
     if dtype and dtype not in _VALUE_TYPES:
         return None
@@ -92,7 +95,7 @@ def _array(kind: str | None, shape: tuple[int, ...] | None, data: bytes) -> list
 
 
 def _list_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    """About what nested lists take. A shape may be of many lists and no value: (200000000, 0)."""
+    """Estimate the bytes of memory of an array as nested lists. A shape may have many lists but no value: (200000000, 0)."""
     num_lists = sum(accumulate(shape[:-1], operator.mul, initial=1))
     return _LIST_BYTES * num_lists + math.prod(shape) * (_POINTER_BYTES + (_NUMBER_BYTES if itemsize > 1 else 0))
 
@@ -102,11 +105,11 @@ def _picture(data: bytes) -> bytes:
     if width * height > _MAX_PIL_PIXELS:
         raise BadSampleError(Reason.TOO_LARGE, f"a picture of {width} x {height} pixels")
     mode = data[12 : 12 + mode_bytes].decode()
-    if width * height // (8 if mode == "1" else 1) > len(data):  # before there is memory for it
+    if width * height // (8 if mode == "1" else 1) > len(data):  # check before allocating memory for it
         raise ValueError(f"{len(data)} bytes are no {width} x {height} pixels")
     buffer = io.BytesIO()
     image = Image.frombytes(mode, (width, height), data[12 + mode_bytes :])
-    if mode.startswith("I"):  # 16 bits, which RGB would cut to 8: brought to 8 where all pictures of 16 bits are
+    if mode.startswith("I"):  # 16 bits, which RGB would cut off at 8: they are scaled to 8 later, as for all 16-bit pictures
         image = image.convert("I").convert("I;16")
     elif mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):
         image = image.convert("RGB")
@@ -115,7 +118,7 @@ def _picture(data: bytes) -> bytes:
 
 
 def _list_of(decode: Decode, data: bytes) -> list[Any]:
-    """A reserved word, the number of items, their sizes, the items."""
+    """Decode a list: a reserved 32-bit word, the number of items, their sizes, the items. Raises ValueError."""
     return _items(decode, data, 4)
 
 

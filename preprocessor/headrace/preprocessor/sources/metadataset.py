@@ -1,13 +1,12 @@
-"""Megatron-Energon metadatasets: a YAML file that blends data sets, written out as sources of a job.
+"""Expansion of Megatron-Energon metadatasets, YAML files that blend data sets, into sources of a job.
 
-    blend             data sets with weights: sources with weights, those of a nested blend multiplied
-    blend_epochized   data sets with repetitions: each is a source as many times as it is repeated, so that an epoch has every
-                      sample so often; fractions are scaled to whole numbers (1 and 0.25 become 4 and 1)
+    blend             data sets with weights: become sources with weights; the weights of nested blends are multiplied
+    blend_epochized   data sets with repetitions: each becomes as many sources as it has repetitions, so that an epoch repeats
+                      its samples as often; fractions are scaled to whole numbers (1 and 0.25 become 4 and 1)
     path alone        one data set
 
-Weights and repetitions do not mix, nor does a blend with weights go beside other sources without. Subflavors and
-shuffling options say nothing to a mapping and are ignored. `join`, `subset` and `aux` change what samples hold and are
-refused.
+Weights and repetitions cannot be mixed, nor can a blend with weights stand beside sources without. Subflavors and shuffling
+options have no meaning for a mapping and are ignored. `join`, `subset` and `aux` change what samples hold and are refused.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _REFUSED = ("join", "subset", "aux")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leaf:
-    """A data set of a blend."""
+    """A data set of a blend, with its weight or its repetitions."""
 
     path: str
     weight: float | None = None
@@ -41,15 +40,15 @@ class _Leaf:
 
 
 def is_metadataset(source: SourceSpec) -> bool:
-    """Whether a source is a blend, to be expanded before the job is submitted."""
+    """Whether a source is a metadataset, by its suffix; it must be expanded before the job is submitted."""
     return parse_selection(source.path).root.endswith(SUFFIXES)
 
 
 def expand(spec: JobSpec) -> JobSpec:
-    """The spec with every metadataset among its sources replaced by its data sets; the same spec where there is none.
+    """Replace every metadataset among a job's sources by its data sets; return the same spec where there is none.
 
-    Reads the YAML files, no shard. The new sources are named SOURCE.FOLDER, with -2, -3, ... where that is not unique.
-    Raises DatasetError: a file is not there or not sound, weights and repetitions are mixed, or parts are not supported.
+    Reads the YAML files but no shard. The new sources are named SOURCE.FOLDER, with -2, -3, ... where that is not unique.
+    Raises DatasetError where a file is missing or damaged, mixes weights and repetitions, or uses what is not supported.
     """
     if not any(is_metadataset(source) for source in spec.sources):
         return spec
@@ -79,7 +78,7 @@ def expand(spec: JobSpec) -> JobSpec:
 
 
 class _Names:
-    """Names of the sources that one becomes: different ones, the same in every run."""
+    """Makes distinct names for the sources that one source expands to, the same in every run."""
 
     def __init__(self, source: SourceSpec) -> None:
         self._source = source.name
@@ -87,7 +86,7 @@ class _Names:
         self._seen: Counter[str] = Counter()
 
     def of(self, leaf: _Leaf) -> str:
-        """The name of one more source."""
+        """Return the name of the next source, made from the folder of `leaf`."""
         name = self._source
         if self._blend:
             folder = posixpath.basename(parse_selection(leaf.path).root.rstrip("/"))
@@ -109,7 +108,7 @@ def _leaves(source: SourceSpec) -> list[_Leaf]:
 
 
 def _file(selection: Selection, context: str, depth: int) -> Iterator[_Leaf]:
-    """The data sets of one split of a file."""
+    """Yield the data sets in the selected split of a metadataset file. Raises DatasetError."""
     what = f"{context}{selection.root}"
     if depth > MAX_DEPTH:
         raise DatasetError(f"{what}: metadatasets are nested more than {MAX_DEPTH} deep; does one name itself?")
@@ -128,7 +127,7 @@ def _file(selection: Selection, context: str, depth: int) -> Iterator[_Leaf]:
 
 
 def _node(node: Mapping[str, Any], selection: Selection, what: str, depth: int) -> Iterator[_Leaf]:
-    """The data sets of a blend, or the one of a path."""
+    """Yield the data sets of a node of the YAML: a blend or a path. Raises DatasetError for any other node."""
     refused = [key for key in _REFUSED if node.get(key) is not None]
     if refused:
         raise DatasetError(f"{what} uses {refused[0]!r}, which is not supported; write what it selects as a data set of its own")
@@ -140,7 +139,7 @@ def _node(node: Mapping[str, Any], selection: Selection, what: str, depth: int) 
                     raise DatasetError(f"{what} has a blend inside of a blend_epochized; use one kind throughout")
                 yield replace(leaf, repetitions=leaf.repetitions * times)
     elif "blend" in node or "datasets" in node:
-        key = "blend" if "blend" in node else "datasets"  # as the first version of the format calls it
+        key = "blend" if "blend" in node else "datasets"  # the name in the first version of the format
         yield from _weighted(_items(node[key], key, what), selection, what, depth)
     elif isinstance(node.get("path"), str):
         yield from _reference(node, selection, depth)
@@ -151,7 +150,7 @@ def _node(node: Mapping[str, Any], selection: Selection, what: str, depth: int) 
 
 
 def _weighted(items: list[Mapping[str, Any]], selection: Selection, what: str, depth: int) -> Iterator[_Leaf]:
-    """Shares that add up to 1, whatever the weights add up to."""
+    """Yield the data sets of a weighted blend, with weights normalised to add up to 1."""
     weights = [_positive(item, "weight", what) for item in items]
     for item, weight in zip(items, weights, strict=True):
         share = weight / sum(weights)
@@ -162,7 +161,10 @@ def _weighted(items: list[Mapping[str, Any]], selection: Selection, what: str, d
 
 
 def _reference(node: Mapping[str, Any], selection: Selection, depth: int) -> Iterator[_Leaf]:
-    """A data set, or another metadataset. Relative paths are relative to the file that has them."""
+    """Yield the data set that a node's path names, or the data sets of another metadataset.
+
+    Relative paths are relative to the file that contains them.
+    """
     path = str(node["path"])
     if not path.startswith("/") and "://" not in path:
         path = _beside(selection.root, path)
@@ -177,7 +179,7 @@ def _reference(node: Mapping[str, Any], selection: Selection, depth: int) -> Ite
 
 
 def _beside(file: str, path: str) -> str:
-    """`path`, which is relative to the folder of `file`, a path or a URL."""
+    """Resolve a `path` that is relative to the folder of `file`, a path or a URL."""
     protocol, separator, rest = file.rpartition("://")
     return protocol + separator + posixpath.normpath(posixpath.join(posixpath.dirname(rest), path))
 

@@ -1,7 +1,7 @@
-"""Indexed shards that are open in a process: as many as its jobs like to have, and no more than it may have files open.
+"""The indexed shards that a process keeps open: as many as its jobs want, within the limit on open files.
 
-An open shard has one or two descriptors. Where they would run out, the shard that was not read for longest is dropped, of
-whichever job, and is opened again when it is needed: slower, and told once.
+An open shard takes one or two file descriptors. Before these run out, the least recently used shard of any job is dropped; it
+is opened again when it is needed, which is slower and logged once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from headrace.preprocessor.sources import Shard
 
 log = logging.getLogger(__name__)
 
-MOST_FILES = 2**20  # hard limits of containers are a thousand times as high, and nobody needs that
-_FILES_OF_A_SHARD = 2  # of Parquet: ours, and Arrow's
-_OTHER_FILES = 256  # connections of trainers, downloads, pictures that JSONL names
+MOST_FILES = 2**20  # containers have hard limits a thousand times as high, which nobody needs
+_FILES_OF_A_SHARD = 2  # a Parquet shard has its own descriptor and Arrow's
+_OTHER_FILES = 256  # connections of trainers, downloads, media files that JSONL names
 _LEAST_SHARDS = 8
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as the system allows it."""
+    """Raise this process's soft limit on open files to its hard limit, at most MOST_FILES, if the system permits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -40,12 +40,12 @@ def _file_limit() -> int:
 
 
 def most_shards(files: int) -> int:
-    """That can be open at a time, where so many files can."""
+    """Return how many shards may be open at a time in a process that may have `files` files open."""
     return max(_LEAST_SHARDS, (files - min(_OTHER_FILES, files // 2)) // _FILES_OF_A_SHARD)
 
 
 class Slot:
-    """A shard that is open, or being opened by whoever holds the lock."""
+    """Holder of one shard of a job, which is open or being opened by the thread that holds `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,13 +54,13 @@ class Slot:
 
 
 class OpenShards:
-    """The slots of all jobs. Thread-safe.
+    """The open shards of all jobs of a process, each in a slot. Thread-safe.
 
-    A slot that is dropped is closed with its last reader's reference, not here: another thread may be reading from it.
+    Dropping a slot does not close its shard, because another thread may be reading from it; the last reference does.
     """
 
     def __init__(self, most: int | None = None) -> None:
-        """`most`: None: as many as the limit of files allows."""
+        """Allow at most `most` open shards; None allows as many as the limit on open files does."""
         self._most = most_shards(_file_limit()) if most is None else most
         self._jobs: WeakKeyDictionary[object, OrderedDict[int, Slot]] = WeakKeyDictionary()
         self._uses = itertools.count()
@@ -68,7 +68,11 @@ class OpenShards:
         self._lock = threading.Lock()
 
     def slot(self, job: object, shard: int, wanted: int) -> Slot:
-        """That of a job's shard, by number. `wanted`: slots that the job likes to have."""
+        """Return the slot of a job's shard, given by number, as the most recently used one.
+
+        `wanted` is the most slots that the job keeps. Slots beyond it or the process's limit are dropped, the least recently
+        used first.
+        """
         with self._lock:
             slots = self._jobs.setdefault(job, OrderedDict())
             slot = slots.setdefault(shard, Slot())
@@ -81,7 +85,7 @@ class OpenShards:
             return slot
 
     def take(self, job: object) -> list[Slot]:
-        """The slots of a job, which are not kept any longer."""
+        """Remove a job's slots and return them."""
         with self._lock:
             return list(self._jobs.pop(job, {}).values())
 

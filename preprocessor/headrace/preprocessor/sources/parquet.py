@@ -1,7 +1,7 @@
 """Parquet files with the columns of Hugging Face data sets: media as `{bytes, path}` structs or lists of them.
 
-Row groups are decoded whole and kept in one bounded cache of the process, so that reads in any order inside a few row
-groups decode each once. Rows have no key of their own: the key is the row number.
+Row groups are decoded whole and kept in one bounded cache of the process, so that reads in any order within a few row
+groups decode each group once. Rows have no key of their own: the key is the row number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _MAGIC = b"PAR1"
 
 
 class RowGroupCache:
-    """Decoded row groups, the least recently used dropped first. It holds the newest even where that alone is too big."""
+    """A cache of decoded row groups within `max_bytes`, except that the newest stays even if it alone exceeds them.
+
+    The least recently used row groups are dropped first.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -35,7 +38,10 @@ class RowGroupCache:
         self._tables: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
 
     def get(self, key: tuple[int, int], decode: Callable[[], pa.Table]) -> pa.Table:
-        """The table of a (shard, row group); two threads may decode the same one, never wait for another's."""
+        """Return the table of `key`, a (shard, row group), calling `decode` if it is not cached.
+
+        No thread waits for another's decoding, so that two may decode the same row group.
+        """
         with self._lock:
             if key in self._tables:
                 self._tables.move_to_end(key)
@@ -48,7 +54,7 @@ class RowGroupCache:
         return table
 
     def drop(self, shard: int) -> None:
-        """Forget a closed shard."""
+        """Remove the row groups of a shard, for example once it is closed."""
         with self._lock:
             for key in [key for key in self._tables if key[0] == shard]:
                 del self._tables[key]
@@ -59,7 +65,7 @@ _SERIALS = count()
 
 
 class ParquetShard(Shard):
-    """A Parquet file, read by row group."""
+    """A shard that is one Parquet file, decoded by row group."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
         self._url = url
@@ -86,13 +92,13 @@ class ParquetShard(Shard):
         self.num_rows = int(self._starts[-1])
 
     def key(self, row: int) -> str:
-        """The row number."""
+        """Return the row number as a string. Raises IndexError where there is no such row."""
         if not 0 <= row < self.num_rows:
             raise IndexError(f"row {row} of {self.num_rows}")
         return str(row)
 
     def read(self, row: int) -> Record:
-        """The record of a row: its cells as Python values."""
+        """Return the record at `row`, whose fields are its cells as Python values. Raises BadSampleError where it is damaged."""
         key = self.key(row)
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         table = _CACHE.get((self._serial, group), lambda: self._decode(group))
@@ -125,7 +131,7 @@ class ParquetShard(Shard):
             raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"row group {group} does not decode: {err}") from err
 
     def _open(self, **options: Any) -> Any:
-        """A pyarrow ParquetFile. Arrow reads a local file by itself, without the interpreter's lock."""
+        """Open the file as a pyarrow ParquetFile. Arrow reads local files by itself, without the GIL."""
         return pq.ParquetFile(local_path(self._url) or pa.PythonFile(BlobReader(self._blob), mode="r"), **options)
 
 
@@ -137,7 +143,10 @@ def _cut_short(blob: Blob) -> Rejected | None:
 
 
 def _damage_or_raise(url: str, error: OSError) -> Rejected:
-    """Arrow raises a plain OSError without errno for a footer that does not parse, and the system's for the rest."""
+    """Return the rejection for a damaged footer, or raise DatasetError for an error of the system.
+
+    Arrow raises an OSError without errno for a footer that does not parse; errors of the system have one.
+    """
     if error.errno is not None:
         raise unreadable(url, error) from error
     return Rejected(name="", reason=Reason.ARCHIVE_CORRUPT, detail=f"the footer is damaged: {error}")

@@ -1,8 +1,8 @@
-"""What a row group takes in memory, foreseen from its metadata: a page of a kilobyte can stand for gigabytes.
+"""Bounds on the memory that a row group takes, estimated before it is decoded: a page of a kilobyte can stand for gigabytes.
 
-In a column with a dictionary a value of 100 kB that 200,000 rows share is written once, and decoded 200,000 times. Such a
-column is read with its dictionary instead, so that it takes about what it takes in the file, and a row is measured before it
-is spread out.
+In a dictionary-encoded column a value of 100 kB that 200,000 rows share is written once and decoded 200,000 times. Such a
+column is read as Arrow dictionary arrays instead, which take about as much memory as in the file, and the size of a row is
+checked before its values are expanded.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from headrace.quarantine import BadSampleError, Reason
 
 MAX_BYTES = 4 * 2**30
 USUAL_BYTES = 512 * 2**20
-"""Any row group may take so much."""
+"""Bytes of memory that any row group may take, however small it is in the file."""
 MAX_RATIO = 32
-"""Decoded bytes of one in the file; text is packed to a tenth."""
-_SPREAD = 4  # times its encoded size, up to which a column with a dictionary is read plain: to look values up costs time
-_LEVEL_BYTES = 8  # of a value, beside it: whether it is there, at what depth of nesting
+"""Decoded bytes allowed per byte in the file; text is compressed to a tenth."""
+_SPREAD = 4  # largest ratio of expanded to encoded size at which a column is still read plain, since looking values up costs time
+_LEVEL_BYTES = 8  # of a value's definition and repetition levels
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _DICTIONARIES = frozenset(("PLAIN_DICTIONARY", "RLE_DICTIONARY"))
-_HEADER_BYTES = 64  # more than the first two numbers of a page's header have
+_HEADER_BYTES = 64  # more than the first two fields of a page's header take
 
 
 def shared_columns(file: Any, group: int, blob: Blob) -> list[str]:
-    """Columns of a row group that are to be read with their dictionaries, by their paths. `file`: a pyarrow ParquetFile.
+    """Return the paths of the columns in a row group to read as dictionary arrays. `file` is a pyarrow ParquetFile.
 
-    Raises BadSampleError (too_large) where the group would take out of proportion all the same.
+    Raises BadSampleError (too_large) where the row group would take too much memory even so.
     """
     metadata = file.metadata.row_group(group)
     columns = [(metadata.column(index), file.schema.column(index)) for index in range(metadata.num_columns)]
@@ -43,7 +43,7 @@ def shared_columns(file: Any, group: int, blob: Blob) -> list[str]:
 
 
 def spread_bytes(column: pa.Array) -> int:
-    """What the values of an array take that is plain, or has dictionaries somewhere inside."""
+    """Return the bytes that an array's values take once dictionaries in it, at any depth, are expanded."""
     if isinstance(column, pa.DictionaryArray):
         lengths = pc.binary_length(column.dictionary).cast(pa.int64())
         return int(pc.sum(lengths.take(column.indices)).as_py() or 0)
@@ -55,7 +55,7 @@ def spread_bytes(column: pa.Array) -> int:
 
 
 def _plain_bytes(column: Any, schema: Any) -> int:
-    """What a column takes, its values not spread out of a dictionary."""
+    """Estimate the bytes of memory that a column takes with its dictionary not expanded."""
     width = schema.length if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(column.physical_type, 0)
     return int(column.num_values * (width + _LEVEL_BYTES) + max(0, column.total_uncompressed_size))
 
@@ -68,7 +68,10 @@ def _is_spread(column: Any, blob: Blob) -> bool:
 
 
 def _dictionary_bytes(column: Any, blob: Blob) -> int:
-    """No value of the column's dictionary is longer: the size of the page that it is in."""
+    """Return an upper bound on the bytes of a value in the column's dictionary: the unpacked size of the dictionary's page.
+
+    Where the page's header cannot be read it is the unpacked size of the column.
+    """
     header = blob.pread(column.dictionary_page_offset, _HEADER_BYTES) if column.has_dictionary_page else b""
     # Thrift's compact protocol: fields 1 (the kind of page) and 2 (its bytes, not compressed), both of type 5, i32.
     if header[:1] != b"\x15":
@@ -80,7 +83,7 @@ def _dictionary_bytes(column: Any, blob: Blob) -> int:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the position behind it."""
+    """Decode the varint at `position` (seven bits a byte); return it and the position behind it."""
     number = shift = 0
     for byte in data[position : position + 5]:
         number |= (byte & 0x7F) << shift

@@ -1,9 +1,9 @@
 """A strict reader of tar headers: POSIX ustar and pax, GNU long names, base-256 sizes.
 
-It reports what is damaged and goes on behind it, where Python's tarfile ends without an error at the first bad header.
-Only headers are read, never the data of members. Blocks of zeros are skipped wherever they stand, so that concatenated
-archives are read whole and a missing end marker does no harm. The formats: POSIX.1-2017, pax, "ustar Interchange
-Format" and "pax Extended Header"; GNU tar manual, "Basic Tar Format".
+It reports damage and continues behind it, where Python's tarfile ends without an error at the first bad header. Only headers
+are read, never the data of members. Blocks of zeros are skipped wherever they occur, so that concatenated archives are read
+whole and a missing end marker does no harm. The formats: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Extended
+Header"; GNU tar manual, "Basic Tar Format".
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _EXTENSIONS = frozenset(b"xgLK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A whole member. `name` is as stored: nothing in it has been checked."""
+    """A complete member of a tar archive. `name` is as stored and has not been checked."""
 
     name: str
     offset: int
-    """Of its first data byte."""
+    """Offset of the first data byte in the archive."""
     size: int
     regular: bool
     directory: bool
@@ -40,7 +40,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A member that is not whole. `name` is None where none is known; of a bad header (archive_corrupt) it is a guess."""
+    """A damaged place in a tar archive. `name` is the member's, a guess if its header is bad, or None if not known."""
 
     reason: Reason
     detail: str
@@ -56,14 +56,14 @@ class _Header:
 
 
 class _HeaderError(ValueError):
-    """A block that is no tar header."""
+    """Raised for a block that is not a tar header."""
 
 
 def scan(blob: Blob) -> Iterator[Member | Damage]:
-    """Members and damage in the archive's order.
+    """Yield the members of a tar archive and the damage in it, in the archive's order.
 
-    After a bad header the scan goes on at the next block that is a header by its magic and its checksum. Damage has one
-    of the reasons archive_truncated, archive_corrupt and encoding_error (a name that is not UTF-8).
+    After a bad header the scan continues at the next block whose magic and checksum are those of a header. Damage has one of
+    the reasons archive_truncated, archive_corrupt (a bad header) and encoding_error (a name that is not UTF-8).
     """
     if blob.size == 0:
         yield Damage(reason=Reason.ARCHIVE_TRUNCATED, detail="the archive has 0 bytes")
@@ -106,7 +106,7 @@ def _parse(block: bytes) -> _Header:
 
 
 def _apply(header: _Header, pending: dict[str, bytes]) -> _Header:
-    """The header with what the extension headers before it say."""
+    """Return the header updated with what the extension headers before it say. Raises _HeaderError."""
     if header.kind in _EXTENSIONS or not pending:
         return header
     size = header.size
@@ -136,7 +136,7 @@ def _truncated(header: _Header, left: int) -> Damage:
 
 
 def _extension(header: _Header, payload: bytes) -> dict[str, bytes]:
-    """What an extension header says of the next member. A global pax header (comments, times) says nothing of interest."""
+    """Return what an extension header says of the next member. Global pax headers (comments, times) are of no interest."""
     if len(payload) > _MAX_EXTENSION_BYTES:
         raise _HeaderError(f"extension header of {header.size} bytes")
     if header.kind == ord("x"):
@@ -145,7 +145,7 @@ def _extension(header: _Header, payload: bytes) -> dict[str, bytes]:
 
 
 def _pax(payload: bytes) -> dict[str, bytes]:
-    """Records "LENGTH KEY=VALUE\\n", e.g. b"13 path=a.jpg\\n" is 14 bytes long and therefore damaged."""
+    """Parse pax records "LENGTH KEY=VALUE\\n" whose length counts all of it: b"13 path=a.jpg\\n" has 14 bytes and is damaged."""
     records = {}
     position = 0
     while position < len(payload):
@@ -162,7 +162,7 @@ def _pax(payload: bytes) -> dict[str, bytes]:
 
 
 def _checksum_holds(block: bytes) -> bool:
-    """The sum of the block's bytes with blanks for the checksum itself; old tars summed signed bytes."""
+    """Whether a header's checksum is the sum of its bytes, with blanks for the checksum; old tars summed signed bytes."""
     try:
         stored = _number(block[148:156])
     except _HeaderError:
@@ -194,7 +194,7 @@ def _guess(block: bytes) -> str | None:
 
 
 def _resynchronise(blob: Blob, offset: int) -> int:
-    """The offset of the next sound header at or after `offset`, a multiple of BLOCK; the blob's size if there is none."""
+    """Return the offset of the next sound header from `offset` (a multiple of BLOCK) on; the blob's size if there is none."""
     while offset < blob.size:
         chunk = blob.pread(offset, _SCAN_BYTES)
         for start in range(0, len(chunk) - BLOCK + 1, BLOCK):

@@ -1,4 +1,4 @@
-"""Packed shards, unpacked into unnamed temporary files: within a share of what was packed, and a total of all that are open."""
+"""Unpacking of compressed shards into unnamed temporary files, bounded for each shard and in total for all that are open."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from headrace.preprocessor.sources.base import check_size
 from headrace.preprocessor.sources.blob import Blob, LocalBlob
 
 COPY_BYTES = 2**20
-MAX_SHARD_BYTES = 8 * 2**30  # offsets in MDS are 32 bits wide, so that half of it is the most that a sound one has
+MAX_SHARD_BYTES = 8 * 2**30  # sound MDS shards have at most half of it, as their offsets are 32 bits wide
 MAX_TOTAL_BYTES = 32 * 2**30
-"""Of this process: a job has 32 shards open, and those who pack data pack them into shards of up to a gigabyte."""
+"""Limit on all unpacked shards open in this process: a job has 32 shards open, and packed data come in shards of up to 1 GB."""
 MAX_RATIO = 200
-"""Bytes of one packed byte. Captions of ten characters, each in blocks of a tar of its own, are packed to a fiftieth; zeros to
-a thousandth."""
+"""Unpacked bytes allowed per packed byte. Captions of ten characters, each in tar blocks of its own, are compressed to a
+fiftieth; zeros to a thousandth."""
 MIN_BYTES = 256 * 2**20
-"""Any shard may unpack to so much."""
+"""Size that any shard may unpack to, however small it is packed."""
 
 
 class Unpacking:
-    """A temporary file that is being written. One of `finish` and `discard` ends it."""
+    """A temporary file that a shard is being unpacked into, ended by either `finish` or `discard`."""
 
     def __init__(self, packed: Blob, url: str) -> None:
         self._url = url
@@ -32,21 +32,24 @@ class Unpacking:
         self._file = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115 - the blob closes it
 
     def write(self, data: bytes | memoryview) -> None:
-        """Raises BadSampleError (too_large) for a shard that takes out of proportion, DatasetError where all of them do."""
+        """Append `data`.
+
+        Raises BadSampleError (too_large) where this shard exceeds its limit, DatasetError where all open ones exceed theirs.
+        """
         check_size("the shard, unpacked,", self._size + len(data), self._limit)
         _take(len(data), self._url)
         self._size += len(data)
         self._file.write(data)
 
     def finish(self) -> Blob:
-        """What was written. Its space is given back when the blob goes."""
+        """Return what was written as a blob, whose last reference gives the space back."""
         self._file.flush()
         blob = LocalBlob(self._file, self._url)
         weakref.finalize(blob, _give_back, self._size)
         return blob
 
     def discard(self) -> None:
-        """Give the space back at once."""
+        """Close the file and give its space back at once."""
         self._file.close()
         _give_back(self._size)
 
@@ -57,7 +60,7 @@ _total = 0
 
 def _take(size: int, url: str) -> None:
     global _total
-    with _lock:  # whose holder makes no object: the collector could finalize a blob then, which takes the lock too
+    with _lock:  # allocate nothing under it: the garbage collector could finalize a blob, which takes the lock too
         before = _total
         if before + size <= MAX_TOTAL_BYTES:
             _total = before + size

@@ -1,12 +1,12 @@
-"""WebDataset tar shards: members with one key are one sample.
+"""WebDataset tar shards: members with the same key make up a sample.
 
 A member's key is its name up to the first dot of the last part, folders included ("train/0001.2.webp": key "train/0001",
 extension "2.webp"). Extensions are compared in lower case. The annotation is KEY.json, or KEY.txt for a plain caption;
 other members are media if the annotation names them or if their extension is a medium's.
 
-Members of one key need not stand next to each other, since the whole archive is indexed before anything is read. Folders,
-members without an extension and names that begin with a dot are no part of a sample and are skipped. Gzipped archives
-(.tar.gz, .tgz) are unpacked into an unnamed temporary file; gzip data under the name .tar is archive_corrupt.
+Members of a sample need not be next to each other, since the whole archive is indexed before anything is read. Folders,
+members without an extension and names that begin with a dot are skipped. Gzipped archives (.tar.gz, .tgz) are unpacked into
+an unnamed temporary file; gzip data under the name .tar is rejected as archive_corrupt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Span:
 
 
 class WebDatasetShard(Shard):
-    """A tar shard, read by offset."""
+    """A shard that is one WebDataset tar archive, plain or gzipped."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
         index = _Index()
@@ -56,11 +56,11 @@ class WebDatasetShard(Shard):
         self.rejected = tuple(index.rejected)
 
     def key(self, row: int) -> str:
-        """The key of a row."""
+        """Return the key of the sample at `row`."""
         return self._keys[row]
 
     def read(self, row: int) -> Record:
-        """The record of a row: the fields of KEY.json, and KEY.txt as the field `txt`."""
+        """Return the record at `row`: the fields of KEY.json, and KEY.txt as the field `txt`. Raises BadSampleError."""
         spans = self._spans[row]
         fields = {}
         if "txt" in spans:
@@ -73,11 +73,11 @@ class WebDatasetShard(Shard):
         return Record(key=self._keys[row], fields=fields, load=self.loader(row), members=members)
 
     def extensions(self, row: int) -> tuple[str, ...]:
-        """The extensions of a row's members, in the archive's order."""
+        """Return the extensions of the members of the sample at `row`, in the archive's order."""
         return tuple(self._spans[row])
 
     def loader(self, row: int) -> Callable[[str], bytes]:
-        """A function from an extension to the bytes of that member of a row; see `Record.load`."""
+        """Return a function that reads a member of the sample at `row` by its extension; see `Record.load`."""
         spans = self._spans[row]
 
         def load(extension: str) -> bytes:
@@ -105,7 +105,7 @@ class WebDatasetShard(Shard):
 
 
 class _Index:
-    """Members grouped into samples, and what is wrong with them. The first reason found for a key counts."""
+    """Groups members into samples and collects their rejections; for each key only the first reason counts."""
 
     def __init__(self) -> None:
         self.samples: dict[str, dict[str, _Span]] = {}
@@ -136,7 +136,7 @@ class _Index:
             self.reject("", Reason.EMPTY_ARCHIVE, "the archive has no sample")
 
     def _blame(self, corrupt: Damage | None, before: str | None, after: str | None) -> None:
-        """Charge a damaged header to the sample that it names if a neighbour agrees, else to the archive."""
+        """Charge a damaged header to the sample it names if a neighbouring member is of that sample, else to the archive."""
         if corrupt is not None:
             key = _split(corrupt.name or "")[0]
             self.reject(key if key in (before, after) else "", corrupt.reason, corrupt.detail)
@@ -159,19 +159,19 @@ class _Index:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Key and lower-case extension."""
+    """Split a member's name into its key and its extension in lower case."""
     folder, slash, last = name.rpartition("/")
     stem, _, extension = last.partition(".")
     return folder + slash + stem, extension.lower()
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts "2.jpg" before "10.jpg"."""
+    """Return a sort key that puts "2.jpg" before "10.jpg"."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _unpacked(packed: Blob, url: str) -> tuple[Blob, tuple[Reason, str] | None]:
-    """The archive inside of gzip data, up to where that is sound, and what ended it early. Closes `packed`."""
+    """Unpack a gzipped archive as far as it is sound; also return what ended it early, if anything. Closes `packed`."""
     unpacking = Unpacking(packed, url)
     failure = None
     try:
