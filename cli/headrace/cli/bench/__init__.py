@@ -1,1 +1,1 @@
-"""`headrace bench`: what this machine can do."""
+"""`headrace bench`: measures how fast this machine preprocesses a data set and transports payload."""

@@ -1,4 +1,4 @@
-"""`headrace bench`: what this machine can do, and what holds it up."""
+"""`headrace bench`: measures how fast this machine preprocesses and transports payload, and names the bottleneck."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace bench` to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and tell."""
+    """Run the chosen benchmark and print its figures; return the exit code. Raises UserError for options out of range."""
     if args.kind == "preprocess":
         _preprocess(args)
     else:
@@ -80,7 +80,7 @@ def _preprocess(args: argparse.Namespace) -> None:
 
 
 def preprocess_verdict(figures: bench_preprocess.Figures) -> str:
-    """Rates, and what to look at first, in words."""
+    """Return the rates, the slowest stage and the cores that a trainer needs, in words."""
     slowest = max(figures.stages, key=lambda stage: stage.cpu_s_per_sample)
     total = sum(stage.cpu_s_per_sample for stage in figures.stages)
     one = figures.samples_per_s[1]
@@ -121,7 +121,7 @@ def _transport(args: argparse.Namespace) -> None:
 
 
 def transport_verdict(figures: bench_transport.Figures) -> str:
-    """Which transport is the best here, and what holds it up, in words."""
+    """Return in words how fast the best transports are on this machine, and the bottleneck of each."""
     from headrace.transport.base import SHARED_MEMORY
 
     size = max(figures.raw)
@@ -144,7 +144,7 @@ def transport_verdict(figures: bench_transport.Figures) -> str:
 
 
 def _rates(rates: Mapping[int, bench_transport.Rate]) -> list[str]:
-    """The cells of a line."""
+    """Return the cells of a row: GB/s for each part size, and the receiver's CPU seconds per GB at the largest size."""
     cpu = rates[max(rates)].cpu_s_per_gb
     return [*(f"{rate.bytes_per_s / 1e9:.2f} GB/s" for rate in rates.values()), f"{cpu:.2f} s/GB"]
 

@@ -1,6 +1,6 @@
-"""The far end of `headrace bench transport`, a process: a preprocessor's real servers with parts ready, and a raw socket.
+"""The sending process of `headrace bench transport`: a preprocessor's real servers with parts ready, and a raw TCP server.
 
-Says in one line of JSON what it has and how fast it wrote it, and goes when its standard input ends.
+It prints one line of JSON with its endpoint, raw port, tickets and write times, and exits when its standard input ends.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from headrace.sample import SCHEMA
 from headrace.ticket import make_key, make_ticket
 
 MIB = 1 << 20
-ROW_BYTES = MIB  # of a sample: an image of half a megapixel
-PARTS = 4  # of each size: a consumer does not read again what it has just read
+ROW_BYTES = MIB  # of patches per sample: an image of about a third of a megapixel
+PARTS = 4  # per size, so that a consumer does not read again what it has just read
 JOB = "bench"
-WRITES = 32  # of which the fastest counts
+WRITES = 32  # timings of each call, of which the fastest counts
 
 
 def make_part(num_bytes: int) -> pa.RecordBatch:
-    """Samples of ROW_BYTES of patches each, at least one."""
+    """Return a part with `num_bytes` of patches, in samples of about ROW_BYTES each, at least one."""
     rows = max(1, num_bytes // ROW_BYTES)
     patches = np.arange(num_bytes, dtype=np.uint32).astype(np.uint8)
     tokens = pa.array([[1, 2, 3]] * rows, pa.list_(pa.int32()))
@@ -52,7 +52,10 @@ def make_part(num_bytes: int) -> pa.RecordBatch:
 
 
 def fastest_s(*calls: Callable[[], object]) -> list[float]:
-    """Of WRITES times each, in turn: what else runs on the machine slows them alike."""
+    """Time every call WRITES times and return the fastest time of each, in seconds.
+
+    The calls take turns, so that other load on the machine slows them alike.
+    """
     seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(WRITES):
         for call, of in zip(calls, seconds, strict=True):
@@ -63,7 +66,7 @@ def fastest_s(*calls: Callable[[], object]) -> list[float]:
 
 
 def time_writes(arena: Arena, num_bytes: int) -> dict[str, float]:
-    """Seconds of putting a part into warm shared memory, and of one memcpy of as many bytes."""
+    """Measure the seconds to write a part into warm shared memory, and those of one memcpy of as many bytes."""
     batch, writer = make_part(num_bytes), PayloadWriter(arena)
 
     def write() -> None:
@@ -78,9 +81,9 @@ def time_writes(arena: Arena, num_bytes: int) -> dict[str, float]:
 
 
 def serve_raw(num_bytes: int) -> int:
-    """The port of a TCP server that sends as many bytes as it is asked for (8 bytes, little-endian) from one buffer."""
+    """Start a TCP server that sends as many bytes of one buffer as it is asked for (8 bytes, little-endian); return its port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    data = memoryview(np.ones(num_bytes, np.uint8).tobytes())  # written: pages that never were are one page of zeros
+    data = memoryview(np.ones(num_bytes, np.uint8).tobytes())  # written to, since untouched pages would all be one page of zeros
 
     def answer() -> None:
         while True:
@@ -94,7 +97,7 @@ def serve_raw(num_bytes: int) -> int:
 
 
 def decode_into(store: PayloadStore, writer: PayloadWriter, key: bytes, sizes: list[int]) -> dict[int, list[str]]:
-    """Fill the store; the tickets of the parts by their size in bytes."""
+    """Fill the store with PARTS parts of each size, and return their tickets by size in bytes."""
     tickets: dict[int, list[str]] = {}
     for size in sizes:
         batch = make_part(size)
@@ -108,7 +111,7 @@ def decode_into(store: PayloadStore, writer: PayloadWriter, key: bytes, sizes: l
 
 
 async def run(sizes: list[int]) -> None:
-    """Until standard input ends."""
+    """Serve parts of the given sizes in bytes until standard input ends."""
     budget = 3 * PARTS * sum(sizes)
     arena, key = Arena(budget), make_key()
     try:

@@ -1,4 +1,4 @@
-"""`headrace bench preprocess`: how fast this machine preprocesses a data set, stage by stage."""
+"""`headrace bench preprocess`: measures how fast this machine preprocesses a data set, stage by stage."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from headrace.sample import SampleRef
 from headrace.spec import JobSpec
 
 PART_SAMPLES = 16
-REPEAT_S = 1.0  # a stage is repeated so long at least: one pass over a small data set is too short to be timed
+REPEAT_S = 1.0  # least time that a stage is repeated for: one pass over a small data set is too short to be timed
 ARENA_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage of a core's work, on average."""
+    """One stage of preprocessing, with its average cost on one core."""
 
     name: str
     cpu_s_per_sample: float
     amount: float
-    """Of what the stage works on, per sample, in `unit`."""
+    """How much the stage processes per sample, in `unit`."""
     unit: str
 
     @property
     def rate(self) -> float:
-        """`unit` per second of a core."""
+        """How much the stage processes per second of one core, in `unit`; 0 where no time was measured."""
         return self.amount / self.cpu_s_per_sample if self.cpu_s_per_sample else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was measured."""
+    """The results of `headrace bench preprocess`."""
 
     num_samples: int
     num_refused: int
     stages: tuple[Stage, ...]
-    """In the order of the work; together they are about the whole of it."""
+    """Stages in the order of the work, the rest at the end; together they cost about as much as the whole work."""
     samples_per_s: dict[int, float]
-    """Threads -> whole samples per second, by the clock on the wall."""
+    """Samples fully preprocessed per second of wall time, by number of threads."""
 
 
 def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object] = lambda _: None) -> Figures:
-    """Preprocess the data set's first `limit` samples, one core at a time and with `threads` threads.
+    """Preprocess the data set's first `limit` samples, stage by stage on one core, then whole on 1 and on `threads` threads.
 
-    Raises DatasetError where there is no usable sample.
+    `say` is called with a text before each measurement. Raises DatasetError where there is no usable sample.
     """
     torch.set_num_threads(1)
     job = Job(spec.name, spec)
@@ -87,14 +87,14 @@ def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object
 
 
 def _refs(job: Job) -> Iterator[SampleRef]:
-    """Of all shards in turn, opened as they are needed."""
+    """Yield the rows of all shards in turn, opening each shard when it is needed."""
     for shard in range(len(job.shards)):
         for row in range(job.index(shard)[0]):
             yield SampleRef(sample_id=0, shard=shard, row=row)
 
 
 def _sized(job: Job, loaded: Loaded) -> Sized | None:
-    """None for a damaged sample."""
+    """Return a loaded sample with its sizes, or None if it is damaged."""
     try:
         return Sized(loaded=loaded, sizes=job.pipeline.size(loaded))
     except BadSampleError:
@@ -137,7 +137,7 @@ def _stages(
 
 
 def _each(items: Sequence[bytes], decode: Callable[[bytes], object]) -> None:
-    """What is damaged inside takes its time too."""
+    """Decode all items; damaged ones are included, since they take time too."""
     for item in items:
         try:
             decode(item)
@@ -146,7 +146,7 @@ def _each(items: Sequence[bytes], decode: Callable[[bytes], object]) -> None:
 
 
 def _whole(job: Job, refs: Sequence[Sequence[SampleRef]], samples: int) -> Stage:
-    """All that a preprocessor does with a sample, until it lies in shared memory, where there is any."""
+    """Time all that a preprocessor does with a sample, up to writing it into shared memory if there is any."""
     arena = open_arena(ARENA_BYTES)
     writer = PayloadWriter(arena)
 
@@ -164,7 +164,7 @@ def _whole(job: Job, refs: Sequence[Sequence[SampleRef]], samples: int) -> Stage
 
 
 def _stage(name: str, work: Callable[[], object], samples: int, amount: float, unit: str) -> Stage:
-    """`work` on all samples, repeated; `amount` of all of them together."""
+    """Time `work`, which processes all samples, over at least REPEAT_S; `amount` is how much it processes, in `unit`."""
     work()
     begin, cpu, passes = perf_counter(), process_time(), 0
     while passes < 1 or perf_counter() - begin < REPEAT_S:
@@ -175,7 +175,7 @@ def _stage(name: str, work: Callable[[], object], samples: int, amount: float, u
 
 
 def _rate(job: Job, parts: Sequence[Sequence[SampleRef]], threads: int) -> float:
-    """Samples per second, from the shard to the Arrow batch."""
+    """Measure the samples per second on `threads` threads, from the shard to the Arrow batch."""
     with ThreadPoolExecutor(threads) as pool:
         begin, done = perf_counter(), 0
         while not done or perf_counter() - begin < 2 * REPEAT_S:

@@ -1,4 +1,4 @@
-"""`headrace bench transport`: how fast payload gets from one process to another on this machine, by every transport."""
+"""`headrace bench transport`: measures how fast each transport moves payload between two processes on this machine."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from headrace.trainer.loading.session import PartClient
 from headrace.transport.base import SHARED_MEMORY, TRANSPORTS
 
 MIB = 1 << 20
-SIZES = (8 * MIB, 64 * MIB)  # of a part: one that the processor's cache holds, one that it does not
-FETCHES = 24  # of a size and a round
-THREADS = 4  # as a trainer's
+SIZES = (8 * MIB, 64 * MIB)  # part sizes, one that fits into the processor's cache and one that does not
+FETCHES = 24  # scales the number of fetches per size and round
+THREADS = 4  # as many as a trainer's
 ROUNDS = 6
-LONGEST_S = 600.0  # that the far end lives
+LONGEST_S = 600.0  # after which the sending process is killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Bytes per second from one process into another, and the receiver's processor time."""
+    """Throughput from one process to another in bytes/s, and the receiver's processor time in seconds per GB."""
 
     bytes_per_s: float
     cpu_s_per_gb: float
@@ -39,28 +39,32 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What was measured. Each rate is the best of the rounds: what else runs on the machine only slows."""
+    """The results of `headrace bench transport`; sizes are those of parts in bytes.
+
+    Each rate is the best of the rounds, because other load on the machine only slows transfers down.
+    """
 
     raw: Mapping[int, Rate]
-    """Size -> a TCP socket on loopback into one buffer that is used again."""
+    """Size -> rate of a TCP socket on loopback, receiving into one buffer that is reused."""
     rates: Mapping[str, Mapping[int, Rate]]
-    """Transport -> size -> parts fetched as a trainer fetches them, several at a time."""
+    """Transport -> size -> rate of fetching parts as a trainer does, THREADS at a time."""
     single: Mapping[str, Mapping[int, Rate]]
-    """The same, one part at a time."""
+    """Transport -> size -> rate of fetching parts one at a time."""
     hand_off_s: Mapping[int, float]
-    """Size -> from asking for a part in shared memory to having it as an Arrow batch: the median of the best round."""
+    """Size -> seconds from asking for a part in shared memory to having it as an Arrow batch: the median of the best round."""
     write_s: Mapping[int, float]
-    """Size -> a preprocessor's seconds to put a part into warm shared memory."""
+    """Size -> seconds that a preprocessor takes to write a part into warm shared memory."""
     memcpy_s: Mapping[int, float]
-    """Size -> of one copy of as many bytes there."""
+    """Size -> seconds that one copy of as many bytes takes in the preprocessor."""
     impossible: Mapping[str, str]
-    """Transport -> why it cannot be had here."""
+    """Transport -> why it is not available on this machine."""
 
 
 def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None) -> Figures:
-    """Start the far end, and measure in turns. `say` is told what comes next.
+    """Start the sending process and measure all transports and sizes in turn, `rounds` times.
 
-    Raises UserError where the far end cannot be started, for one that shared memory is too small.
+    `say` is called with a text before each measurement. Raises UserError where the sending process cannot be started, for
+    example because shared memory is too small.
     """
     with _peer() as facts:
         endpoint, tickets = facts["endpoint"], {int(size): names for size, names in facts["tickets"].items()}
@@ -121,7 +125,7 @@ def _peer() -> Iterator[dict[str, Any]]:
 
 
 def _clients(endpoint: str, ticket: str) -> tuple[dict[str, PartClient], dict[str, str]]:
-    """A client for each transport that is possible here, and why the others are not."""
+    """Return a client for each transport that works on this machine, and for each other transport why it does not."""
     clients, impossible = {}, {}
     for name in TRANSPORTS:
         client = PartClient((name,))
@@ -136,7 +140,7 @@ def _clients(endpoint: str, ticket: str) -> tuple[dict[str, PartClient], dict[st
 
 
 def _raw_rate(port: int, num_bytes: int) -> Rate:
-    """As many bytes in a call as by `_fetch_rate`: the luckiest of shorter ones would be luckier."""
+    """Measure a raw TCP socket, with as many bytes per call as `_fetch_rate`: the best of shorter calls would look too good."""
     buffer = memoryview(bytearray(num_bytes))
     with socket.create_connection(("127.0.0.1", port), timeout=LONGEST_S) as connection:
 
@@ -160,7 +164,7 @@ def _fetch_rate(client: PartClient, endpoint: str, tickets: list[str], num_bytes
 
 
 def _rate(call: Callable[[], object], num_bytes: int) -> Rate:
-    """Of the fastest call, after one that warms up; processor time of all of them."""
+    """Return the throughput of the fastest call, after a first one to warm up, and the processor time of all calls."""
     call()
     calls = max(3, FETCHES * SIZES[-1] // num_bytes // 8)
     seconds, cpu = [], process_time()
