@@ -2,12 +2,12 @@
 
     sample_id       int64, all different
     cost_<unit>     forward time of the whole unit, in any one unit of time; finite, not negative
-    memory_<unit>   optional, for all units or none: activations that the whole unit keeps of the sample
-    bytes_<unit>    optional, for all units or none: what a stage of the unit passes on of the sample
+    memory_<unit>   optional, for all units or none: memory of the activations that the whole unit keeps for the sample
+    bytes_<unit>    optional, for all units or none: bytes that a stage of the unit sends to the next for the sample
     tokens          optional: length of the sample's LLM sequence
 
-Rows are samples in arrival order. Other columns are left alone. Where the Parquet schema's metadata name the units of time
-and memory, as in the tables that are written here, they are known.
+Rows are samples in arrival order. Other columns are ignored. The units of time and memory are known where the metadata of the
+Parquet schema name them, as in the tables that this module writes.
 """
 
 from __future__ import annotations
@@ -40,40 +40,42 @@ STDIN = "-"
 _EMPTY = "{} has no row; a global batch needs at least one sample"
 _PARQUET, _JSONL = (".parquet", ".pq"), (".jsonl", ".ndjson")
 _TIME_UNIT, _MEMORY_UNIT = b"headrace.time_unit", b"headrace.memory_unit"
-_LARGEST_SUM = 1e300  # as the planner has it: what is made of a sum of costs must be a number too
+_LARGEST_SUM = 1e300  # as in the planner: numbers computed from a sum of costs must be finite too
 SECONDS, MEMORY_BYTES = "s", "bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostTable:
-    """n >= 1 samples in arrival order; columns by unit, units in pipeline order."""
+    """What each of n >= 1 samples, in arrival order, costs in every unit; columns by unit, units in pipeline order."""
 
     sample_ids: Ints
-    """(n,), all different."""
+    """Sample ids, (n,), all different."""
     costs: Columns
-    """(n,) each, finite and not negative, as in all other columns."""
+    """Forward time of each sample in each whole unit, (n,) each, in `time_unit`; as in all columns finite and not negative."""
     memory: Columns | None = None
+    """Activation memory that each whole unit keeps for each sample, (n,) each, in `memory_unit`."""
     transfer_bytes: Columns | None = None
+    """Bytes that a stage of each unit sends to the next for each sample, (n,) each."""
     tokens: Ints | None = None
-    """(n,)"""
+    """Length of each sample's LLM sequence, (n,)."""
     name: str = "the cost table"
-    """Where it comes from, for errors."""
+    """Where the table comes from, for errors."""
     time_unit: str = ""
-    """Of the costs; empty: unknown."""
+    """Unit of `costs`; empty if unknown."""
     memory_unit: str = ""
-    """Of the column `memory`; empty: unknown."""
+    """Unit of `memory`; empty if unknown."""
 
     @property
     def units(self) -> tuple[str, ...]:
-        """At least one."""
+        """Names of the units in pipeline order, at least one."""
         return tuple(self.costs)
 
     def totals(self) -> dict[str, float]:
-        """By unit, the cost of all samples."""
+        """Return the cost of all samples together, by unit."""
         return {unit: float(column.sum()) for unit, column in self.costs.items()}
 
     def take(self, rows: Ints | slice) -> CostTable:
-        """The table of those rows, in that order."""
+        """Return a table with the given rows only, in the given order."""
 
         def pick(columns: Columns | None) -> Columns | None:
             return None if columns is None else {unit: column[rows] for unit, column in columns.items()}
@@ -89,7 +91,10 @@ class CostTable:
 
 
 def read_cost_table(path: str) -> CostTable:
-    """The table in a file; `-` is JSONL on standard input. Raises UserError with the row and the rule that it breaks."""
+    """Read a cost table from a Parquet or JSONL file; `-` is JSONL on standard input.
+
+    Raises UserError, which names the row and the rule that it breaks.
+    """
     name = "standard input" if path == STDIN else path
     try:
         if path == STDIN:
@@ -112,7 +117,7 @@ def read_cost_table(path: str) -> CostTable:
 
 
 def is_cost_table(path: str) -> bool:
-    """Whether a local file has a column of costs. False for whatever cannot be read."""
+    """Whether a local Parquet or JSONL file has a column of costs. False for files that cannot be read."""
     try:
         if path.endswith(_JSONL):
             with Path(path).open("rb") as file:
@@ -128,15 +133,15 @@ def is_cost_table(path: str) -> bool:
 
 
 def in_pipeline_order(units: Iterable[str]) -> list[str]:
-    """Encoders as they come, then `llm`, then `generator`."""
+    """Sort units into pipeline order: encoders in the given order, then `llm`, then `generator`."""
     return sorted(units, key=lambda unit: (unit == LLM) + 2 * (unit == GENERATOR))
 
 
 class CostTableWriter:
-    """Writes a Parquet cost table piece by piece; the file has its name once it is whole."""
+    """Writes a Parquet cost table piece by piece; the file gets its name once it is complete."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError where nothing can be written."""
+        """Create the unfinished file. Raises UserError where `path` is not a Parquet file or cannot be written."""
         if path.suffix not in _PARQUET:
             raise UserError(f"a cost table is written as Parquet, so its name must end in .parquet, got {path}")
         self._path = path
@@ -162,7 +167,7 @@ class CostTableWriter:
             self._part.unlink()
 
     def add(self, names: Sequence[str], tokens: Ints, costs: Columns, memory: Columns, transfer_bytes: Columns) -> None:
-        """Write m more samples: their names and (m,) columns by unit, in seconds and bytes. Sample ids count the rows."""
+        """Append m samples: their names, and columns by unit of shape (m,), in seconds and bytes. Sample ids number the rows."""
         columns: dict[str, Any] = {
             ID: np.arange(self._rows, self._rows + len(names)),
             "name": pa.array(names, pa.string()),
@@ -179,7 +184,10 @@ class CostTableWriter:
 
 
 def _parquet_table(file: IO[bytes], name: str) -> CostTable:
-    """Read without threads: a pool that still runs when the interpreter ends early, after an error, can abort the process."""
+    """Read a Parquet cost table. Raises UserError.
+
+    It reads without threads: a pool that still runs when the interpreter ends early, after an error, can abort the process.
+    """
     try:
         parquet = pq.ParquetFile(file, pre_buffer=False)
         names, metadata = parquet.schema_arrow.names, parquet.schema_arrow.metadata or {}
@@ -195,7 +203,7 @@ def _parquet_table(file: IO[bytes], name: str) -> CostTable:
 
 
 def _jsonl_columns(file: IO[bytes], name: str) -> dict[str, pa.Array]:
-    """Every line is an object with the columns of the first."""
+    """Read the columns of a JSONL cost table; every line must be an object with the columns of the first. Raises UserError."""
     columns: dict[str, list[Any]] | None = None
     for number, line in enumerate(file, 1):
         if not line.strip():
@@ -239,7 +247,7 @@ def _is_ours(column: str) -> bool:
 
 
 def _checked(name: str, columns: Mapping[str, pa.Array]) -> CostTable:
-    """The table of raw columns. Raises UserError."""
+    """Make a cost table of raw columns. Raises UserError where they break a rule."""
     units = in_pipeline_order(column.removeprefix(COST) for column in columns if column.startswith(COST))
     if ID not in columns:
         raise UserError(f"{name} has no column {ID!r}; number the samples with whole numbers that differ")

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "7b"
 DEFAULT_UNITS = "encoder,llm"
-ROWS_AT_ONCE = 16_384  # samples of a row group
+ROWS_AT_ONCE = 16_384  # samples per row group
 
 
 class Estimator:
-    """From probes to columns of costs, for one model and job spec."""
+    """Estimates from probes what samples cost in every unit of one model, under one job spec."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class Estimator:
         units: str = DEFAULT_UNITS,
         coefficients: Path | None = None,
     ) -> None:
-        """Raises UserError.
+        """Choose the model and its units. Raises UserError for a model, units or coefficients that cannot be used.
 
-        spec: a job whose samples are estimated. vocab: size of the tokenizer's vocabulary. model: a name of MODEL_SHAPES.
-        units: columns of the table, with commas. coefficients: JSON file with measured times of layers, in place of counted
-        operations.
+        spec: the job whose samples are estimated. vocab: size of the tokenizer's vocabulary. model: a key of MODEL_SHAPES.
+        units: the units to estimate, separated by commas. coefficients: JSON file with measured layer times, used instead of
+        counted operations.
         """
         from headrace.cli.costs.cost_table import in_pipeline_order
 
@@ -57,7 +57,7 @@ class Estimator:
         self.estimate([])
 
     def layers(self) -> dict[str, int]:
-        """Of each unit: it can have no more stages than that. An `encoder` has those of vision and audio."""
+        """Return the number of layers of each unit, which bounds its stages; `encoder` has those of vision and audio."""
         stacks = {"vision": self._shape.vision.layers, "audio": self._shape.audio.layers, LLM: self._shape.llm.layers}
         if self._shape.generator is not None:
             stacks[GENERATOR] = self._shape.generator.layers
@@ -69,9 +69,10 @@ class Estimator:
     def estimate(
         self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward: Mapping[str, float] | None = None
     ) -> SampleCosts:
-        """Columns of the samples, units in pipeline order. Raises UserError.
+        """Estimate the cost, memory and transfer columns of the samples, with units in pipeline order. Raises UserError.
 
-        checkpointing, backward (factors by unit): what memory depends on besides the model.
+        Memory also depends on `checkpointing`, the units with activation checkpointing, and `backward`, the backward time by
+        unit as a factor of the forward time.
         """
         from headrace.reorder_service.planning.cost_model.cost import estimate
 
@@ -86,7 +87,7 @@ class Estimator:
     def table(
         self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward: Mapping[str, float] | None = None
     ) -> CostTable:
-        """The same as a table of at least one sample; sample ids count the samples."""
+        """Estimate the cost table of at least one sample, with arguments as for `estimate`; sample ids are 0, 1, ..."""
         import numpy as np
 
         from headrace.cli.costs.cost_table import MEMORY_BYTES, SECONDS, CostTable
@@ -105,7 +106,7 @@ class Estimator:
 
 
 class CostRecorder:
-    """Writes the cost table of the samples that it is given, a row group at a time."""
+    """Estimates the costs of samples that are added one by one, and writes their cost table a row group at a time."""
 
     def __init__(self, writer: CostTableWriter, estimator: Estimator) -> None:
         self._writer = writer
@@ -122,7 +123,7 @@ class CostRecorder:
         self._writer.__exit__(kind, error, trace)
 
     def add(self, probe: Probe) -> None:
-        """The next row."""
+        """Add a sample as the next row of the table."""
         self._probes.append(probe)
         if len(self._probes) == ROWS_AT_ONCE:
             self._flush()
@@ -136,7 +137,7 @@ class CostRecorder:
 
 
 def num_tokens(probes: Sequence[Probe]) -> NDArray[np.int64]:
-    """(n,)"""
+    """Return the length of each sample's LLM sequence, (n,)."""
     import numpy as np
 
     return np.array([probe.num_tokens for probe in probes], np.int64)

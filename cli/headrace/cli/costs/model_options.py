@@ -1,4 +1,4 @@
-"""The arguments that say which model costs are estimated for."""
+"""Command-line options that say which model costs are estimated for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL_OPTIONS = ("model", "units", "coefficients")
 
 
 def add_model_arguments(parser: argparse._ActionsContainer) -> None:
-    """What costs are estimated from."""
+    """Add the options --model, --units and --coefficients, which costs are estimated from."""
     parser.add_argument("--model", metavar="NAME", help=f"its size: {', '.join(MODEL_SHAPES)} (default: {DEFAULT_MODEL})")
     parser.add_argument(
         "--units",
@@ -38,7 +38,7 @@ def refuse_options(args: argparse.Namespace, names: Sequence[str], why: str) -> 
 
 
 def check_inspected(args: argparse.Namespace) -> None:
-    """Raise UserError where `headrace inspect` would ignore an option, or has been given a cost table to look into."""
+    """Raise UserError if `headrace inspect` would ignore an option, or its path is a cost table instead of a data set."""
     from headrace.cli.costs.cost_table import is_cost_table
 
     if not args.costs:
@@ -48,6 +48,9 @@ def check_inspected(args: argparse.Namespace) -> None:
 
 
 def estimator_of(args: argparse.Namespace, spec: JobSpec, vocab: int) -> Estimator:
-    """The estimator of `add_model_arguments`. vocab: size of the tokenizer's vocabulary. Raises UserError."""
+    """Return the estimator that the options of `add_model_arguments` describe. Raises UserError.
+
+    vocab: size of the tokenizer's vocabulary.
+    """
     model, units = args.model or DEFAULT_MODEL, args.units or DEFAULT_UNITS
     return Estimator(spec, vocab, model=model, units=units, coefficients=args.coefficients)

@@ -1,4 +1,4 @@
-"""What is measured of each sample of a data set, from headers and text alone."""
+"""Measurement of every sample of a data set, from headers and text alone."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ COLUMNS = ("image_side_px", "image_tokens", "audio_s", "text_tokens", "tokens", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(Probe):
-    """A probe, and what planning has no use for."""
+    """A sample's probe, with further facts that planning has no use for."""
 
     has_text: bool
     image_sides_px: tuple[int, ...]
-    """Longer side of each image as it is stored, before it is scaled to the patch grid."""
+    """Longer side of each image as stored, before it is scaled to the patch grid."""
 
 
 class MeasuringJob(Job):
-    """A job that only probes."""
+    """A job that only probes samples and decodes none."""
 
     def __init__(self, spec: JobSpec) -> None:
-        """Raises SpecError: the tokenizer cannot be read."""
+        """Make the pipeline. Raises SpecError where its tokenizer cannot be read."""
         super().__init__(spec.name, spec)
-        _ = self.pipeline  # made at once, so that a tokenizer that does not fit is found before the data is read
+        _ = self.pipeline  # made now, so that a tokenizer that does not fit is found before the data is read
 
     def measure(self, refs: Sequence[SampleRef]) -> tuple[list[Measured], list[Rejected]]:
-        """The good samples, and the others."""
+        """Probe samples; return the good ones and the rejected ones, each in the order of `refs`."""
         results = [self._attempt(ref, partial(self._measured, ref)) for ref in refs]
         good = [result for result in results if isinstance(result, Measured)]
         return good, [result for result in results if isinstance(result, Rejected)]
 
     def _measured(self, ref: SampleRef, record: Record, source: SourceSpec) -> Measured:
-        """Raises BadSampleError."""
+        """Probe one sample from its record. Raises BadSampleError where the sample is rejected."""
         loaded = self.pipeline.load(record, source)
         probe = probe_of(self.sample_name(ref), self.pipeline.size(loaded))
         return Measured(
@@ -64,15 +64,15 @@ class MeasuringJob(Job):
 
 
 class Tally:
-    """Sums and columns over samples: eight bytes for each value."""
+    """Totals and columns of values over the samples of a survey, at eight bytes for each value."""
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
-        self._columns = {name: array("q") for name in COLUMNS}  # audio in mel frames
+        self._columns = {name: array("q") for name in COLUMNS}  # audio_s in mel frames
         self.samples = 0
         self.recordings = 0
         self.combinations: Counter[str] = Counter()
-        """Samples by what they have, like `text+image`."""
+        """Number of samples by the modalities they have, such as `text+image`."""
 
     def add(self, sample: Measured) -> None:
         """Count one good sample."""
@@ -92,14 +92,17 @@ class Tally:
         self._columns["target_tokens"].append(sample.num_targets)
 
     def modalities(self) -> dict[str, int]:
-        """Samples that have text, images, audio."""
+        """Return the number of samples that have text, images and audio, by modality."""
         return {
             name: sum(count for key, count in self.combinations.items() if name in key.split("+"))
             for name in ("text", "image", "audio")
         }
 
     def columns(self) -> dict[str, Values]:
-        """The values of every quantity that some sample has, (n,) each, in the order of COLUMNS."""
+        """Return the values of every quantity that some sample has, in the order of COLUMNS.
+
+        Each is an array (n,) with a value for each sample that has the quantity, or for each image in image_side_px.
+        """
         columns: dict[str, Values] = {name: np.array(values) for name, values in self._columns.items() if values}
         if "audio_s" in columns:
             columns["audio_s"] = np.array(self._columns["audio_s"], np.float64) * self._spec.audio.hop_s
