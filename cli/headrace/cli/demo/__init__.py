@@ -1,1 +1,1 @@
-"""`headrace demo`: the whole job on one machine."""
+"""`headrace demo`: runs a whole training job on one machine."""

@@ -1,4 +1,4 @@
-"""`headrace demo`: the whole job on one machine, every part a process of its own."""
+"""`headrace demo`: runs a whole training job on one machine, every service and trainer in a process of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_PIXELS = 224 * 224  # 64 image tokens at most: a laptop's CPU trains on them
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace demo` to its parser."""
     parser.add_argument("path", nargs="?", metavar="PATH", help="folder, file or URL of shards (default: the bundled example)")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after so many steps (default: one epoch)")
     parser.add_argument("--global-batch", type=int, default=16, metavar="N", help="samples of a step (default: %(default)s)")
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the job to its end."""
+    """Run the demo's job to its end and print its summary; return the exit code."""
     from headrace.cli.demo.display import Display
     from headrace.cli.watch.summary import print_summary
 
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """One demo at a time writes its logs, job and picture there. Raises UserError where another one does."""
+    """Hold the lock of folder `out`, so that one demo at a time writes there. Raises UserError where another demo holds it."""
     folder = os.open(out, os.O_RDONLY)
     try:
         try:
@@ -99,7 +99,7 @@ def _spec(args: argparse.Namespace) -> JobSpec:
     from headrace.spec import parse_spec
 
     if args.path is None:
-        source = {"path": str(example_data()), "name": "data"}  # one name wherever it lies
+        source = {"path": str(example_data()), "name": "data"}  # the same name wherever the example lies
     else:
         local = Path(args.path)
         source = {"path": str(local.resolve()) if local.exists() else args.path}
@@ -120,7 +120,7 @@ def _spec(args: argparse.Namespace) -> JobSpec:
 
 
 def _check_data(spec: JobSpec) -> None:
-    """Fail at once, before any process starts, where there is no data set. Raises DatasetError."""
+    """Raise DatasetError if the data set cannot be listed, before any process is started."""
     from headrace.preprocessor.sources import list_shards
 
     list_shards(spec)
@@ -152,7 +152,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
             ]
             while any(rank.exit_code() is None for rank in ranks) and not any(rank.exit_code() for rank in ranks):
                 services.look_after(display)
-                with contextlib.suppress(UnavailableError):  # busy for a moment: its process lives
+                with contextlib.suppress(UnavailableError):  # the service is only busy: its process lives
                     display.update(client.show(job))
                 time.sleep(POLL_S)
             for rank in ranks:
@@ -163,7 +163,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
 
 
 def _write_topology(spec: JobSpec, out: Path) -> Path:
-    """One process for the encoders, one for each replica of the LLM."""
+    """Write the file that assigns a process to the encoders and one to each replica of the LLM; return its path."""
     path = out / "topology.yaml"
     path.write_text(yaml.safe_dump({"units": {"encoder": {"dp": 1}, "llm": {"dp": spec.topology.replicas}}}, sort_keys=False))
     return path
@@ -180,7 +180,7 @@ def _check_trainer(trainer: Any, client: JobsClient, job: str) -> None:
 
 
 def _draw(client: JobsClient, job: str, out: Path) -> str | None:
-    """The picture's path; None where no step had a sample."""
+    """Draw a step as it arrived and as it was planned; return the picture's path, or None where no step had a sample."""
     import numpy as np
 
     from headrace.cli.planning.timeline import draw_comparison

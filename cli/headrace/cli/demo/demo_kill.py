@@ -1,4 +1,4 @@
-"""`headrace demo --kill node`: the demo's job twice, on nodes of which one is killed in the second run."""
+"""`headrace demo --kill node`: runs the demo's job on several nodes twice, and kills one of them in the second run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from headrace.spec import JobSpec
 
 NODES = 5
 VICTIM = 1  # the node that is killed
-KILL_AT = 1 / 3  # of the steps
+KILL_AT = 1 / 3  # fraction of the steps that are committed before the kill
 POLL_S = 0.05
-END_S = 10.0  # from the last commit to the end of a node
+END_S = 10.0  # longest time from the last commit to the end of a node
 
 
 def run_with_a_loss(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Display) -> dict[str, Any]:
-    """The summary of the second run, with the picture of both losses.
+    """Run the job undisturbed and then with a node killed; return the second run's summary, with a picture of both losses.
 
-    Raises HeadraceError where a process ends that was not killed, or the two runs differ in their samples.
+    Raises HeadraceError where a process that was not killed fails, or the two runs train on different samples.
     """
     topology = spec.topology.model_copy(update={"stages": {"encoder": 1, "llm": 1}})
     nodes = out / "nodes.yaml"
@@ -61,17 +61,20 @@ def run_with_a_loss(spec: JobSpec, num_preprocessors: int, transport: str, out: 
 
 
 class _Run:
-    """One job on its nodes."""
+    """One run of the job on its nodes."""
 
     def __init__(self, client: JobsClient, services: Services, job: str, display: Display) -> None:
         self._client, self._services, self._job, self._display = client, services, job, display
         self.killed_after: int | None = None
-        """Steps that were committed before."""
+        """Number of steps committed before the node was killed; None until then."""
         self.words = ""
-        """On how training went on."""
+        """Sentence on how training went on after the kill; empty until then."""
 
     def train(self, group: ProcessGroup, nodes: Path, transport: str, out: Path, *, kill: bool) -> None:
-        """Until the job is done. Raises HeadraceError where it is not."""
+        """Start the nodes and wait until the job is done; if `kill`, kill node VICTIM on the way.
+
+        Raises HeadraceError where the job, or a process that was not killed, fails.
+        """
         threads = str(max(1, usable_processors() // NODES))
         arguments = ["train", "--endpoint", self._services.endpoint, "--job", self._job, "--nodes", str(nodes)]
         arguments += ["--transport", transport, "--threads", threads]
@@ -90,7 +93,7 @@ class _Run:
                 self.words = _words(status.recoveries[-1], time.monotonic() - killed_s)
                 self._display.say(self.words)
             self._check(processes)
-            with contextlib.suppress(UnavailableError):  # busy for a moment: its process lives
+            with contextlib.suppress(UnavailableError):  # the service is only busy: its process lives
                 status = self._client.show(self._job)
                 self._display.update(status)
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""The reorder service and the preprocessors of a demo, each a process."""
+"""The reorder service and the preprocessors of a demo, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from headrace.errors import HeadraceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """All but the trainers."""
+    """The running processes of a demo other than its trainers."""
 
     endpoint: str
-    """Of the reorder service."""
+    """Address of the reorder service."""
     _reorder: Process
     _preprocessors: list[Process]
 
     @classmethod
     def start(cls, group: ProcessGroup, num_preprocessors: int, transport: str, out: Path, store: str) -> Self:
-        """`store`: folder of the state store; logs go to `out`. Raises HeadraceError where the reorder service does not start."""
+        """Start the reorder service and the preprocessors in `group`, with their logs in `out`.
+
+        `store` is the folder of the state store. Raises HeadraceError where the reorder service does not start.
+        """
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
         reorder = group.add(Process("reorder service", arguments, out / "reorder.log"))
         threads = max(1, usable_processors() // num_preprocessors)
@@ -37,7 +40,7 @@ class Services:
         return cls(endpoint=endpoint, _reorder=reorder, _preprocessors=preprocessors)
 
     def look_after(self, display: Display) -> None:
-        """Start preprocessors that ended again. Raises HeadraceError where the reorder service has ended."""
+        """Restart preprocessors that have ended. Raises HeadraceError where the reorder service has ended."""
         if self._reorder.exit_code() is not None:
             raise HeadraceError(f"the reorder service ended: {self._reorder.last_words()}")
         for process in self._preprocessors:

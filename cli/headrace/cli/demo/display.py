@@ -22,7 +22,7 @@ PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
 
 
 class Display:
-    """Redrawn at each `update` on a terminal; elsewhere a line every two seconds."""
+    """Live display of a running job: redrawn at each `update` on a terminal, elsewhere a line every two seconds."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -40,11 +40,11 @@ class Display:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Print a line of text that stays on the terminal."""
         self._console.print(text, markup=False, highlight=False)
 
     def update(self, status: Any) -> None:
-        """Show a JobStatus."""
+        """Show the job's current status, a JobStatus message."""
         now_s = time.monotonic()
         self._looks.add(Look(at_s=now_s, status=status))
         if self._live:

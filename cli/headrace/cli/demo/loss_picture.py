@@ -1,4 +1,4 @@
-"""The picture of two runs' losses: one undisturbed, one in which a node was killed."""
+"""Picture of the loss curves of two runs: one undisturbed, one in which a node was killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _UNDISTURBED, _KILLED, _MARK = "#9fb3c1", "#12807a", "#c2452d"
 def draw_losses(
     out: Path, undisturbed: Sequence[float], disturbed: Sequence[float], killed_after: int | None, words: str
 ) -> Path:
-    """Write the PNG; returns `out`. Losses by step, in nats. killed_after: so many steps; words: on how training went on."""
+    """Draw the losses of two runs, by step and in nats, as a PNG; return `out`.
+
+    killed_after: number of steps before the kill, or None for no mark. words: the subtitle, on how training went on.
+    """
     figure = empty_figure(_HEIGHT_IN, "Loss of the same job, with and without the loss of a node", words)
     axes = figure.add_axes((LEFT, 0.13, RIGHT - LEFT, 0.66))
     axes.plot(undisturbed, color=_UNDISTURBED, linewidth=6, label="undisturbed", solid_capstyle="round")
