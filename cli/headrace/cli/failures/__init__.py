@@ -1,1 +1,1 @@
-"""`headrace simulate-failures`: an availability trace, and what recovery makes of it."""
+"""`headrace simulate-failures`: replays an availability trace under several recovery policies."""

@@ -16,7 +16,10 @@ _JSONL = (".jsonl", ".ndjson")
 
 
 def read_trace(path: Path, num_nodes: int, end_s: float | None) -> Trace:
-    """The trace of a cluster of `num_nodes` nodes at the start, until `end_s`, or until its last event. Raises UserError."""
+    """Read the availability trace of a cluster that starts with `num_nodes` nodes; it ends at `end_s` or its last event.
+
+    Raises UserError where the file cannot be read or is not a valid trace.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:

@@ -1,4 +1,4 @@
-"""The picture of an availability trace: throughput over time of every policy, above the number of nodes there."""
+"""Picture of an availability trace: the throughput of every policy over time, above the number of available nodes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from headrace.reorder_service.recovery.forecast.availability_replay import Run
 
 _HEIGHT_IN, _THROUGHPUT_BOTTOM_IN, _THROUGHPUT_IN, _NODES_BOTTOM_IN, _NODES_IN = 6.4, 1.85, 3.65, 0.5, 1.1
 _AXES_LEFT, _AXES_RIGHT, _NAMES_LEFT = 0.055, 0.79, 0.805
-_LINE_IN = 0.56  # of a name at the right, with its figures
+_LINE_IN = 0.56  # height of a policy's name and figures at the right
 _POINTS = 180
 _BOUND = "#dfe6ea"
 _COLOURS = (GAIN, "#d1603d", "#c2407f", "#6a4c93", "#3a6ea5", "#8a6d1d")
 
 
 def draw_failures(out: Path, runs: Sequence[Run], bound: Run, trace: Trace, *, title: str) -> Path:
-    """Write the picture in the format of the name's ending, PNG or SVG; returns `out`. The first of the runs is ours."""
+    """Draw the throughput of the runs and the available nodes, as PNG or SVG by the suffix of `out`; return `out`.
+
+    The first of the runs is Headrace's, which is emphasised; `bound` is the throughput that the available nodes allow.
+    """
     edges = np.linspace(0.0, trace.end_s, _POINTS + 1)
     subtitle = (
         f"SIMULATED, not measured. Means over {edges[1] / 60:.3g} minutes each; work that was lost afterwards does not count."
@@ -66,7 +69,7 @@ def _means(run: Run, edges: NDArray[np.float64]) -> list[float]:
 
 
 def _write_names(figure: Figure, runs: Sequence[Run], bound: Run) -> None:
-    """At the right, the fastest first, each in the colour of its line."""
+    """Write the policies' names and figures at the right, the fastest first, each in the colour of its line."""
     named = sorted(zip(runs, _COLOURS, strict=False), key=lambda pair: -pair[0].samples)
     lines = [(bound.name, "as fast as the nodes there could be", QUIET)]
     for run, colour in named:

@@ -1,4 +1,4 @@
-"""`headrace simulate-failures`: an availability trace, under Headrace's recovery and under that of others."""
+"""`headrace simulate-failures`: replays an availability trace under the recovery of Headrace and of other systems."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ examples:
 """
 
 
-DRAWN_HOURS = 12.0  # as in Oobleck's evaluation
-DEFAULTS = {"model": "3b", "gpus_per_node": 1, "gpu_memory": 60, "tokens": 4096, "patches": 4096}  # 60 of 80 GB
-# Field of Assumptions -> flag, what its unit is in the field's, help
+DRAWN_HOURS = 12.0  # default length of a drawn trace, as in Oobleck's evaluation
+DEFAULTS = {"model": "3b", "gpus_per_node": 1, "gpu_memory": 60, "tokens": 4096, "patches": 4096}  # gpu_memory: 60 of 80 GB
+# Field of Assumptions -> flag, factor from the flag's unit to the field's, help
 _ASSUMED: dict[str, tuple[str, float, str]] = {
     "rebuild_s": ("--rebuild", 1.0, "s for new process groups; with gloo 0.04 s were measured (default: 0.5)"),
     "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s at which a node of headrace copies, measured (default: 0.36)"),
@@ -62,7 +62,7 @@ _ASSUMED: dict[str, tuple[str, float, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace simulate-failures` to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     what = parser.add_mutually_exclusive_group(required=True)
@@ -117,7 +117,7 @@ def _add_assumptions(parser: argparse.ArgumentParser) -> None:
 
 
 def _span(text: str) -> float:
-    """Seconds of 90, 90s, 10m, 1.5h or 2d."""
+    """Parse a time such as 90, 90s, 10m, 1.5h or 2d into seconds."""
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 10m, 1.5h or 2d")
@@ -141,7 +141,7 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay the trace under every policy; print and draw what comes of it."""
+    """Replay the trace under every policy, print and draw the results, and return the exit code."""
     from headrace.cli.planning.plan import print_whole
     from headrace.reorder_service.recovery.forecast.availability_replay import replay
     from headrace.reorder_service.recovery.forecast.policies import Headrace, failure_free
@@ -245,7 +245,7 @@ def _assumptions(args: argparse.Namespace) -> Assumptions:
 
 
 def _report(trace: Trace, job: Job, bound: Run, runs: Sequence[Run]) -> dict[str, Any]:
-    """The public JSON form."""
+    """Return the results in their public JSON form."""
     return {
         "simulated": True,
         "nodes": len(trace.nodes),
