@@ -1,1 +1,1 @@
-"""`headrace inspect`: what a data set holds, and its samples as the model will see them."""
+"""`headrace inspect`: reports what a data set holds, and shows its samples as the model will see them."""

@@ -1,6 +1,6 @@
-"""A contact sheet: cards of samples, each with its media and its token sequence, in columns on one picture.
+"""Drawing of a contact sheet: cards of samples, each with its media and its token sequence, in columns on one picture.
 
-Knows nothing of data sets and pipelines. Sizes are pixels, for viewing at 100 %.
+This module does not depend on data sets or pipelines. Sizes are in pixels, for viewing at 100 %.
 """
 
 from __future__ import annotations
@@ -23,42 +23,43 @@ _MAX_LINES, _TAIL_LINES = 30, 9
 _MAX_IMAGES, _MAX_SPECTRA = 6, 3
 _IMAGE_BOX, _SMALL_BOX = (_INNER, 400), ((_INNER - 2 * 8) // 3, 150)
 _SPECTRUM = (_INNER, 96)
-_MAX_ZOOM = 4  # of images smaller than their box
-_MIN_CELL = 7  # a token's square in the picture, from which its borders are drawn
+_MAX_ZOOM = 4  # largest zoom of images smaller than their box
+_MIN_CELL = 7  # smallest square of a token whose borders are drawn
 
 _PAPER, _CARD_FILL, _BORDER, _INK, _QUIET = "#f1f3f5", "#ffffff", "#d5dbe0", "#22303c", "#66757f"
 _PLAIN, _LEARNT = ("#edf0f3", "#e0e5ea"), ("#fcdccb", "#f6c3a7")  # two shades each, so that neighbouring tokens differ
 _CONTROL_INK, _REFUSED = "#8a3ffc", "#b3261e"
 _LEFT_OUT, _GRID = "#fff3cd", (18, 128, 122, 48)
 _MEDIA = {"image": "#12807a", "audio": "#6a4c93"}
-_UNKNOWN = "\u25a1"  # in the place of a character that the font lacks
+_UNKNOWN = "\u25a1"  # shown for a character that the font lacks
 _VISIBLE = {"\n": "\u23ce", "\t": "\u21e5", "\r": "\u240d", "\u00a0": "\u2423"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """One token as it is shown, or several that are shown as one."""
+    """One token as it is shown, or `count` tokens that are shown as one."""
 
     text: str
     kind: str
     """`text`, `control`, `image` or `audio`."""
     learnt: bool
+    """Whether the token carries loss."""
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Medium:
-    """A picture of an image or a recording."""
+    """A picture of an image or of a recording's spectrogram, with its caption."""
 
     picture: Image.Image
     caption: str
     cell_px: int | None = None
-    """Side of the square of the picture that one token stands for, where there is such."""
+    """Side of the square of `picture` that one token stands for; None where tokens have no square, as in recordings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One sample; a refused one has a reason and nothing to show."""
+    """What the contact sheet shows of one sample; a refused sample has a reason and neither media nor tokens."""
 
     name: str
     detail: str
@@ -70,7 +71,10 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """A token's text on one line; `shade` tells neighbours apart. The first fragment of a token has its count."""
+    """The part of a token's text that is on one line, from character `column` on.
+
+    `shade`, 0 or 1, tells neighbouring tokens apart. The first fragment of a token has the token's count, others have 0.
+    """
 
     column: int
     text: str
@@ -83,7 +87,7 @@ Line = list[Fragment]
 
 
 def draw_sheet(cards: Sequence[Card], *, title: str, subtitle: str) -> Image.Image:
-    """The whole sheet, mode RGB; cards go where there is room, in their order."""
+    """Draw the whole sheet and return it in mode RGB; each card in turn goes into the shortest column."""
     drawn = [_draw_card(index + 1, card) for index, card in enumerate(cards)]
     columns = min(COLUMNS, len(drawn))
     bottoms = [_HEAD] * columns
@@ -101,7 +105,7 @@ def draw_sheet(cards: Sequence[Card], *, title: str, subtitle: str) -> Image.Ima
 
 
 def lay_out(tokens: Sequence[Token], width: int) -> list[Line]:
-    """The tokens on lines of at most `width` characters. A line ends behind a line feed; long tokens are broken."""
+    """Lay tokens out on lines of at most `width` characters; a line feed ends its line, and long tokens are broken."""
     lines: list[Line] = [[]]
     column = 0
     for shade, token in enumerate(tokens):
@@ -120,7 +124,10 @@ def lay_out(tokens: Sequence[Token], width: int) -> list[Line]:
 
 
 def cut(lines: list[Line], most: int = _MAX_LINES, tail: int = _TAIL_LINES) -> tuple[list[Line], str, list[Line]]:
-    """(first lines, what is said of those left out, last lines); nothing is left out of `most` lines or fewer."""
+    """Cut long texts in the middle: return the first lines, a note on the tokens left out, and the last `tail` lines.
+
+    Nothing is left out, and the note is empty, where there are at most `most` lines.
+    """
     if len(lines) <= most:
         return lines, "", []
     head, left_out = lines[: most - tail - 1], lines[most - tail - 1 : -tail]
@@ -131,7 +138,7 @@ def cut(lines: list[Line], most: int = _MAX_LINES, tail: int = _TAIL_LINES) -> t
 
 
 def _parts(token: Token, width: int) -> Iterator[tuple[str, bool]]:
-    """A token's text as shown, in pieces of at most `width` characters, and whether a line ends behind each."""
+    """Yield a token's text as shown, in pieces of at most `width` characters, each with whether a line ends behind it."""
     shown = "".join(_shown(character) for character in token.text) or _UNKNOWN
     ends_line = token.text.endswith("\n")
     for start in range(0, len(shown), width):
@@ -159,7 +166,7 @@ def _draw_head(draw: ImageDraw.ImageDraw, width: int, title: str, subtitle: str)
 
 
 def _draw_card(number: int, card: Card) -> Image.Image:
-    """Drawn on a canvas that is high enough for any card, and cut off below its content."""
+    """Draw a card on a canvas that is high enough for its content, and crop the canvas below it."""
     canvas = Image.new("RGB", (_CARD, _max_height(card)), _CARD_FILL)
     draw = ImageDraw.Draw(canvas)
     bold, small = _font("Sans-Bold", 14), _font("Sans", 12)
@@ -186,7 +193,7 @@ def _max_height(card: Card) -> int:
 
 
 def _draw_images(canvas: Image.Image, draw: ImageDraw.ImageDraw, top: int, images: Sequence[Medium]) -> int:
-    """One large, or up to three small ones side by side in rows; returns where they end."""
+    """Draw one image large, or several small in rows of three; return the vertical position below them."""
     box, per_row = (_IMAGE_BOX, 1) if len(images) == 1 else (_SMALL_BOX, 3)
     shown = images[:_MAX_IMAGES]
     for start in range(0, len(shown), per_row):
@@ -237,7 +244,7 @@ def _draw_lines(draw: ImageDraw.ImageDraw, top: int, lines: Sequence[Line]) -> i
 
 
 def _draw_token(draw: ImageDraw.ImageDraw, left: int, top: int, text: str, token: Token, *, shade: int) -> int:
-    """Returns its width."""
+    """Draw a token's text on its background and return its width."""
     fill = _MEDIA.get(token.kind) or (_LEARNT if token.learnt else _PLAIN)[shade]
     ink = "#ffffff" if token.kind in _MEDIA else _CONTROL_INK if token.kind == "control" else _INK
     width = round(len(text) * _advance())
@@ -255,7 +262,7 @@ def _draw_words(draw: ImageDraw.ImageDraw, top: int, words: str) -> int:
 
 
 def _fitted(medium: Medium, box: tuple[int, int]) -> Image.Image:
-    """The picture in the box, its tokens' squares marked where they are large enough."""
+    """Return the picture scaled to fit into the box, with its tokens' squares outlined where they are large enough."""
     picture = medium.picture
     scale = min(box[0] / picture.width, box[1] / picture.height)
     if scale >= 1:
@@ -274,7 +281,7 @@ def _fitted(medium: Medium, box: tuple[int, int]) -> Image.Image:
 
 
 def _wrapped(words: str, font: ImageFont.FreeTypeFont, width: int) -> Iterator[str]:
-    """Lines of at most `width` pixels, broken at blanks where there are some."""
+    """Yield lines of at most `width` pixels, broken at spaces where possible."""
     line = ""
     for word in words.split(" "):
         while font.getlength(word) > width:
@@ -294,7 +301,7 @@ def _wrapped(words: str, font: ImageFont.FreeTypeFont, width: int) -> Iterator[s
 
 
 def _elided(words: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """The words, their beginning left out where there is no room for all."""
+    """Return the words, with an ellipsis in place of their beginning where they are wider than `width` pixels."""
     words = "".join(map(_shown, words))
     if font.getlength(words) <= width:
         return words
@@ -304,19 +311,19 @@ def _elided(words: str, font: ImageFont.FreeTypeFont, width: int) -> str:
 
 @cache
 def _font(style: str, size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu, as matplotlib brings it."""
+    """Return a DejaVu font from those that come with matplotlib."""
     return ImageFont.truetype(_font_file(style), size)
 
 
 @cache
 def _advance() -> float:
-    """Width of a character of the token font."""
+    """Return the width of a character of the token font, in pixels."""
     return _font("SansMono", 12).getlength("m" * 100) / 100
 
 
 @cache
 def _glyphs() -> frozenset[int]:
-    """Code points that the token font can show."""
+    """Return the code points that the token font can show."""
     return frozenset(FT2Font(_font_file("SansMono")).get_charmap())
 
 

@@ -1,7 +1,7 @@
-"""A sample taken through its preprocessing piece by piece, so that each piece shows what it found, or why it is refused.
+"""Preprocessing of one sample piece by piece, with a report of what each piece found or why it refused the sample.
 
-The pieces are the pipeline's own, in its order: read, map, look into the headers, make the tokens, decode. So the verdict,
-and the reason of a refusal, are those that a preprocessor would come to.
+The pieces are the pipeline's own, in its order: read, map, look into the headers, make the tokens, decode. The verdict and the
+reason for a refusal are therefore those of a preprocessor.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.spec import JobSpec, SourceSpec
 
 _T = TypeVar("_T")
-MAX_TEXT = 200  # characters of a field or a segment that are kept
+MAX_TEXT = 200  # characters kept of a field or a segment
 
 
 def dissect(spec: JobSpec, shard: Shard, row: int, source: SourceSpec) -> dict[str, Any]:
-    """What was found, up to the first piece that refuses the sample; the public JSON form.
+    """Preprocess a sample up to the first piece that refuses it, and return what was found, in its public JSON form.
 
-    pieces       {piece, ms} that were gone through, in order; ms is the wall time
-    fields       {name, kind, size, value} of the record; members: the names of its media (tar shards only)
+    pieces       {piece, ms} of the pieces that ran, in order; ms is the wall time
+    fields       {name, kind, size, value} of each field of the record
+    members      the names of the record's media (tar shards only)
     turns        {role, loss, segments: {kind, size, text}}
-    media        {medium, bytes, format, codec, ...}, an image with size_px, mode, orientation and patches, a recording with
-                 rate_hz, channels, seconds and mel_frames; with the tokens it becomes, and the array it was decoded to
-    tokens       {count, with_loss, text}; text is [[piece, whether it carries loss], ...]; null where it did not come to that
+    media        {medium, bytes, format, codec, ...}; an image also has size_px, mode, orientation and patches, a recording
+                 rate_hz, channels, seconds and mel_frames; both have the tokens they become and the array they decode to
+    tokens       {count, with_loss, text}; text is [[piece, whether it carries loss], ...]; null if no tokens were made
     refusal      {piece, reason, detail, traceback}; null where the sample is good
 
-    Raises DatasetError, OSError or MemoryError where the sample cannot be read here, SpecError where the tokenizer does not fit.
+    Raises DatasetError, OSError or MemoryError where the sample cannot be read on this machine, SpecError where the tokenizer
+    does not fit.
     """
     dissection = _Dissection(spec)
     try:
@@ -51,13 +53,13 @@ def dissect(spec: JobSpec, shard: Shard, row: int, source: SourceSpec) -> dict[s
         dissection.refuse(err.reason, err.detail, err)
     except (DatasetError, OSError, MemoryError):
         raise
-    except Exception as err:  # a preprocessor refuses the sample then, too
+    except Exception as err:  # a preprocessor would refuse the sample too
         dissection.refuse(Reason.CORRUPT_MEDIA, f"unexpected {type(err).__name__}: {err}", err)
     return dissection.report
 
 
 def refusal_of(damage: Rejected) -> dict[str, Any]:
-    """The same of an entry that was refused when its shard was indexed: there is nothing else to show of it."""
+    """Return a report in the form of `dissect` for a sample refused when its shard was indexed: only its refusal is known."""
     refusal = {"piece": "index the shard", "reason": str(damage.reason), "detail": damage.detail, "traceback": None}
     return {**_nothing(), "refusal": refusal}
 
@@ -67,7 +69,7 @@ def _nothing() -> dict[str, Any]:
 
 
 class _Dissection:
-    """One sample; `report` grows piece by piece."""
+    """The preprocessing of one sample, which adds what it finds to `report` piece by piece."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.report = _nothing()
@@ -76,7 +78,7 @@ class _Dissection:
         self._piece = ""
 
     def run(self, shard: Shard, row: int, source: SourceSpec) -> None:
-        """All pieces. Raises BadSampleError, and what reading and decoding raise."""
+        """Run all pieces. Raises BadSampleError, and whatever else reading and decoding raise."""
         record = self._timed("read the record", lambda: shard.read(row))
         self.report["fields"] = [_field(name, value) for name, value in record.fields.items()]
         self.report["members"] = list(record.members)
@@ -92,7 +94,7 @@ class _Dissection:
         self.report["tokens"] = self._tokens(sizes.sequence)
         for name, medium, about in self._by_kind(names, media):
             self._piece = f"decode {name}"
-            self._decode(medium)  # the first time compiles, and makes filters, which is no part of a sample's time
+            self._decode(medium)  # warm up: the first call compiles code and makes filters, which must not be timed
             about["decoded"] = self._timed(self._piece, partial(self._decode, medium))
 
     def refuse(self, reason: Reason, detail: str, error: Exception) -> None:
@@ -104,7 +106,7 @@ class _Dissection:
         }
 
     def _by_kind(self, names: list[str], media: list[Image | Audio]) -> list[tuple[str, Image | Audio, dict[str, Any]]]:
-        """As the pipeline has them: images first."""
+        """Return names, media and their reports in the pipeline's order: images before recordings."""
         return sorted(zip(names, media, self.report["media"], strict=True), key=lambda item: isinstance(item[1], Audio))
 
     def _timed(self, piece: str, work: Callable[[], _T]) -> _T:
@@ -116,7 +118,7 @@ class _Dissection:
             self.report["pieces"].append({"piece": piece, "ms": (time.perf_counter() - begin_s) * 1e3})
 
     def _sizes(self, medium: Image | Audio) -> dict[str, Any]:
-        """What the model will have of a medium. Raises BadSampleError."""
+        """Return the patches or mel frames of a medium and its number of tokens, from its header. Raises BadSampleError."""
         if isinstance(medium, Image):
             grid = image.probe(medium.data, self._spec.image)
             return {"patches": [grid.height, grid.width], "tokens": grid.tokens(self._spec.image.merge)}
@@ -124,7 +126,7 @@ class _Dissection:
         return {"mel_frames": frames, "tokens": audio.num_tokens(frames, self._spec.audio)}
 
     def _decode(self, medium: Image | Audio) -> str:
-        """Shape and kind of what came of it. Raises BadSampleError."""
+        """Decode a medium and return the shape and dtype of the array as text. Raises BadSampleError."""
         if isinstance(medium, Image):
             array, _ = image.decode(medium.data, self._spec.image)
             return f"{' x '.join(map(str, array.shape))} {array.dtype}"
@@ -138,13 +140,13 @@ class _Dissection:
 
 
 def _name(media: list[Image | Audio]) -> str:
-    """Of the last one: `image 2`, counted by kind."""
+    """Return the name of the last medium, counted by kind, such as `image 2`."""
     kind = type(media[-1])
     return f"{'image' if kind is Image else 'recording'} {sum(type(medium) is kind for medium in media)}"
 
 
 def _field(name: str, value: Any) -> dict[str, Any]:
-    """A field's kind, its size (characters, bytes or items; null for numbers) and the beginning of its value."""
+    """Return a field's kind, its size (characters, bytes or items; null for numbers) and the beginning of its value."""
     size = len(value) if isinstance(value, str | bytes | list | dict) else None
     shown = f"{value[:16]!r}..." if isinstance(value, bytes) else str(value)
     return {"name": name, "kind": type(value).__name__, "size": size, "value": shown[:MAX_TEXT]}
@@ -164,7 +166,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _header(medium: Image | Audio) -> dict[str, Any]:
-    """What a file says of itself, as far as its header can be read: whether it is taken is another question."""
+    """Return what a file's header says, as far as it can be read, whether or not the pipeline accepts the file."""
     return _image_header(medium.data) if isinstance(medium, Image) else _recording_header(medium.data)
 
 
@@ -172,7 +174,7 @@ def _image_header(data: bytes) -> dict[str, Any]:
     try:
         with Pillow.open(io.BytesIO(data)) as file:
             about = {"format": file.format, "mode": file.mode, "size_px": list(file.size)}
-    except Exception as err:  # whatever Pillow makes of damaged bytes
+    except Exception as err:  # Pillow raises errors of many types for damaged bytes
         return {"format": None, "codec": None, "starts_with": data[:16].hex(" "), "error": f"{type(err).__name__}: {err}"}
     parsed = header.parse(data)
     codec = image.codecs()["jpeg" if parsed is not None and parsed.plain_jpeg else "other"]
@@ -182,7 +184,7 @@ def _image_header(data: bytes) -> dict[str, Any]:
 def _recording_header(data: bytes) -> dict[str, Any]:
     try:
         about = soundfile.info(io.BytesIO(data))
-    except Exception as err:  # likewise
+    except Exception as err:  # soundfile raises errors of several types too
         return {"format": None, "codec": None, "starts_with": data[:16].hex(" "), "error": f"{type(err).__name__}: {err}"}
     found = {"format": about.format, "codec": about.subtype, "rate_hz": about.samplerate, "channels": about.channels}
     return {**found, "seconds": about.frames / about.samplerate if about.samplerate else None}

@@ -1,4 +1,4 @@
-"""Histograms of what a survey found in a data set, and their picture."""
+"""Histograms of the quantities that a survey measured in a data set, and their picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.cli.costs.survey import Values
 
 MAX_BINS = 40
 PERCENTILES = {"min": 0, "p10": 10, "p50": 50, "p90": 90, "p99": 99, "max": 100}
-_LOG_SPREAD = 20.0  # longest over shortest from which a linear axis would press most samples into a few bins
+_LOG_SPREAD = 20.0  # ratio of largest to smallest from which a linear axis would press most samples into a few bins
 _INK, _QUIET, _GRID = "#22303c", "#66757f", "#e9edf0"
 _TEXT, _IMAGE, _AUDIO, _ALL = "#d1603d", "#12807a", "#6a4c93", "#3a6ea5"
 _SHARES = {
@@ -31,19 +31,19 @@ _SHARES = {
 }
 _WIDTH_IN, _PANEL_IN, _HEAD_IN, _COLUMNS = 13.0, 2.75, 1.75, 3
 _LEFT, _RIGHT = 0.045, 0.985
-_LETTER, _OVERHANG = 0.017, 0.04  # of a panel's width: a letter of a label, and how far labels may pass the panel's ends
+_LETTER, _OVERHANG = 0.017, 0.04  # fractions of a panel's width: of a letter, and how far labels may pass its ends
 _TITLE_LETTERS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """What a histogram counts."""
+    """A quantity that a histogram shows, with its labels and colour."""
 
     title: str
     unit: str
     axis: str
     of: str
-    """What is counted: `samples` (those that have it) or `images`."""
+    """What is counted: `samples` (those that have the quantity) or `images`."""
     colour: str
 
 
@@ -58,16 +58,16 @@ QUANTITIES = {
 
 
 def percentiles(values: Values) -> dict[str, float]:
-    """min, p10, p50, p90, p99 and max of at least one value; each is a value that occurs."""
+    """Return min, p10, p50, p90, p99 and max of at least one value; each is a value that occurs."""
     found = np.percentile(values, list(PERCENTILES.values()), method="inverted_cdf")
     return dict(zip(PERCENTILES, found.tolist(), strict=True))
 
 
 def bin_edges(values: Values) -> NDArray[np.float64]:
-    """(bins + 1,) increasing edges, 1 to MAX_BINS bins that hold all of at least one value.
+    """Return the increasing edges, (bins + 1,), of 1 to MAX_BINS bins that hold all values, at least one.
 
-    Of equal ratio where the values are positive and spread widely, else of equal width. Edges of whole numbers lie
-    half-way between them, so that no bin is empty for lack of a number in it.
+    Bins have equal ratios where the values are positive and widely spread, else equal widths. Edges between whole numbers lie
+    half-way, so that no bin is empty for lack of a whole number in it.
     """
     low, high = float(values.min()), float(values.max())
     if is_wide(values):
@@ -83,16 +83,17 @@ def bin_edges(values: Values) -> NDArray[np.float64]:
 
 
 def is_wide(values: Values) -> bool:
-    """Whether a logarithmic axis suits the values."""
+    """Whether a logarithmic axis suits the values: all are positive, and they spread by a factor of _LOG_SPREAD or more."""
     return bool(values.min() > 0 and values.max() >= _LOG_SPREAD * values.min())
 
 
 def draw_histograms(
     out: Path, columns: Mapping[str, Values], combinations: Mapping[str, int], *, title: str, subtitle: str
 ) -> Path:
-    """Write a PNG with the shares of the modalities above one histogram for each column; returns `out`.
+    """Draw the shares of the modalities above one histogram for each column, as a PNG; return `out`.
 
-    columns: by the names of QUANTITIES, (n,) each, n >= 1. combinations: samples by what they have, at least one.
+    columns: values by the names of QUANTITIES, (n,) each, n >= 1. combinations: number of samples, at least one, by the
+    modalities they have.
     """
     rows = -(-len(columns) // _COLUMNS)
     height = _HEAD_IN + rows * _PANEL_IN
@@ -113,7 +114,7 @@ def draw_histograms(
 
 
 def _draw_shares(axes: Axes, combinations: Mapping[str, int]) -> None:
-    """One bar, cut by combination, the largest first; a legend below it."""
+    """Draw one bar divided by combination of modalities, the largest first, with a legend below it."""
     total, left = sum(combinations.values()), 0
     for name, count in sorted(combinations.items(), key=lambda item: -item[1]):
         label = f"{name.replace('+', ' + ')}: {count:,} ({count / total:.0%})"
@@ -163,7 +164,7 @@ def _set_ticks(axes: Axes, wide: bool) -> None:
 
 
 def _mark(axes: Axes, found: Mapping[str, float]) -> None:
-    """Lines at p50, p90 and p99, labelled where there is room beside the label before it."""
+    """Draw lines at p50, p90 and p99, each labelled if there is room beside the label before it."""
     free_from = -_OVERHANG
     for name in ("p50", "p90", "p99"):
         axes.axvline(found[name], color=_INK, linewidth=0.9, linestyle=(0, (3, 2)), zorder=3)
@@ -181,7 +182,7 @@ def _mark(axes: Axes, found: Mapping[str, float]) -> None:
 
 
 def _short(value: float) -> str:
-    """At most three digits and a letter or so: 0.25, 12, 1.5k, 20M."""
+    """Format a number in few characters: 0.25, 12, 1,500, 15.3k, 20M."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= factor:
             return f"{value / (1e3 if letter == 'k' else factor):.3g}{letter}"

@@ -1,4 +1,4 @@
-"""`headrace inspect`: what is in a data set. Headers and text are read, nothing is decoded."""
+"""`headrace inspect`: reports what is in a data set from headers and text; only samples of a preview are decoded."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from headrace.quarantine import Rejected
     from headrace.spec import JobSpec
 
-MAX_REFUSED_ROWS = 3  # of each reason, in the table
+MAX_REFUSED_ROWS = 3  # printed for each reason
 MAX_PREVIEW = 60  # about 150 MB of pixels
-CHUNK_SAMPLES = 16  # of one task of the thread pool: less than a tenth of a second on local disks
+CHUNK_SAMPLES = 16  # per task of the thread pool: less than a tenth of a second on local disks
 PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
 _EPILOG = """\
 examples:
@@ -47,7 +47,7 @@ speed, or from measured --coefficients), memory_<unit> (bytes of activations) an
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace inspect` to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("path", metavar="PATH", help="folder, file, glob or URL of shards")
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
-    """How samples become tokens and patches."""
+    """Add the options --tokenizer, --template and --max-pixels, which say how samples become tokens and patches."""
     parser.add_argument(
         "--tokenizer", default="", metavar="PATH", help="path or URL of a tokenizer.json (default: the bundled one)"
     )
@@ -82,7 +82,10 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look into the data set and say what is in it."""
+    """Survey the data set, print the report, write the files that were asked for, and return the exit code.
+
+    Raises UserError for options that cannot be used, DatasetError where the data set cannot be read or has no sample.
+    """
     from headrace.cli.costs.survey import MeasuringJob, Tally
     from headrace.preprocessor.sources import list_shards
 
@@ -121,9 +124,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def spread(rows: Sequence[int], limit: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(shard, row) of at most `limit` samples, equally far apart in the sequence of all rows of all shards.
+    """Choose at most `limit` samples that are equally far apart in the sequence of all rows of all shards.
 
-    rows: samples of each shard. Two arrays (n,); n = min(limit, sum(rows)).
+    rows: number of samples in each shard. Returns the samples' shards and rows, two arrays (n,), n = min(limit, sum(rows)).
     """
     total = sum(rows)
     count = total if limit is None else min(limit, total)
@@ -136,7 +139,7 @@ def spread(rows: Sequence[int], limit: int | None) -> tuple[NDArray[np.int64], N
 
 
 def reading_spec(args: argparse.Namespace) -> JobSpec:
-    """The spec of a job that reads `args.path` as `add_reading_arguments` say. Raises SpecError."""
+    """Return the spec of a job that reads `args.path` under the options of `add_reading_arguments`. Raises SpecError."""
     from headrace.preprocessor.sources.metadataset import expand
     from headrace.spec import parse_spec
 
@@ -153,16 +156,16 @@ def reading_spec(args: argparse.Namespace) -> JobSpec:
 
 
 def look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], object]) -> tuple[list[Rejected], int]:
-    """Index all shards, probe samples and give the good ones to `take`, in order.
+    """Index all shards, probe at most `limit` samples and pass the good ones to `take`, in order.
 
-    The refused samples, and how many samples `limit` left out.
+    Returns the refused samples, and how many samples `limit` left out.
     """
     rows, refused = _look(job, limit, take)
     return refused, _left_out(rows, limit)
 
 
 def _look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], object]) -> tuple[list[int], list[Rejected]]:
-    """As `look`; the samples of each shard, and the refused ones."""
+    """Do the work of `look`, and return the number of samples in each shard and the refused samples."""
     refused: list[Rejected] = []
     rows: list[int] = []
     with _Bar() as bar:
@@ -189,7 +192,7 @@ def _left_out(rows: Sequence[int], limit: int | None) -> int:
 def _measure_all(
     job: MeasuringJob, shards: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> Iterator[tuple[list[Measured], list[Rejected]]]:
-    """What is found in each chunk, in order."""
+    """Probe the samples at `rows` of `shards` in threads; yield the good and the refused ones of each chunk, in order."""
 
     def measure(start: int) -> tuple[list[Measured], list[Rejected]]:
         chunk = range(start, min(start + CHUNK_SAMPLES, len(shards)))
@@ -212,7 +215,7 @@ def _recorder(args: argparse.Namespace, job: MeasuringJob) -> CostRecorder:
 
 
 def _report(path: str, num_shards: int, tally: Tally, refused: list[Rejected], not_probed: int) -> dict[str, Any]:
-    """The public JSON form, less `picture`."""
+    """Return the report in its public JSON form, without `picture`, `preview` and `costs`."""
     from headrace.cli.inspect.histogram import percentiles
 
     columns = tally.columns()
@@ -232,7 +235,7 @@ def _report(path: str, num_shards: int, tally: Tally, refused: list[Rejected], n
 
 
 def _draw(report: dict[str, Any], tally: Tally, out: Path) -> str | None:
-    """The picture's path; None where no sample is good."""
+    """Draw the histograms and return the picture's path; None where no sample is good."""
     from headrace.cli.inspect.histogram import draw_histograms
 
     if not tally.samples:
@@ -243,7 +246,7 @@ def _draw(report: dict[str, Any], tally: Tally, out: Path) -> str | None:
 
 
 def _preview(args: argparse.Namespace, job: MeasuringJob, rows: Sequence[int]) -> str | None:
-    """The contact sheet's path; None where none is asked for or no shard has a row."""
+    """Write the contact sheet and return its path; None where none is asked for or no shard has a row."""
     from headrace.cli.inspect.preview import write_preview
 
     if args.preview is None or not sum(rows):
@@ -272,7 +275,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _print_report(report: dict[str, Any], output: str) -> None:
-    """On standard output, as `output` (`json` or `table`) says."""
+    """Print the report on standard output in the format `output`, `json` or `table`."""
     if output == "json":
         print(json.dumps(report, ensure_ascii=False))
         return
@@ -309,7 +312,7 @@ def _histogram_table(histograms: dict[str, dict[str, float]]) -> Table:
 
 
 def _print_refused(console: Console, report: dict[str, Any]) -> None:
-    """The reasons, the most frequent first, with the first few samples of each."""
+    """Print the reasons for refusals, the most frequent first, with the first few samples of each."""
     from headrace.printable import printable
 
     refused = report["refused"]
@@ -325,7 +328,7 @@ def _print_refused(console: Console, report: dict[str, Any]) -> None:
 
 
 class _Bar:
-    """Progress on standard error: a bar on a terminal; elsewhere a line every two seconds."""
+    """Shows progress on standard error: a bar on a terminal, elsewhere a line every two seconds."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -342,14 +345,14 @@ class _Bar:
         self._progress.stop()
 
     def begin(self, what: str, total: int) -> None:
-        """Count something else from now on."""
+        """Start counting a new task, `what`, of `total` items."""
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
         self._progress.add_task(what, total=total)
         self._what, self._done, self._total = what, 0, total
 
     def advance(self, count: int) -> None:
-        """So many more are done."""
+        """Count `count` more items as done."""
         self._done += count
         for task in self._progress.task_ids:
             self._progress.update(task, completed=self._done)

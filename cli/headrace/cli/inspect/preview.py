@@ -1,6 +1,6 @@
-"""`headrace inspect --preview`: samples as the model will see them, taken through the real pipeline.
+"""`headrace inspect --preview`: shows samples as the model will see them, taken through the real pipeline.
 
-What a card of the contact sheet shows is made here, from the arrays that a trainer would get; inspect.contact_sheet draws it.
+This module makes the cards of the contact sheet from the arrays that a trainer would get; inspect.contact_sheet draws them.
 """
 
 from __future__ import annotations
@@ -26,21 +26,24 @@ from headrace.quarantine import Rejected
 from headrace.sample import LABEL_IGNORED, SampleRef
 from headrace.spec import AudioSpec, ImageSpec, JobSpec
 
-_SPECTRUM_SPAN = 2.0  # log-mel values lie within so much of their maximum: 8 / 4, see headrace.preprocessor.audio
+_SPECTRUM_SPAN = 2.0  # largest distance of a log-mel value from the maximum: 8 / 4, see headrace.preprocessor.audio
 
 
 class PreviewJob(Job):
-    """A job that gives samples one by one, decoded."""
+    """A job that decodes samples one by one."""
 
     def row(self, ref: SampleRef) -> Row | Rejected:
-        """The sample, or why it is refused. Raises DatasetError, OSError or MemoryError where it cannot be read here."""
+        """Return the decoded sample, or why it is refused.
+
+        Raises DatasetError, OSError or MemoryError where it cannot be read on this machine.
+        """
         return self._attempt(ref, self.pipeline.decode)
 
 
 def write_preview(out: Path, spec: JobSpec, shards: Shards, refs: Sequence[SampleRef], *, subtitle: str) -> Path:
-    """Decode the samples, at least one, and write their contact sheet as PNG; returns `out`.
+    """Decode at least one sample and write the contact sheet of all as a PNG; return `out`.
 
-    Raises SpecError, or UserError where `out` cannot be written.
+    Raises SpecError where the spec does not fit, UserError where `out` cannot be written.
     """
     template = load_template(spec.text)
     job = PreviewJob(spec.name, spec)
@@ -74,7 +77,7 @@ def _card(job: PreviewJob, ref: SampleRef, template: ChatTemplate) -> Card:
 
 
 def tokens_of(input_ids: NDArray[np.int32], labels: NDArray[np.int32], template: ChatTemplate) -> Iterator[Token]:
-    """The sequence as it is shown, a row of equal placeholders as one. Both arrays (T,)."""
+    """Yield the tokens of a sequence as they are shown, a run of equal media placeholders as one; both arrays are (T,)."""
     media = {template.vocabulary.image_token: "image", template.vocabulary.audio_token: "audio"}
     control = set(template.encoder.control.values())
     start = 0
@@ -92,7 +95,7 @@ def tokens_of(input_ids: NDArray[np.int32], labels: NDArray[np.int32], template:
 
 
 def reassemble(patches: NDArray[np.uint8], height: int, width: int, spec: ImageSpec) -> NDArray[np.uint8]:
-    """The pixels (height * patch, width * patch, 3) of (height * width, 3 * patch * patch) patches of one image.
+    """Return the pixels of one image, (height * patch, width * patch, 3), from patches (height * width, 3 * patch * patch).
 
     The inverse of headrace.preprocessor.image.to_patches.
     """
