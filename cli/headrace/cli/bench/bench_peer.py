@@ -33,7 +33,7 @@ WRITES = 32  # timings of each call, of which the fastest counts
 
 
 def make_part(num_bytes: int) -> pa.RecordBatch:
-    """Return a part with `num_bytes` of patches, in samples of about ROW_BYTES each, at least one."""
+    """Return a part, an Arrow batch, with `num_bytes` of patches in samples of about ROW_BYTES each, at least one."""
     rows = max(1, num_bytes // ROW_BYTES)
     patches = np.arange(num_bytes, dtype=np.uint32).astype(np.uint8)
     tokens = pa.array([[1, 2, 3]] * rows, pa.list_(pa.int32()))

@@ -31,7 +31,7 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def refuse_options(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
-    """Raise UserError if one of the options, which would have no effect, is given."""
+    """Raise UserError, with `why`, if one of the named options is given although it would have no effect."""
     for name in names:
         if getattr(args, name) not in (None, ""):
             raise UserError(f"--{name.replace('_', '-')} {why}")

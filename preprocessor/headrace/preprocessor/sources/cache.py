@@ -116,7 +116,7 @@ class ShardCache:
     def _describe(self, url: str) -> RemoteFile:
         try:
             return describe(url, self._retry)
-        except Exception as err:  # of whatever library the driver is
+        except Exception as err:  # drivers raise their libraries' errors as well
             raise unreadable(url, err) from err
 
     def _bring(self, file: RemoteFile, sink: io.FileIO) -> bool:
@@ -127,13 +127,13 @@ class ShardCache:
             size = download(file, sink, self._max_bytes, self._retry)
         except DiskError:
             raise
-        except Exception as err:  # of whatever library the driver is
+        except Exception as err:  # drivers raise their libraries' errors as well
             raise unreadable(file.url, err) from err
         self._count(downloaded_bytes=size)
         if file.size is None and not self._reserve(file, sink, size):
             return False
         with disk_errors():
-            os.fdatasync(sink.fileno())  # after a power cut a file must be whole or not there
+            os.fdatasync(sink.fileno())  # after a power cut a file must be either whole or absent
             os.rename(self._part(file), self._path(file))
         return True
 
@@ -178,7 +178,7 @@ class ShardCache:
                 self._count(evicted=1)
             self._let_go_of_evicted()
             if size:
-                os.posix_fallocate(sink.fileno(), 0, size)  # a full disk is found out here, not after the download
+                os.posix_fallocate(sink.fileno(), 0, size)  # detects a full disk here, not after the download
         return True
 
     def _drop_abandoned(self) -> None:

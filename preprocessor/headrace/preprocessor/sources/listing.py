@@ -162,7 +162,7 @@ def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | No
 
 
 def _is_folder(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    """Whether `path` is a folder. Over HTTP only HTML pages are tried, because `fs.isdir` downloads a URL to find links in it."""
+    """Whether `path` is a folder. Over HTTP only HTML pages are tried, as `fs.isdir` downloads a URL to look for links in it."""
     if path.startswith(_WEB) and (_web_info(fs, path) or {}).get("mimetype") != "text/html":
         return False
     return bool(fs.isdir(path))
