@@ -1,1 +1,1 @@
-"""The preprocessors: which are there, who gets what work under a lease, and who is late, lost or killed by it."""
+"""The fleet of preprocessors: which are connected, what each has leased, and which are late, lost or killed by their work."""

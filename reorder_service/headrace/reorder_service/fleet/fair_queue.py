@@ -1,7 +1,7 @@
-"""Work that waits for a member of the fleet, so that several jobs share it by weight.
+"""A queue of work that waits for a preprocessor; it shares the fleet among jobs in proportion to their weights.
 
-Of the jobs that wait the one goes first that has had least for its share (start-time fair queueing; P. Goyal, H. Vin and
-H. Cheng, SIGCOMM 1996). Inside of a job, priorities decide. A job that comes, or comes back, is not owed what it did not ask for.
+The job with the least service for its share goes first (start-time fair queueing; P. Goyal, H. Vin and H. Cheng, SIGCOMM 1996).
+Within a job, priorities decide. A job that arrives, or comes back, gets no credit for the time in which it asked for nothing.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Waiting(Protocol):
-    """What can wait."""
+    """An item that can wait in a `FairQueue`."""
 
     job: str
     share: float
-    """Of the job, beside those of others; more than 0."""
+    """Weight of the item's job relative to other jobs; more than 0."""
     priority: tuple[int, ...]
 
     @property
     def num_samples(self) -> int:
-        """How much of the fleet it takes; at least 1."""
+        """Number of samples to charge to the item's job; at least 1."""
 
 
 _Item = TypeVar("_Item", bound=Waiting)
 
 
 class FairQueue(Generic[_Item]):
-    """Items of several jobs."""
+    """A weighted fair queue over the work of several jobs."""
 
     def __init__(self) -> None:
         self._heaps: dict[str, list[tuple[tuple[int, ...], int, _Item]]] = {}
-        """Of each job that waits; what comes first in it waits still."""
+        """(priority, arrival number, item) heap of each job that has items waiting; the item at the top is never stale."""
         self._waiting: dict[int, _Item] = {}
-        """By identity: what is not in here any more is dropped from its heap when it comes first there."""
+        """Waiting items by `id`. A heap entry whose item is missing here is stale, and is dropped when it reaches the top."""
         self._had: dict[str, float] = {}
-        """Samples that each job has had, over its share."""
+        """Virtual time of each job: the samples it was served, divided by its share."""
         self._now = 0.0
-        """The same of the job that was served last, before that."""
+        """Virtual time of the queue: that of the job served last, from before that service. It never falls."""
         self._count = itertools.count()
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class FairQueue(Generic[_Item]):
         return iter(self._waiting.values())
 
     def push(self, item: _Item) -> None:
-        """Let an item wait that does not yet."""
+        """Add an item that is not waiting yet."""
         if item.job not in self._heaps:
             self._heaps[item.job] = []
             self._had[item.job] = max(self._now, self._had.get(item.job, 0.0))
@@ -57,12 +57,12 @@ class FairQueue(Generic[_Item]):
         heapq.heappush(self._heaps[item.job], (item.priority, next(self._count), item))
 
     def first(self) -> _Item | None:
-        """The item to be served next."""
+        """Return the item to serve next, without removing it; None if nothing waits."""
         job = min(self._heaps, key=lambda job: (self._had[job], self._heaps[job][0]), default=None)
         return self._heaps[job][0][2] if job is not None else None
 
     def first_few(self, count: int) -> list[_Item]:
-        """`first`, and those that come behind it in its job: as many as there are, up to `count`."""
+        """Return `first` and the items that follow it in the same job, in order and at most `count` in all."""
         item = self.first()
         heap = self._heaps[item.job] if item is not None else []
         few: list[_Item] = []
@@ -77,7 +77,7 @@ class FairQueue(Generic[_Item]):
         return few
 
     def pop(self, item: _Item) -> bool:
-        """`item` no longer waits, wherever it stood; whether it did."""
+        """Remove `item` from wherever it stands in the queue; return whether it was waiting."""
         if self._waiting.pop(id(item), None) is None:
             return False
         heap = self._heaps[item.job]
@@ -88,13 +88,13 @@ class FairQueue(Generic[_Item]):
         return True
 
     def served(self, item: _Item) -> None:
-        """The item's job has had it, whether it waited here or not."""
+        """Charge `item` to its job, whether or not it waited in this queue."""
         had = self._had.setdefault(item.job, self._now)
         self._now = max(self._now, had)
         self._had[item.job] = had + item.num_samples / item.share
 
     def forget(self, job: str) -> None:
-        """A job is over."""
+        """Drop a job that is over, with all its items."""
         for _, _, item in self._heaps.pop(job, []):
             self._waiting.pop(id(item), None)
         self._had.pop(job, None)

@@ -1,10 +1,10 @@
-"""The preprocessors and the work that they hold.
+"""Lease work to preprocessors, and place it again when they leave or fall behind.
 
-Bookkeeping in one event loop: who is there, which work waits, who has which lease. A member that leaves, however it leaves,
-gives its work back; what a member is late with, another one is given as well, and whoever is first counts. Nothing here
-knows what the work is; jobs make it and servers carry it.
+This is bookkeeping in one event loop: which members are connected, which work waits, and who holds which lease. When a member
+leaves, for whatever reason, its work is placed again. Work that a member is late with is leased to another one as well, and the
+first result counts. The fleet does not know what the work is; jobs create it and servers deliver it.
 
-What happens costs some microseconds, whether four members are there or hundreds, and however much waits.
+An event costs some microseconds, whether the fleet has four members or hundreds, and however much work waits.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from headrace.reorder_service.fleet.trials import GONE_S, Trials
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-AHEAD = 8  # works that the only member with a free slot may choose from: those behind them wait for a trainer less
-SILENCE_S = 3.0  # a member that says nothing for so long is gone: three heartbeats, by a clock that leaves our own pauses out
+AHEAD = 8  # waiting works that the only member with a free slot may choose from: trainers need the ones behind them later
+SILENCE_S = 3.0  # a member not heard for so long is gone: three heartbeats, on a clock that leaves this process's own pauses out
 _NEAR, _NEW = metrics.SAMPLES_PLACED.labels("near"), metrics.SAMPLES_PLACED.labels("new")
 
 
 class Fleet:
-    """Members and work. All methods are to be called from one event loop."""
+    """The connected preprocessors, their leases, and the work that waits for a slot. Call all methods from one event loop."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self.members: dict[str, Member] = {}
@@ -43,19 +43,19 @@ class Fleet:
         self._roster = Roster()
         self._by_row: dict[int, Member] = {}
         self._holders: dict[str, Member] = {}
-        """By lease, whether it is at work, kept or overdue."""
-        self._waiting: dict[bool, FairQueue[Work]] = {False: FairQueue(), True: FairQueue()}  # by `keep`
-        self._by_urgency: dict[Callable[[], bool], set[Work]] = {}  # work that waits, by what may make it urgent
+        """The member that holds each lease, whether the lease is at work, kept or overdue."""
+        self._waiting: dict[bool, FairQueue[Work]] = {False: FairQueue(), True: FairQueue()}  # by `Work.keep`
+        self._by_urgency: dict[Callable[[], bool], set[Work]] = {}  # waiting work, by its `urgent` function
         self._trials = Trials(self.submit, self._withdraw, self._back, now_s)
         self._died: dict[str, tuple[float, list[Work]]] = {}
-        """By name, who left without a word of late: when, and with what."""
+        """By member name: when it disconnected without a goodbye, and its unfinished work. Forgotten after GONE_S."""
         self._leases = itertools.count(1)
-        self._life = uuid.uuid4().hex[:8]  # a lease of a former life of this service must not be taken for one of ours
+        self._life = uuid.uuid4().hex[:8]  # tells our leases from those that the service gave before it restarted
 
     def join(self, member: Member) -> None:
-        """Add a member. One of the same process (its stream broke without our noticing) leaves first.
+        """Add a member. It replaces a former one of the same name and process, whose stream broke unnoticed.
 
-        Raises ConflictError where another process has the name.
+        Raises ConflictError if another process has the name.
         """
         former = self.members.get(member.name)
         if former is not None:
@@ -71,14 +71,14 @@ class Fleet:
         self._by_row[member.row] = member
         self._roster.note(member.row, member.shards)
         for work in self._died.pop(member.name, (0.0, []))[1]:
-            work.deaths = max(0, work.deaths - 1)  # only its stream has died; somebody may have done the work meanwhile
+            work.deaths = max(0, work.deaths - 1)  # only its stream broke; 0 if the work was done meanwhile
         self._trials.is_back(member.name)
         self._count_all_free(member)
         log.info("joined %s", pairs(preprocessor=member.name, endpoint=member.endpoint, slots=member.slots))
         self._dispatch()
 
     def leave(self, member: Member, why: str, *, died: bool = False) -> None:
-        """Remove a member and place its work elsewhere. `died`: as far as can be seen, while it had its work."""
+        """Remove a member and place its work elsewhere. `died`: it left without a goodbye, perhaps killed by that work."""
         if self.members.get(member.name) is not member:
             return
         del self.members[member.name], self._by_row[member.row]
@@ -92,47 +92,47 @@ class Fleet:
                 work.deaths += 1
         for lease in (*member.leases, *member.kept, *member.overdue):
             del self._holders[lease]
-        member.leases, member.kept, member.overdue = {}, {}, {}  # its stream may still bring results: they are void
+        member.leases, member.kept, member.overdue = {}, {}, {}  # results that its stream still delivers are ignored
         log.info("left %s", pairs(preprocessor=member.name, why=why, work_to_redo=len(orphans)))
         for work in orphans:
-            suspected = died and work in at_work  # it did not die of what it had done already
+            suspected = died and work in at_work  # kept work was finished, so it did not kill the member
             if not (self._trials.orphan(work, member.name, died=died) or (suspected and self._trials.suspect(work))):
                 self._wait_again(work)
         self._dispatch()
 
     @property
     def stores_bytes(self) -> int:
-        """What the members' stores may hold together, as far as they have said it."""
+        """Capacity of all members' stores together, in bytes, as far as they have reported it."""
         return sum(member.store_budget_bytes for member in self.members.values())
 
     def hear(self, member: Member) -> None:
-        """It said something: it is there."""
+        """Note that `member` has just sent a message, so that it does not count as gone."""
         member.heard_s = self._now_s()
 
     def dismiss_all(self) -> None:
-        """Every member is to look for another reorder service."""
+        """End every member's stream, so that it looks for another reorder service."""
         for member in list(self.members.values()):
             member.dismiss()
 
     def submit(self, work: Work) -> None:
-        """Place `work` as soon as a member has a free slot."""
+        """Place `work` as soon as a member has a free slot, or at once if it is urgent."""
         if not (self.members and work.urgent() and self._place(work)):
             self._wait_again(work)
             self._fill_slots()
 
     def at_work(self, member: Member, lease: str) -> Work | None:
-        """The work that `member` has by that lease; None where the lease was given up, or is nobody's."""
+        """Return the unfinished work that `member` has under `lease`; None if the lease has ended or is not the member's."""
         return member.leases.get(lease) or member.overdue.get(lease)
 
     def has_given(self, member: Member, lease: str) -> bool:
-        """Whether `member` got that lease in this life of the service, however long ago."""
+        """Whether this process of the service gave `lease` to `member`, however long ago."""
         return lease.startswith(self._prefix(member))
 
     def _prefix(self, member: Member) -> str:
         return f"{member.name}-{self._life}-"
 
     def finish(self, member: Member, lease: str, result: Any) -> None:
-        """`member` reports the result of `lease`. A lease that was given up meanwhile is ignored."""
+        """Accept the result that `member` reports for `lease`. Ignored if the lease has ended or no longer counts."""
         work = self.at_work(member, lease)
         if work is None:
             return
@@ -158,9 +158,10 @@ class Fleet:
         self._fill_slots()
 
     def fail(self, member: Member, lease: str, error: str, damaged: Sequence[Any] = ()) -> None:
-        """`member` cannot carry out `lease` (it may lack a mount, say): every other one is asked before the work has failed.
+        """Note that `member` cannot carry out `lease`, perhaps for lack of a mount. The work fails only once all were asked.
 
-        `damaged`: what of the work the member takes for damaged, where that is why.
+        `damaged`: the items of the work that the member considers damaged, if that is why. `Work.on_damaged` then tells whether
+        enough members were asked.
         """
         work = self.at_work(member, lease)
         if work is None:
@@ -185,7 +186,7 @@ class Fleet:
         self._dispatch()
 
     def lost(self, lease: str) -> None:
-        """A trainer could not get what `lease` stands for, or not in time: place it again, elsewhere if possible."""
+        """Place a work again, elsewhere if possible, since a trainer could not fetch its result under `lease`, or not in time."""
         member = self._holders.get(lease)
         if member is None or lease in member.overdue:
             return
@@ -199,7 +200,7 @@ class Fleet:
         self._dispatch()
 
     def release(self, works: list[Work]) -> None:
-        """Forget works that nobody needs any more, wherever they are."""
+        """Drop works that nobody needs any more, whether they wait, are leased or are kept."""
         released = set(works)
         self._trials.forget(lambda work: work not in released)
         for work in works:
@@ -207,7 +208,7 @@ class Fleet:
         self._dispatch()
 
     def close_job(self, job: str, order: Order) -> None:
-        """Drop all work of a job and tell the members that know it."""
+        """Drop all work of a job, and send `order` to the members that know the job."""
         for waiting in self._waiting.values():
             waiting.forget(job)
         self._by_urgency = {
@@ -230,7 +231,7 @@ class Fleet:
                 member.send(order)
 
     def look(self) -> None:
-        """See how fast members are, and have others do as well what one is late with. To be called every LOOK_S seconds."""
+        """Dismiss members that are gone, assess how fast the others are and duplicate late work. Call it every LOOK_S seconds."""
         now_s, members = self._now_s(), self.members.values()
         self._trials.look()
         self._died = {name: died for name, died in self._died.items() if now_s - died[0] < GONE_S}
@@ -243,7 +244,7 @@ class Fleet:
         for keep, waiting in self._waiting.items():
             for member, lease, work in list(late_leases(members, now_s, keep=keep)):
                 if not keep and (waiting or not self._roster.has_free(keep=keep)):
-                    break  # nobody idles
+                    break  # no member would idle without the late probe
                 if work.avoid | {member.name} >= self.members.keys():
                     continue
                 late = {"decode" if keep else "probe": work.num_samples}
@@ -261,7 +262,7 @@ class Fleet:
         work.lease = None
 
     def _back(self, work: Work) -> None:
-        """Its samples have been tried: it is given out again, unless somebody else has done it meanwhile."""
+        """Submit a work again after its samples were tried one by one, unless a late member has finished it meanwhile."""
         if work.lease is None:
             self.submit(work)
 
@@ -278,19 +279,19 @@ class Fleet:
                 del self._by_urgency[work.urgent]
 
     def _give_up(self, lease: str, *, counts: bool) -> None:
-        """A lease at work is overdue; another one is to have its work. `counts`: the result does still."""
+        """Mark a lease as overdue, so that its work can go to another member. `counts`: whether its result is still accepted."""
         member = self._holders[lease]
         work = member.overdue[lease] = member.leases.pop(lease)
         work.late[lease] = counts
 
     def _recall(self, work: Work) -> None:
-        """The work is done: nobody need begin it any more, and who has it now is not heard."""
+        """Stop what is left of a work that is done: it no longer waits, and the result of its current lease is ignored."""
         self._stop_waiting(work)
         if work.lease is not None:
             self._give_up(work.lease, counts=False)
 
     def _end(self, lease: str) -> None:
-        """A member has nothing to do with a lease any more."""
+        """Remove a lease from its member and, unless the result was only kept, free its slot."""
         member = self._holders.pop(lease)
         if member.kept.pop(lease, None) is not None:
             return
@@ -309,7 +310,7 @@ class Fleet:
         self._roster.set_free(member.row, member.free(keep=keep), keep=keep)
 
     def _dispatch(self) -> None:
-        """Fill the free slots; then place what has become urgent, which no other waiting work may hold up."""
+        """Fill the free slots, then place urgent work even where no slot is free, so that no other waiting work holds it up."""
         self._fill_slots()
         if self.members:
             for works in [works for urgent, works in self._by_urgency.items() if urgent()]:
@@ -322,9 +323,10 @@ class Fleet:
                 pass
 
     def _next(self, waiting: FairQueue[Work], *, keep: bool) -> Work | None:
-        """What to place now: the first work, or where a single member has a free slot, of the first few the one nearest to it.
+        """Return the work to place next: the first, or of the first few the one nearest to the only member with a free slot.
 
-        Members that are all busy have a slot free one after the other: each would else get what the next one has at hand.
+        The latter is for kept work. When all members are busy, slots become free at one member after the other, and each would
+        otherwise get the work whose shards the next one has at hand.
         """
         row = self._roster.only_free(keep=keep) if keep and len(self.members) > 1 else None
         if row is None:
@@ -337,7 +339,7 @@ class Fleet:
         return max(waiting.first_few(AHEAD), key=suits, default=None)
 
     def _place(self, work: Work) -> bool:
-        """Give `work`, or the first piece of it, to the best member, if there is one for it."""
+        """Lease `work`, or a first piece of it if it can be cut, to the best member; return whether there was one."""
         member = self._choose(work)
         if member is None:
             return False
@@ -347,7 +349,7 @@ class Fleet:
             piece.avoid, piece.deaths = work.avoid.copy(), work.deaths
             if rest is not None:
                 rest.avoid, rest.deaths = work.avoid.copy(), work.deaths
-                self._wait_again(rest)  # before the other goes: its job waits without a break
+                self._wait_again(rest)  # before `work` is removed, so that its job never leaves the fair queue
             self._stop_waiting(work)
             work = piece
         else:
@@ -375,7 +377,10 @@ class Fleet:
         return True
 
     def _choose(self, work: Work) -> Member | None:
-        """The member with most free slots, where its shards count as slots; one without any only for urgent work."""
+        """Return the member with the most free slots, where shards it read count as slots; for urgent work also one without any.
+
+        Members in `work.avoid` are passed over unless there are no others. None if no member qualifies.
+        """
         avoid = {self.members[name].row for name in work.avoid & self.members.keys()}
         if len(avoid) == len(self.members):
             avoid = set()

@@ -1,6 +1,7 @@
-"""Who is slower than the others, and which leases are late: decisions over what members reported and when.
+"""Decide which preprocessors are slow and which leases are late, from when members reported.
 
-A member is compared with itself and with the median of the others, by the time that usually passes between two reports.
+A member may be silent for a multiple of the time that usually passes between two reports: its own, or the median over members
+if that is shorter.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from collections.abc import Collection, Iterator
 
 from headrace.reorder_service.fleet.member import Member, Work
 
-LATE = 4.0  # times as long as usual without a report: parts of one job differ by less, mostly
-LEAST_LATE_S = 0.25  # less is a pause that any busy machine makes
-START_S = 1.0  # likewise, of a member that has hardly begun: it imports, it opens shards
-LEAST_SHARE = 3  # a member may fill one of so many slots for decoding however slow it is: its threads are about as many
+LATE = 4.0  # usual gaps without a report after which a member is late; parts of one job mostly differ by less
+LEAST_LATE_S = 0.25  # a shorter silence is never late: any busy machine pauses for so long
+START_S = 1.0  # the same for a member whose gap is not known yet: it imports modules and opens shards
+LEAST_SHARE = 3  # even the slowest member may fill 1 / LEAST_SHARE of its decoding slots, which are about as many as its threads
 
 
 def assess(members: Collection[Member], now_s: float) -> None:
-    """Say of each member how many slots for decoding it may fill, and whether it is silent. Where all are, none is."""
+    """Set how many decoding slots each member may fill, and whether it is silent. If all are silent, none counts as silent."""
     rates = {m: rate / m.slots for m in members if (rate := m.paces[True].rate(now_s)) is not None}
     usual = statistics.median(rates.values()) if rates else 0.0
     for member in members:
@@ -33,7 +34,10 @@ def assess(members: Collection[Member], now_s: float) -> None:
 
 
 def late_leases(members: Collection[Member], now_s: float, *, keep: bool) -> Iterator[tuple[Member, str, Work]]:
-    """Of those whose results are waited for, by priority. Work that is not `keep` always is; other, while it is urgent."""
+    """Yield (member, lease, work) of the late leases whose results are needed, by priority.
+
+    Results of work that is not `keep` are always needed, those of other work only while it is urgent.
+    """
     patience_s = _patience_s(members, keep=keep)
     late = []
     for member in members:
@@ -51,7 +55,7 @@ def late_leases(members: Collection[Member], now_s: float, *, keep: bool) -> Ite
 
 
 def _patience_s(members: Collection[Member], *, keep: bool) -> dict[Member, float]:
-    """How long each member may say nothing while it has work of this kind; of none, before any has reported."""
+    """Seconds that each member may be silent while it has work of this kind; empty while no member's usual gap is known."""
     gaps_s = {m: gap_s for m in members if (gap_s := m.paces[keep].gap_s) is not None}
     if not gaps_s:
         return {}

@@ -10,75 +10,75 @@ from typing import Any, NamedTuple
 from headrace.reorder_service.fleet.pace import Pace
 from headrace.reorder_service.fleet.roster import ShardKey
 
-REMEMBERED_SHARDS = 4096  # of a member
-FULL = 0.9  # of a member's store
+REMEMBERED_SHARDS = 4096  # shards read most recently that are remembered for each member
+FULL = 0.9  # share of its budget from which a member's store counts as full
 
-Order = Any  # a FleetOrder without its lease; the fleet only passes it on
+Order = Any  # a FleetOrder, which the fleet passes on without looking into it
 
 
 def never() -> bool:
-    """Of work that nobody ever waits for."""
+    """Return False: the `Work.urgent` of work that nobody ever waits for."""
     return False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """One thing to do, until `on_done` or the job's end.
+    """A task for one preprocessor, which the fleet places until `on_done` or `on_failed` is called or the job ends.
 
-    `priority`: among the job's own, the lower, the sooner. `keep`: the result stays with the member (a decoded part) until
+    `priority`: order among the job's own tasks, lower first. `keep`: the result (a decoded part) stays with the member until
     `Fleet.release`, and is redone elsewhere if the member leaves before.
     """
 
     job: str
     priority: tuple[int, ...]
     order: Callable[[str], Order]
-    """The order to send, given the lease."""
+    """Returns the order to send under a given lease."""
     on_done: Callable[[Any, str], None]
-    """Called with the result and the member's name: once, but of work that can be `cut` perhaps once more, after its pieces were
-    done."""
+    """Called with the result and the member's name, once. For work that can be `cut` it may be called again after
+    its pieces were done."""
     on_failed: Callable[[str], None]
-    """Called with a sentence where no member could carry out the order. It is not tried again."""
+    """Called with an error sentence if no member could carry out the order. The fleet does not try it again."""
     on_damaged: Callable[[Any, str], bool] = lambda _damaged, _name: False
-    """Told what of the work a member takes for damaged, and the member's name, before others are asked. Whether enough have been:
-    then it counts as work that no member could do."""
+    """Called with the items that a member considers damaged, and the member's name, before others are asked. Returns whether
+    enough members were asked; the work then fails as if no member could do it."""
     on_placed: Callable[[str, str], None] = lambda _lease, _endpoint: None
-    """Called with lease and endpoint each time that a member takes the work."""
+    """Called with the lease and the member's endpoint each time a member takes the work."""
     keep: bool = False
     urgent: Callable[[], bool] = never
-    """Whether somebody waits for it now: then it is placed even where no slot is free. One function for all that becomes
-    urgent together, for it is asked whenever that may be."""
+    """Whether somebody waits for the result now, so that the work is placed even if no slot is free. Works that become urgent
+    together share one function, because it is called whenever they may have."""
     cut: Callable[[int], tuple[Work, Work | None]] | None = None
-    """Into a work of the first so many samples at most, and one of all others. None: it cannot be."""
+    """Splits the work into its first samples, at most the given number, and the others, if any. None: it cannot be split."""
     lease: str | None = None
     shards: Mapping[int, int] = field(default_factory=dict)
-    """Shard of the job -> how many of its samples the work reads; of work to be cut, for the first lease or more."""
+    """Shard of the job -> how many of its samples the work reads. Of work that can be cut: for its first lease, or more."""
     probed_by: Mapping[str, int] = field(default_factory=dict)
-    """Member -> how many of the samples it has probed, and may not have to read again."""
+    """Member name -> how many of the samples it has probed, and may not have to read again."""
     share: float = 1.0
-    """Of the job, beside those of others."""
+    """Weight of the job in the fair queue, relative to other jobs."""
     avoid: set[str] = field(default_factory=set)
-    """Members that failed to deliver it, or are late: taken again only where there is no other."""
+    """Names of members that failed to deliver the work or are late with it; they get it again only if there is no other."""
     needed_s: float | None = None
-    """When it was first found that somebody waits for its present lease."""
+    """Time at which somebody was first found to wait for the current lease, by the fleet's clock; None: not yet."""
     answer: str = ""
-    """The kind of report that ends it, as the protocol calls it; empty: any."""
+    """The kind of report that ends the work, named as in the protocol; empty: any."""
     deaths: int = 0
-    """Members that died while they had it."""
+    """Number of members that died while they had the work."""
     alone: Callable[[], list[Trial]] | None = None
-    """How to try each of its samples by itself, to find the one that members die of; None: it cannot be."""
+    """Returns trials of the work's samples, one by one, to find the sample that kills members; None: they cannot be tried."""
     is_disputed: bool = False
-    """Whether some member took something of it for damaged: then an answer that comes late counts, though others have failed."""
+    """Whether a member considered part of the work damaged; a late result then counts even though other members have failed."""
     late: dict[str, bool] = field(default_factory=dict)
-    """Leases of members that still work on it, while another one has it or is to have it; whether their result counts."""
+    """Leases of members that still do the work though it goes to another member as well -> whether their result counts."""
 
     @property
     def num_samples(self) -> int:
-        """That it reads; 1 where it reads none."""
+        """Number of samples that the work reads; 1 if it reads none."""
         return max(1, sum(self.shards.values()))
 
     @property
     def is_timed(self) -> bool:
-        """Whether it tells how fast a member is: works of its kind are alike."""
+        """Whether the time it takes tells how fast a member is, because all work of its kind is alike."""
         return self.keep or self.cut is not None
 
 
@@ -86,16 +86,17 @@ class Trial(NamedTuple):
     """One sample of a work that members died with, tried by itself (headrace.reorder_service.fleet.trials)."""
 
     work: Work
-    """Its result does not matter."""
+    """The order for this sample alone; its result does not matter."""
     on_guilty: Callable[[int], None]
-    """Called with the number of members that died where the sample is what they died of."""
+    """Called with the number of members that died, if the sample turns out to be what they died of."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
-    """One preprocessor's stream. `send` never blocks; what it queues is bounded by the slots and the urgent work.
+    """A connected preprocessor. `send` never blocks; what it queues is bounded by the slots and the urgent work.
 
-    `slots` are for decoding and, once more as many, for all else: a store full of one job's parts holds up no other job.
+    A member has `slots` for decoding and as many again for all other work, so that a store full of one job's parts holds up no
+    other job.
     """
 
     name: str
@@ -103,57 +104,57 @@ class Member:
     slots: int
     send: Callable[[Order], None]
     introduce: Callable[[str], Order]
-    """The order that makes a job known, sent before the job's first work."""
+    """Returns the order that makes a job known to the member; it is sent before the job's first work."""
     dismiss: Callable[[], None]
-    """Ends its stream."""
+    """Ends the member's stream."""
     instance: str = ""
-    """Of its process: only who says the same may take its name while it is there."""
+    """Identifies the member's process: only the same process may take over the name while the member is connected."""
     leases: dict[str, Work] = field(default_factory=dict)
     kept: dict[str, Work] = field(default_factory=dict)
     overdue: dict[str, Work] = field(default_factory=dict)
-    """Leases that others have now, while this member still works on them, or hangs: they take up its slots."""
+    """Leases that others have now, while this member still works on them or hangs; they occupy its slots."""
     taken: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
-    """Slots of `leases` and `overdue`, by `keep`."""
+    """Number of slots that `leases` and `overdue` occupy, by `Work.keep`."""
     paces: dict[bool, Pace] = field(default_factory=lambda: {False: Pace(), True: Pace()})
     allowed: int | None = None
-    """Of its slots for decoding, where it is slower than others. None: all."""
+    """How many of its decoding slots a member that is slower than others may fill; None: all."""
     heard_s: float = 0.0
-    """When it said something last, by the fleet's clock."""
+    """Time of the member's latest message, by the fleet's clock."""
     silent: bool = False
-    """It has had work for long without a report: others are asked first."""
+    """Whether the member has had work for long without a report; others are then asked first."""
     shards: OrderedDict[ShardKey, None] = field(default_factory=OrderedDict)
-    """Those that it read last, the latest at the end: it may have them open or cached."""
+    """The shards that the member read last, the latest at the end; it may have them open or cached."""
     row: int = -1
-    """Of the fleet's roster."""
+    """The member's row in the fleet's `Roster`."""
     jobs: set[str] = field(default_factory=set)
     samples_decoded: int = 0
     bytes_decoded: int = 0
     store_bytes: int = 0
     store_budget_bytes: int = 0
     occupancy: Any = None
-    """The message of its latest heartbeat."""
+    """The Occupancy message of the member's latest heartbeat; None before the first."""
 
     def free(self, *, keep: bool) -> int:
-        """Slots left for work of this kind; of a silent member none, and fewer than of any other that has its share."""
+        """Slots left for work of this kind. Negative for a silent member, so that it is chosen after any with a normal load."""
         if self.silent:
             return -self.slots - self.taken[keep]
         return (self.allowed if keep and self.allowed is not None else self.slots) - self.taken[keep]
 
     @property
     def is_full(self) -> bool:
-        """Whether what it decodes may have to wait for room: that says nothing of how fast it is."""
+        """Whether decoded parts may have to wait for room in the store, so that reports do not tell how fast the member is."""
         return self.store_bytes > FULL * self.store_budget_bytes > 0
 
     def num_near(self, work: Work) -> int:
-        """How many of the work's samples lie in shards that it read of late."""
+        """Number of the work's samples that lie in shards the member read recently."""
         return sum(samples for shard, samples in work.shards.items() if (work.job, shard) in self.shards)
 
     def has_read(self, work: Work) -> float:
-        """The same as a share of all the work's samples."""
+        """Share of the work's samples that lie in shards the member read recently."""
         return self.num_near(work) / max(1, sum(work.shards.values()))
 
     def will_read(self, work: Work) -> list[ShardKey]:
-        """Note the shards of work that it takes; those that are forgotten for them."""
+        """Note the shards of a work that the member takes; return the shards that are forgotten to make room for them."""
         for shard in work.shards:
             self.shards[work.job, shard] = None
             self.shards.move_to_end((work.job, shard))

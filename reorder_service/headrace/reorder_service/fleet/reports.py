@@ -1,7 +1,7 @@
-"""What preprocessors say is checked before anything is done about it: who they are, numbers that count, and answers to orders.
+"""Check preprocessors' reports before anything acts on them: who they are, the numbers they give, the orders they answer.
 
-A report that breaks a rule ends the stream that it came by, with the rule in a sentence. Work that was given away with it goes
-to another preprocessor, and nothing of it is in the manifest or in the window.
+A report that breaks a rule ends the stream it came by, with the rule in a sentence. The work leased over that stream goes to
+another preprocessor, and nothing of the report gets into the manifest or the window.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headrace.rpc import check_endpoint
 from headrace.v1 import fleet_pb2
 
 MOST_SLOTS = 1 << 14  # a preprocessor asks for about twice as many as it has threads
-MOST_CHARACTERS = 255  # of names and endpoints, as of a host's name
-MOST_SHARDS = 1 << 24  # of a job
-MOST_PATH = 2 * MAX_PATH  # characters of a shard's URL and of its name: a source's folder, and a path in it
-MOST_LISTED_BYTES = 1 << 30  # of a list of shards, all pages together: a million take some 200 MB
-MOST_BYTES = 1 << 50  # of anything that a heartbeat counts in bytes
+MOST_CHARACTERS = 255  # in names and endpoints; the limit of host names
+MOST_SHARDS = 1 << 24  # in a job
+MOST_PATH = 2 * MAX_PATH  # characters in a shard's URL or its name: a source's folder, and a path in it
+MOST_LISTED_BYTES = 1 << 30  # in a list of shards, all pages together: a million shards take some 200 MB
+MOST_BYTES = 1 << 50  # upper bound of every number in a heartbeat
 
 _REASONS = frozenset(map(str, Reason))
 
@@ -33,11 +33,11 @@ ANSWERS = {
     "probe_samples": "samples_probed",
     "decode_part": "part_decoded",
 }
-"""Order -> the report that ends it; order_failed ends any."""
+"""Kind of order -> kind of report that ends it; order_failed ends any."""
 
 
 def check_hello(hello: fleet_pb2.Hello) -> None:
-    """Raises UserError where the preprocessor cannot be taken as it says it is."""
+    """Raise UserError if a preprocessor's hello has an invalid name, endpoint, instance or number of slots."""
     for what, text in (("name", hello.preprocessor), ("endpoint", hello.endpoint), ("instance", hello.instance)):
         if len(text) > MOST_CHARACTERS or not text.isprintable():
             raise UserError(
@@ -51,7 +51,7 @@ def check_hello(hello: fleet_pb2.Hello) -> None:
 
 
 def check_report(fleet: Fleet, member: Member, kind: str, report: Any) -> None:
-    """Raises UserError where a report says what cannot be, and ConflictError where it answers what was not asked."""
+    """Raise UserError if a report has impossible values, and ConflictError if it answers an order that the member did not get."""
     if kind in _CHECKS:
         _CHECKS[kind](report)
     if kind not in ANSWERS.values():
@@ -66,7 +66,7 @@ def check_report(fleet: Fleet, member: Member, kind: str, report: Any) -> None:
 
 
 def check_listed(num_shards: int, num_bytes: int) -> None:
-    """Raises UserError where the pages that have come of a list of shards are too much."""
+    """Raise UserError if the pages received of a list of shards exceed the number or bytes that a job may have."""
     if num_shards > MOST_SHARDS or num_bytes > MOST_LISTED_BYTES:
         raise UserError(
             f"a job has at most {MOST_SHARDS} shards, whose list has up to {MOST_LISTED_BYTES} bytes, "

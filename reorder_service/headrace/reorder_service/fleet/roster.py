@@ -1,6 +1,6 @@
-"""Who takes a work: the member with most free slots, where shards and samples that it has read of late count as slots.
+"""Choose which member takes a work: the one with the most free slots, where shards and samples it read recently count as slots.
 
-A member is a row of arrays here, so that hundreds are compared in some microseconds.
+Members are rows of arrays here, so that hundreds are compared in some microseconds.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-NEARNESS = 0.5  # of a member's slots: so much less free it may be than another one that would have to fetch all shards
-FAMILIARITY = 0.5  # the same, than another one that has probed none of the samples
+NEARNESS = 0.5  # share of its slots that a member may be busier than another one, if it has read all shards and the other none
+FAMILIARITY = 0.5  # the same, if it has probed all samples and the other none
 
-_TURN = 1e-9  # of a slot
+_TURN = 1e-9  # in slots: breaks ties
 
 ShardKey = tuple[str, int]
-"""A job, and the number of a shard of it."""
+"""A job's name, and the number of one of its shards."""
 
 
 class Reading(NamedTuple):
-    """What a work reads."""
+    """The samples that a work reads, by shard, and how many of them each member has probed."""
 
     num_samples: int
     shards: Mapping[ShardKey, int]
-    """Samples of each."""
+    """Number of samples to read from each shard."""
     probed: Mapping[int, int] = {}
-    """Row -> samples that this member has probed."""
+    """Row of a member -> number of the samples that it has probed."""
 
 
 class Roster:
-    """Free slots of members and what they have read, by row. Slots are of two kinds: for work that is kept, and for other."""
+    """Free slots of members and the shards they read, by row. Slots are of two kinds: for kept work, and for other work."""
 
     def __init__(self) -> None:
         self._vacant: list[int] = []
@@ -39,13 +39,13 @@ class Roster:
         self._free = {keep: np.empty(0, np.float64) for keep in (False, True)}  # -inf where there is no member
         self._open: dict[bool, set[int]] = {False: set(), True: set()}  # rows with free slots
         self._slots = np.empty(0, np.float64)
-        # Far less than a slot: of equals it is certain who is chosen first, and then they take turns, for each kind.
+        # Far less than a slot: makes the choice between equal members deterministic, and has them take turns, for each kind.
         self._rank = {keep: np.empty(0, np.float64) for keep in (False, True)}
         self._last_rank = 0.0
-        self._readers: dict[ShardKey, npt.NDArray[np.float32]] = {}  # 1 for who has read the shard
+        self._readers: dict[ShardKey, npt.NDArray[np.float32]] = {}  # (rows,) each: 1 where the member has read the shard
 
     def add(self, name: str, slots: int) -> int:
-        """The row of a new member, without free slots as yet."""
+        """Add a member, without free slots as yet, and return its row."""
         if not self._vacant:
             self._grow()
         row = self._vacant.pop()
@@ -57,7 +57,7 @@ class Roster:
         return row
 
     def remove(self, row: int, shards: Iterable[ShardKey]) -> None:
-        """A member leaves, with all the shards that were noted for it."""
+        """Remove a member from its row, with all the shards that were noted for it."""
         self.forget(row, shards)
         del self._names[row]
         for keep in (False, True):
@@ -66,7 +66,7 @@ class Roster:
         self._vacant.append(row)
 
     def set_free(self, row: int, free: int, *, keep: bool) -> None:
-        """So many slots are free; below 0: it has more than it has slots."""
+        """Set how many slots of a kind a member has free; below 0 if it has more work than slots."""
         self._free[keep][row] = free
         if free > 0:
             self._open[keep].add(row)
@@ -74,16 +74,16 @@ class Roster:
             self._open[keep].discard(row)
 
     def has_free(self, *, keep: bool) -> bool:
-        """Whether any member has a free slot."""
+        """Whether any member has a free slot of this kind."""
         return bool(self._open[keep])
 
     def served(self, row: int, *, keep: bool) -> None:
-        """A member takes a work: of equals, others are chosen before it is again."""
+        """Note that a member takes a work, so that other equal members are chosen before it is again."""
         self._last_rank -= _TURN
         self._rank[keep][row] = self._last_rank
 
     def note(self, row: int, shards: Iterable[ShardKey]) -> None:
-        """A member reads these."""
+        """Note that a member reads `shards`."""
         for shard in shards:
             readers = self._readers.get(shard)
             if readers is None:
@@ -91,26 +91,26 @@ class Roster:
             readers[row] = 1
 
     def forget(self, row: int, shards: Iterable[ShardKey]) -> None:
-        """A member has read these too long ago."""
+        """Note that a member read `shards` too long ago to have them at hand."""
         for shard in shards:
             self._readers[shard][row] = 0
             if not self._readers[shard].any():
                 del self._readers[shard]
 
     def only_free(self, *, keep: bool) -> int | None:
-        """The row of the member that alone has free slots."""
+        """Return the row of the member that alone has free slots; None if none or several have."""
         rows = self._open[keep]
         return next(iter(rows)) if len(rows) == 1 else None
 
     def nearness(self, row: int, reading: Reading) -> float:
-        """Of one member to a work, as a share of its slots."""
+        """Return how much of a work the member in `row` has read or probed, as the share of its slots that this is worth."""
         samples = sum(number for shard, number in reading.shards.items() if shard in self._readers and self._readers[shard][row])
         return (NEARNESS * samples + FAMILIARITY * reading.probed.get(row, 0)) / reading.num_samples
 
     def choose(self, reading: Reading, avoid: Collection[int], *, keep: bool, without_slot: bool = False) -> int | None:
-        """The row of who takes a work that reads this, and whom not to `avoid`; None: nobody can.
+        """Return the row of the member that is to take a work with this reading and is not in `avoid`; None if there is none.
 
-        `without_slot`: where no slot is free, one that has none takes it.
+        `without_slot`: where no slot is free, a member without one takes it.
         """
         free, rows = self._free[keep], self._open[keep]
         if len(rows) == 1 and not avoid:
@@ -128,7 +128,7 @@ class Roster:
         return best if score[best] > -np.inf else None
 
     def _near_slots(self, reading: Reading) -> npt.NDArray[np.float64]:
-        """`nearness` of each row, in slots."""
+        """(rows,) `nearness` of every member, in slots."""
         share = np.zeros(len(self._slots))
         for shard, number in reading.shards.items():
             if (readers := self._readers.get(shard)) is not None:

@@ -1,9 +1,9 @@
-"""Work that kills who does it: its samples are tried one by one, and the one that kills again is never touched any more.
+"""Find the sample that kills preprocessors: try a suspected work's samples one by one, and never touch a guilty one again.
 
-Members die of other things as well, and with all that they hold. So a death is no proof: after MOST_DEATHS of them the samples of
-a work are tried, each by an order of its own, and only one of all samples of all jobs at a time. A sample is guilty where
-MOST_DEATHS members died of its trial and did not come back: a stream may break where nobody died. What is known lies in memory:
-another leader counts from the beginning.
+Members die of other things as well, and with all the work they hold, so one death is no proof. After MOST_DEATHS of them, the
+samples of a work are tried, each by an order of its own, and only one of all samples of all jobs at a time. A sample is guilty if
+MOST_DEATHS members died of its trial and did not come back, because a stream may also break where nobody died. All this is kept
+in memory: another leader counts from the beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.reorder_service.fleet.member import Trial, Work
 log = logging.getLogger(__name__)
 
 MOST_DEATHS = 2
-GONE_S = 3.0  # after its stream broke a member that lives is back within half a second (headrace.preprocessor.engine)
+GONE_S = 3.0  # seconds after which a lost member is dead: a live one is back within half a second (headrace.preprocessor.engine)
 
 
 @dataclass(slots=True, eq=False)
@@ -30,14 +30,14 @@ class _Suspect:
 
 
 class _Lost(NamedTuple):
-    """The member that had the present trial."""
+    """The member that disconnected during the current trial, and when."""
 
     name: str
     since_s: float
 
 
 class Trials:
-    """Of a fleet, in its event loop."""
+    """The trials of a fleet's suspected works, in the fleet's event loop."""
 
     def __init__(
         self,
@@ -46,7 +46,10 @@ class Trials:
         resume: Callable[[Work], None],
         now_s: Callable[[], float],
     ) -> None:
-        """`submit`, `withdraw`: place the work of a trial, and take it back. `resume`: for a work whose samples are all tried."""
+        """`submit` and `withdraw` place the work of a trial and take it back.
+
+        `resume` is called with a suspected work once all its samples are tried.
+        """
         self._submit = submit
         self._withdraw = withdraw
         self._resume = resume
@@ -55,18 +58,18 @@ class Trials:
         self._lost: _Lost | None = None
 
     def suspect(self, work: Work) -> bool:
-        """Take a work that members died with, until its samples are tried. False: too few have died, or it has no samples."""
+        """Put a work that members died with on trial. Return False if too few have died, or if its samples cannot be tried."""
         if work.deaths < MOST_DEATHS or work.alone is None:
             return False
         log.warning("on trial %s", pairs(job=work.job, deaths=work.deaths, samples=work.num_samples))
-        work.lease = None  # whoever has one of late may still finish it
+        work.lease = None  # a member with an overdue lease may still finish it
         self._suspects.append(_Suspect(work, deque(work.alone())))
         if len(self._suspects) == 1:
             self._go_on()
         return True
 
     def orphan(self, work: Work, member: str, *, died: bool) -> bool:
-        """Whether the work that `member` leaves behind is the present trial's, which is seen to here."""
+        """Take over `work`, left behind by `member`, if it is the current trial; return whether it is."""
         if self._present is None or self._present.work is not work:
             return False
         if died:
@@ -76,13 +79,13 @@ class Trials:
         return True
 
     def is_back(self, member: str) -> None:
-        """A member has joined: if it had the present trial, it has not died of it."""
+        """Note that a member has joined: if it had the current trial, it has not died of it, and the trial is repeated."""
         if self._lost is not None and self._lost.name == member and self._present is not None:
             self._lost = None
             self._submit(self._present.work)
 
     def look(self) -> None:
-        """Count the death of who is gone for good. To be called all the time."""
+        """Count the death of a member that was lost with the current trial and stayed away for GONE_S. Call it regularly."""
         trial = self._present
         if self._lost is None or trial is None or self._now_s() - self._lost.since_s < GONE_S:
             return
@@ -92,11 +95,11 @@ class Trials:
             self._submit(trial.work)
         else:
             trial.on_guilty(self._suspects[0].work.deaths + trial.work.deaths)
-            if self._present is trial:  # else its suspect was released, and the next one's trials have begun
+            if self._present is trial:  # otherwise its suspect was released, and the trials of the next one have begun
                 self._passed()
 
     def forget(self, wanted: Callable[[Work], bool]) -> None:
-        """Drop the suspects that are not wanted any more."""
+        """Drop the suspected works for which `wanted` is False."""
         first = self._suspects[0] if self._suspects else None
         if first is not None and not wanted(first.work) and self._present is not None:
             self._withdraw(self._present.work)
@@ -110,7 +113,7 @@ class Trials:
         return self._suspects[0].left[0] if self._suspects and self._suspects[0].left else None
 
     def _passed(self) -> None:
-        """The present trial is over."""
+        """End the current trial and go on to the next one."""
         self._suspects[0].left.popleft()
         self._go_on()
 
