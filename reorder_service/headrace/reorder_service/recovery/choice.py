@@ -1,9 +1,9 @@
-"""What to do about a change of nodes, by the predicted times of a step.
+"""Decide what to do after a change of nodes, from the predicted time of a step.
 
-Which pipelines to go on with: those that copy the fewest bytes, or the fastest. The ones that do more until the next change are
-taken: the fewest bytes at every change would add up to slow pipelines. And what comes first after a loss in the middle of a
-step: those pipelines, which then repeat what was cut off, or rerouting (ReCycle), by which pipelines that are whole finish their
-share and do the microbatches of the others on top, so that the pipelines change at the step's end.
+First, which pipelines to continue with: the ones that copy the fewest bytes, or the fastest. Whichever train more steps until the
+next change are taken, because always copying the fewest bytes would add up to slow pipelines. Second, what to do after a loss in
+the middle of a step: rebuild at once, so that the new pipelines repeat the step, or reroute (ReCycle). Rerouting lets the intact
+pipelines finish their share and compute the microbatches of the others on top, and changes the pipelines at the end of the step.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from headrace.reorder_service.recovery.templates import Templates
 
 
 class OnLoss(StrEnum):
-    """What comes first after a loss in the middle of a step."""
+    """What to do first after a loss in the middle of a step."""
 
     AUTO = "auto"
-    """What is done earlier."""
+    """Whichever completes the interrupted step earlier."""
     REBUILD = "rebuild"
     REROUTE = "reroute"
-    """Where there is a whole pipeline."""
+    """Finish the step with rerouted microbatches, if any pipeline is intact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What no template tells."""
+    """What a recovery costs and how often it happens, which no template tells."""
 
     rebuild_s: float = 0.5
-    """New process groups among processes that live on. Measured with gloo: 0.04 s."""
+    """Seconds to form new process groups among surviving processes. Measured with gloo: 0.04 s."""
     copy_bytes_per_s: float = 0.36e9
-    """Of the state that a node sends or gets. Measured: a core makes its digest and another one checks it, one after the other.
-    Links are faster by far."""
+    """Rate at which a node sends or receives state. Measured: one core computes the digest, and then another one checks it. Links
+    are far faster."""
     horizon_s: float = 300.0
-    """Between changes of nodes. More bytes are copied for pipelines that are faster if that pays in such a time."""
+    """Seconds between changes of nodes. More bytes are copied for faster pipelines only if that pays within this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Pipelines to go on with, and what they would take."""
+    """Pipelines to continue with, the predicted time of their step, and the time to copy the layers they lack."""
 
     after: Reconfiguration
     step_s: float
@@ -56,13 +56,13 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What was taken, and why in words."""
+    """The option that was taken, and the reason in words."""
 
     option: Option
     pause_s: float
-    """For the new pipelines, until they train."""
+    """Seconds without training before the new pipelines start: to rebuild the process groups and to copy layers."""
     rerouting_s: float | None
-    """What rerouting adds to the step under way, if that is what comes first."""
+    """Seconds that rerouting adds to the step under way; None if the pipelines are rebuilt at once."""
     text: str
 
 
@@ -77,9 +77,9 @@ def choose(
     second: float = 1.0,
     on_loss: OnLoss = OnLoss.REBUILD,
 ) -> Choice:
-    """The pipelines after a change of nodes, and what comes first.
+    """Choose the pipelines after a change of nodes, and what to do first.
 
-    second: in the templates' unit of time; 0: unknown, then the fewest bytes decide, and pipelines are rebuilt at once.
+    second: length of a second in the templates' unit of time. 0: unknown; then the fewest bytes decide, and AUTO means REBUILD.
     Raises UnrecoverableError and ValueError as `reconfigure` does.
     """
     few = reconfigure(templates, pipelines, lost=lost, joined=joined, max_pipelines=num_microbatches)
@@ -92,7 +92,7 @@ def choose(
         options.append(_option(templates, fast, circumstances, num_microbatches, second))
 
     def samples_soon(option: Option) -> float:
-        """Until the next change, if it comes as soon as is assumed."""
+        """Steps until the next change of nodes, if it comes after `horizon_s`."""
         return (circumstances.horizon_s - circumstances.rebuild_s - option.copy_s) / option.step_s
 
     taken = max(options, key=samples_soon)
@@ -115,9 +115,9 @@ def choose(
 
 
 def _rerouting(pipelines: Sequence[Pipeline], lost: Collection[str], num_microbatches: int) -> tuple[float, float] | None:
-    """What pipelines that are whole have left of a step, half of it on average, and then the microbatches of the others on top.
+    """Times, in the templates' unit, of the rest of intact pipelines' step (half, on average) and of the others' microbatches.
 
-    None where no pipeline is whole, or all are.
+    None if no pipeline is intact, or all are.
     """
     templates = [pipeline.template for pipeline in pipelines]
     counts = distribute(templates, num_microbatches)
@@ -141,7 +141,7 @@ def _option(
 
 
 def iteration_s(pipelines: Sequence[Pipeline], num_microbatches: int) -> float:
-    """Predicted time of a step, in the templates' unit."""
+    """Predicted time of a step of `pipelines`, in the templates' unit of time."""
     templates = [pipeline.template for pipeline in pipelines]
     counts = distribute(templates, num_microbatches)
     return max(template.iteration_s(count) for template, count in zip(templates, counts, strict=True))
@@ -157,12 +157,12 @@ def _words(options: Sequence[Option], taken: Option, horizon_s: float) -> str:
 
 
 def _sizes(after: Reconfiguration) -> str:
-    """ "3+2": the nodes of each pipeline."""
+    """The number of nodes of each pipeline, such as "3+2"."""
     return "+".join(str(len(pipeline.nodes)) for pipeline in after.pipelines)
 
 
 def busiest_link(missing: Mapping[str, Mapping[int, Sequence[str]]], templates: Templates) -> float:
-    """Bytes that the node with the most sends or receives, where each layer comes in equal parts from all that have it."""
+    """Bytes of the node that sends or receives the most, where each layer comes in equal parts from all its holders."""
     sent: dict[str, float] = defaultdict(float)
     received: dict[str, float] = defaultdict(float)
     for node, layers in missing.items():

@@ -1,7 +1,7 @@
-"""Which pipelines the nodes there are make, and how many microbatches each takes (Oobleck, dissertation section 2.4.2).
+"""Form pipelines from the available nodes, and divide the microbatches among them (Oobleck, dissertation section 2.4.2).
 
-A step takes as long as its slowest pipeline. Both choices are therefore made for the longest time of a pipeline first, and the
-spread of the times (equation 2.6) decides between what is equally fast.
+A step takes as long as its slowest pipeline, so both choices minimise the longest time of a pipeline. Among divisions that are
+equally fast, the one whose times spread least is taken (equation 2.6).
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from headrace.reorder_service.recovery.templates import Template, Templates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instantiation:
-    """Pipelines that use all nodes."""
+    """A set of pipelines that uses all nodes, and the microbatches of each pipeline."""
 
     templates: tuple[Template, ...]
-    """Of each pipeline, the largest first."""
+    """Template of each pipeline, the largest first."""
     microbatches: tuple[int, ...]
-    """Of each pipeline."""
+    """Number of microbatches of each pipeline."""
     iteration_s: float
     """Predicted seconds of a step."""
 
 
 def instantiate(templates: Templates, num_nodes: int, global_batch: int, microbatch: int) -> Instantiation:
-    """Of all sets of pipelines that use `num_nodes` nodes and outnumber the failures to survive, the one with the shortest step.
+    """Return the fastest set of pipelines that uses all `num_nodes` nodes and outnumbers the failures to survive.
 
-    Whether a step can take theta seconds is a coin change problem: of pipelines whose nodes add up to all nodes, those that do
-    the most microbatches in that time. The least theta in which they do enough is found by bisection over the times that a
-    pipeline can take.
+    Whether a step can take theta seconds is a coin change problem: among pipelines whose nodes add up to all nodes, find those
+    that do the most microbatches in that time. The least theta in which they do enough is found by bisection over the times that
+    a pipeline can take.
 
-    global_batch, microbatch: numbers of samples. Raises UserError where nodes or the global batch cannot be divided; the
-    message then names the nearest global batch that can.
+    global_batch, microbatch: numbers of samples. Raises UserError if nodes or the global batch cannot be divided; for the global
+    batch, the message names the nearest one that can.
     """
     specification = templates.specification
     if num_nodes < specification.least_nodes or specification.usable(num_nodes) < num_nodes:
@@ -72,13 +72,14 @@ def instantiate(templates: Templates, num_nodes: int, global_batch: int, microba
 
 
 def distribute(pipelines: Sequence[Template], num_microbatches: int) -> tuple[int, ...]:
-    """How many microbatches each pipeline takes, at least one: those of the shortest step, and of these the ones whose times
-    spread least (the least sum of squared distances from their mean).
+    """Return how many microbatches each pipeline takes, at least one, for the shortest step and then the least spread of times.
 
-    The longest time: the next microbatch goes to the pipeline that would be done with it first. The spread: with a fixed mu in
-    place of the mean, the sum is separable and convex, so that it is least where moving no single microbatch lowers it. The
-    best division is also the best for mu = its own mean, so it is met where the best one is followed over all mu near the mean,
-    which moves little: weighted by the pipelines' speeds, the mean of the times is the same for all divisions.
+    The spread is the sum of the times' squared distances from their mean.
+
+    The shortest step: each further microbatch goes to the pipeline that would finish it first. The least spread: with a fixed mu
+    in place of the mean, the sum is separable and convex, so it is least where moving no single microbatch lowers it. The best
+    division is also the best for mu = its own mean, so it is met when the best division is followed over all mu near the mean.
+    The mean moves little: weighted by the pipelines' speeds, it is the same for all divisions.
 
     Raises ValueError for fewer microbatches than pipelines.
     """
@@ -92,7 +93,7 @@ def distribute(pipelines: Sequence[Template], num_microbatches: int) -> tuple[in
 
 
 def _fastest(opening: Floats, pace: Floats, num_microbatches: int) -> Ints:
-    """(R,) microbatches with the least longest time."""
+    """Return (R,) the microbatches of each pipeline for which the longest time is least."""
     counts = np.ones(opening.size, np.int64)
     ends = [(float(opening[r] + 2 * pace[r]), r) for r in range(opening.size)]
     heapq.heapify(ends)
@@ -104,10 +105,10 @@ def _fastest(opening: Floats, pace: Floats, num_microbatches: int) -> Ints:
 
 
 def _most_even(opening: Floats, pace: Floats, counts: Ints) -> Ints:
-    """(R,) microbatches of the least spread whose longest time is no longer than that of `counts`; see `distribute`."""
-    noise = 1e-9 * pace.max()  # of rounding, in seconds
+    """Return (R,) the microbatches of least spread whose longest time is no longer than that of `counts`; see `distribute`."""
+    noise = 1e-9 * pace.max()  # rounding errors, in seconds
     longest = (opening + pace * counts).max() + noise
-    gain = pace[None, :] - pace[:, None]  # of seconds in all, by a microbatch moved from one pipeline (row) to another
+    gain = pace[None, :] - pace[:, None]  # change of the summed times, in seconds, by a microbatch moved from row to column
     counts, even = counts.copy(), counts
     times = opening + pace * counts
     least = np.square(times - times.mean()).sum()
@@ -117,7 +118,7 @@ def _most_even(opening: Floats, pace: Floats, counts: Ints) -> Ints:
         times = opening + pace * counts
         giving = np.where(counts > 1, pace * (pace - 2 * times), np.inf)
         taking = np.where(opening + pace * (counts + 1) <= longest, pace * (pace + 2 * times), np.inf)
-        rise = giving[:, None] + taking[None, :]  # of the sum for mu = 0
+        rise = giving[:, None] + taking[None, :]  # of the sum of squares for mu = 0
         if (rise - 2 * mu * gain).min() < -noise * pace.max():
             moved = np.argmin(rise - 2 * mu * gain)
         else:
@@ -135,7 +136,7 @@ def _most_even(opening: Floats, pace: Floats, counts: Ints) -> Ints:
 
 
 def _split(global_batch: int, microbatch: int, fewest: int) -> int:
-    """The number of microbatches of a global batch."""
+    """Return the number of microbatches in a global batch. Raises UserError if it cannot be split into `fewest` or more."""
     num_microbatches, rest = divmod(global_batch, microbatch)
     if rest or num_microbatches < fewest:
         nearest = max(fewest, (2 * global_batch + microbatch) // (2 * microbatch)) * microbatch
@@ -147,16 +148,16 @@ def _split(global_batch: int, microbatch: int, fewest: int) -> int:
 
 
 def _opening_and_pace(pipelines: Sequence[Template]) -> tuple[Floats, Floats]:
-    """(R,) and (R,): a pipeline takes opening + pace * microbatches seconds. See `iteration_time`, which is linear in them."""
+    """(R,) opening and (R,) pace: n microbatches take a pipeline opening + pace * n seconds, for `iteration_time` is linear."""
     opening = np.array([pipeline.iteration_s(0) for pipeline in pipelines])
     return opening, np.array([pipeline.iteration_s(1) for pipeline in pipelines]) - opening
 
 
 @kernel
 def _change(sizes: Ints, capacity: Ints, num_nodes: int, fewest: int, most: int, enough: int) -> Ints:
-    """Sizes of `fewest` to `most` pipelines that use all nodes and do the most microbatches; empty if that is not `enough`.
+    """Sizes of the `fewest` to `most` pipelines that use all nodes and do the most microbatches; empty if not `enough`.
 
-    capacity: microbatches of a pipeline of each size; one that does none is not used. O(nodes * sizes * pipelines).
+    capacity: how many microbatches a pipeline of each size does; sizes with 0 are not used. O(nodes * sizes * pipelines).
     """
     done = np.full((most + 1, num_nodes + 1), -1, np.int64)
     last = np.zeros((most + 1, num_nodes + 1), np.int64)

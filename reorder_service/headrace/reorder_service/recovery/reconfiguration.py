@@ -1,11 +1,12 @@
-"""The pipelines after nodes were lost or joined (Oobleck, dissertation section 2.5.1), and the layers that nodes then lack.
+"""Form new pipelines after nodes were lost or joined (Oobleck, dissertation section 2.5.1), and find the layers that nodes lack.
 
-A pipeline that lost nodes goes on with the template of the nodes that it has left: simple reinstantiation. Where they are fewer
-than the smallest template needs, it takes nodes that joined, then borrows from the largest pipelines, and where those can spare
-too few, the two smallest pipelines are merged. Nodes that joined and are still free make a new pipeline if they are enough for
-one, else the smallest pipelines grow. Of choices between equally large pipelines, the one that copies the fewest bytes is taken.
+A pipeline that lost nodes continues with the template for its remaining nodes: simple reinstantiation. If they are fewer than the
+smallest template needs, it takes nodes that joined, then borrows from the largest pipelines, and if those can spare too few, the
+two smallest pipelines are merged. Joined nodes that are still free form a new pipeline if they are enough for one; otherwise the
+smallest pipelines grow. Among choices between equally large pipelines, the one that copies the fewest bytes is taken.
 
-With (f + 1) n_0 nodes or more, at least f + 1 pipelines come out: a merge happens only while there are more (appendix A.2).
+With (f + 1) n_0 nodes or more, for f failures to survive and n_0 nodes in the smallest template, at least f + 1 pipelines result:
+a merge happens only while there are more (appendix A.2).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from headrace.reorder_service.recovery.templates import NodeSpecification, Templ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A template whose nodes have names. Raises ValueError for another number of nodes than the template's."""
+    """A template on named nodes. Raises ValueError if their number is not the template's."""
 
     template: Template
     nodes: tuple[str, ...]
-    """In pipeline order."""
+    """Names of the nodes in pipeline order."""
 
     def __post_init__(self) -> None:
         if len(self.nodes) != self.template.num_nodes:
@@ -36,21 +37,21 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconfiguration:
-    """The new pipelines, and how their nodes come by their layers."""
+    """The new pipelines, and the layers that their nodes must copy."""
 
     pipelines: tuple[Pipeline, ...]
-    """Those that stay as they were keep their order and come with the same nodes in the same places."""
+    """Unchanged pipelines keep their order, and have the same nodes in the same places."""
     missing: Mapping[str, Mapping[int, tuple[str, ...]]]
-    """Per node that lacks any: each layer to copy, and the nodes that have it."""
+    """Node that lacks layers -> layer to copy -> nodes that have it."""
     copied_bytes: int
     idle: tuple[str, ...]
     """Nodes that no template can use: none while there are no more than at the start. They join again with the next change."""
 
 
-# (pipeline, number of nodes), rising: old pipelines by their place, then new ones. One that was merged into another is not there.
+# (pipeline, number of nodes), rising: old pipelines by their place, then new ones. Pipelines merged into another are absent.
 Sizes = tuple[tuple[int, int], ...]
 
-# What tells an old pipeline from others: its number of nodes, and the places of those that are left.
+# Tells an old pipeline from others: its former number of nodes, and the places of those that remain.
 Origin = tuple[int, ...]
 
 
@@ -63,15 +64,16 @@ def reconfigure(
     max_pipelines: int | None = None,
     sizes: Sequence[int] = (),
 ) -> Reconfiguration:
-    """The pipelines after a change of nodes.
+    """Return the pipelines after a change of nodes, and the layers that nodes must copy.
 
-    lost may name nodes of no pipeline, and nodes that joined. max_pipelines: no new pipeline is made of nodes that joined
-    beyond so many, for there are only so many microbatches. None: no limit. sizes: numbers of nodes of the pipelines to come,
-    no more than there are, as of an `Instantiation`: they may be faster than those that follow from the rules above, of whose
-    changes there may have been many. They take the places of old pipelines that are as large, or else nearly.
+    lost: may include nodes of no pipeline, and nodes that joined. max_pipelines: joined nodes form no new pipeline beyond this
+    number, because there are only so many microbatches; None: no limit. sizes: number of nodes of each pipeline to form, together
+    no more than there are, for example from an `Instantiation`. It replaces the rules of this module, whose pipelines may be
+    slower after many changes. Intact pipelines of these sizes stay; of the others, the one with the most nodes left gets the
+    largest size.
 
-    Raises UnrecoverableError where a layer has no copy left, or the nodes are too few to lose as many again; ValueError for a
-    node that joined and is in a pipeline already.
+    Raises UnrecoverableError if a layer has no copy left, or too few nodes remain to lose as many again; ValueError if a node
+    that joined is in a pipeline already.
     """
     gone = frozenset(lost)
     fresh = tuple(node for node in joined if node not in gone)
@@ -114,14 +116,14 @@ def _check(templates: Templates, pipelines: Sequence[Pipeline], gone: frozenset[
 
 
 def _spans(layers: Sequence[int]) -> str:
-    """[3, 4, 5, 9] is "layers 3-5, 9"."""
+    """Name layers by ranges: [3, 4, 5, 9] becomes "layers 3-5, 9"."""
     starts = [layer for layer in layers if layer - 1 not in layers]
     ends = [layer for layer in layers if layer + 1 not in layers]
     return "layers " + ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends, strict=True))
 
 
 def _holders(pipelines: Sequence[Pipeline], gone: frozenset[str]) -> list[tuple[str, ...]]:
-    """The nodes that have each of the L layers and are not gone."""
+    """Return, for each of the L layers, the nodes that have it and are not gone."""
     holders: list[list[str]] = [[] for _ in range(pipelines[0].template.stages[-1].layers.stop)]
     for pipeline in pipelines:
         for position, node in enumerate(pipeline.nodes):
@@ -132,7 +134,7 @@ def _holders(pipelines: Sequence[Pipeline], gone: frozenset[str]) -> list[tuple[
 
 
 def _given(origins: Sequence[Origin], sizes: Sequence[int]) -> Sizes:
-    """Whole pipelines stay where the sizes have theirs; of the others, the largest comes from the one that has the most left."""
+    """Keep intact pipelines whose size is in `sizes`; the largest other size goes to the pipeline with the most nodes left."""
     rest = sorted(sizes, reverse=True)
     kept = {}
     for i, (size, *left) in enumerate(origins):
@@ -147,7 +149,7 @@ def _given(origins: Sequence[Origin], sizes: Sequence[int]) -> Sizes:
 def _target_sizes(
     specification: NodeSpecification, origins: Sequence[Origin], num_free: int, max_pipelines: int | None
 ) -> list[Sizes]:
-    """All outcomes that differ by choices between equal pipelines only."""
+    """Return all outcomes of the module's rules; they differ only by choices between equally large pipelines."""
     start: Sizes = tuple((i, len(origin) - 1) for i, origin in enumerate(origins))
     states, seen, outcomes = [(start, num_free)], {(start, num_free)}, []
     while states:
@@ -167,8 +169,10 @@ def _target_sizes(
 def _steps(
     specification: NodeSpecification, origins: Sequence[Origin], sizes: dict[int, int], free: int, *, room: bool
 ) -> list[tuple[dict[int, int], int]]:
-    """Equally good next steps towards pipelines that all have a template and leave no node free: the new sizes, and the free
-    nodes. None at the end. room: whether there may be one more pipeline."""
+    """Return the equally good next steps towards pipelines that all have a template and leave no node free, empty at the end.
+
+    Each step is the new sizes and the number of nodes still free. room: whether there may be one more pipeline.
+    """
     smallest, largest = specification.smallest, specification.largest
     least, most = min(sizes.values()), max(sizes.values())
     spare = sum(max(0, size - smallest) for size in sizes.values())
@@ -190,12 +194,12 @@ def _steps(
     if free and growing:
         return [({**sizes, i: growing + 1}, free - 1) for i in _alike(sizes, origins, growing)]
     if free and free + spare >= smallest and room:
-        return [({**sizes, new: free}, 0)]  # one that borrows what it is short of
+        return [({**sizes, new: free}, 0)]  # it borrows the nodes it lacks
     return []
 
 
 def _mergers(sizes: dict[int, int], origins: Sequence[Origin]) -> list[tuple[dict[int, int], int]]:
-    """The smallest pipeline becomes a part of the next smallest."""
+    """Return the ways to merge the smallest pipeline into the next smallest."""
     first, second = sorted(sizes.values())[:2]
     merged = []
     for i in _alike(sizes, origins, first):
@@ -205,7 +209,7 @@ def _mergers(sizes: dict[int, int], origins: Sequence[Origin]) -> list[tuple[dic
 
 
 def _alike(sizes: Mapping[int, int], origins: Sequence[Origin], size: int) -> list[int]:
-    """Of the pipelines of a size the first of each origin: what one does, the others would do as well."""
+    """Return the first pipeline of each origin among those of `size`: the others of that origin would have the same outcome."""
     firsts: dict[Origin, int] = {}
     for i in sizes:
         if sizes[i] == size:
@@ -216,10 +220,10 @@ def _alike(sizes: Mapping[int, int], origins: Sequence[Origin], size: int) -> li
 def _place(
     templates: Templates, pipelines: Sequence[Pipeline], alive: Sequence[tuple[str, ...]], fresh: Sequence[str], sizes: Sizes
 ) -> tuple[int, int, tuple[Pipeline, ...]]:
-    """Bytes to copy, number of pipelines that change, and the pipelines.
+    """Assign nodes to pipelines of `sizes`; return the bytes to copy, the number of pipelines that change, and the pipelines.
 
-    Whole ones stay as they are. The other nodes go where they lack the fewest bytes in all, an assignment problem, and where
-    that is equal into their own pipeline.
+    Intact pipelines stay as they are. The other nodes go where they lack the fewest bytes in total, an assignment problem, and on
+    a tie into their own pipeline.
     """
     whole = {i for i, size in sizes if i < len(pipelines) and size == len(alive[i]) == len(pipelines[i].nodes)}
     layers_of = {node: old.template.layers_of(place) for old in pipelines for place, node in enumerate(old.nodes)}

@@ -1,26 +1,26 @@
-"""GPU-stage mapping (Oobleck, dissertation section 2.4.1.2): the chain of stages that is fastest on so many nodes.
+"""Find the fastest chain of stages on a number of nodes: GPU-stage mapping (Oobleck, dissertation section 2.4.1.2).
 
-A step of four microbatches a stage takes T = T1 + T2 + T3. With t_j for the forward and backward of stage j of S, and k for the
-slowest stage (of equally slow ones the last, whose time is the longest):
+A step with four microbatches per stage takes T = T1 + T2 + T3. With t_j for the forward and backward of stage j of S, and k for
+the slowest stage, counted from 0 (the last of equally slow ones, for which T is the longest):
 
     T = sum of all t_j  +  (3 S + k - 1) t_k  +  sum of t_j from k on
 
-Chains of different numbers of stages do different numbers of microbatches in T: the fastest has the least T / S. (The paper
-takes the least T, which has few stages of many GPUs even where these gain little.)
+Chains with different numbers of stages process different numbers of microbatches in T, so the fastest has the least T / S. (The
+paper minimises T, which leads to few stages of many GPUs even where these gain little.)
 
-Counted stage by stage, with tau = t_k: a stage before k costs t_j + 4 tau, one from k on costs 2 t_j + 3 tau, and tau is taken
-off at the end. For a given tau the best chain is a shortest path over (GPUs used, layers placed, slowest stage placed).
+Counted stage by stage, with tau = t_k: a stage before k costs t_j + 4 tau, one from k on costs 2 t_j + 3 tau, and tau is
+subtracted at the end. For a given tau the best chain is a shortest path over (GPUs used, layers placed, slowest stage placed).
 
-Why the search is exact. A chain has a T / S below T* / S*, that of the best one so far, if its S* T - T* S is below 0; that is a
-sum over its stages too, with S* for `scale` and T* for `rebate` (Dinkelbach, Management Science 13(7), 1967). Take all chains
-whose slowest stage takes a tau from low to high. Such a chain has stages of at most `high`, one of at least `low`, and behind
-that one only faster stages than `high`. The shortest path over all chains of which this is true, with `low` for tau, is no longer
-than the shortest among them. An interval is dropped where this bound is not below 0; where the path is really as long as the
-bound, as always with low = high, the interval is searched again with the better ratio; else it is halved. tau is one of finitely
-many sums of layers, and the search begins at the smallest that any chain has.
+Why the search is exact. A chain has a T / S below T* / S*, that of the best chain so far, if S* T - T* S is below 0. That is a
+sum over its stages too, with S* for `scale` and T* for `rebate` (Dinkelbach, Management Science 13(7), 1967). Consider all chains
+whose slowest stage takes a tau from low to high. Their stages take at most `high`, at least one takes `low` or more, and all
+stages after that one are faster than `high`. The shortest path over all chains with these properties, with `low` for tau, is no
+longer than the shortest among the chains considered. An interval is dropped if this bound is not below 0. If the path really is
+as long as the bound, as always with low = high, the interval is searched again with the better ratio; otherwise it is halved. tau
+is one of finitely many sums of layers, and the search begins at the smallest tau of any chain.
 
-Seconds are counted in whole quanta, so that sums are exact and equally slow stages equal. Of chains with the same T / S it is the
-one found first, which does not depend on the machine.
+Seconds are counted in whole quanta, so that sums are exact and equally slow stages compare equal. Of chains with the same T / S,
+the first one found is returned, which does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -34,29 +34,32 @@ import numpy as np
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
 
-_BITS = 36  # of the sum of all seconds, in quanta: so T, times stages, fits into 63 bits
-_NONE = 2**62  # no such chain; also: no bound
+_BITS = 36  # of the sum of all seconds, in quanta, so that T times the number of stages fits into 63 bits
+_NONE = 2**62  # length of a chain that does not exist; also: no bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains:
-    """All chains of stages of a model of L layers on nodes of M GPUs."""
+    """The possible chains of stages of a model of L layers on nodes of M GPUs."""
 
     quantum: float
-    """Seconds."""
+    """Seconds in a quantum, the unit of all times here."""
     sums: Ints
-    """(M, L + 1) quanta that the layers before each one take on 1 .. M GPUs."""
+    """(M, L + 1) quanta that all layers before a given one take on 1 .. M GPUs."""
     ends: Ints
-    """(M, L) end of the longest stage that begins with a layer: of one unit, and within the memory of a GPU."""
+    """(M, L) end of the longest stage on 1 .. M GPUs that begins with a given layer and stays within one unit and GPU memory."""
     bottlenecks: Ints
-    """(nodes + 1,) quanta of the slowest stage where it is as fast as can be; `_NONE` where so many nodes have no chain."""
+    """(nodes + 1,) quanta of the slowest stage in the chain where it is fastest; `_NONE` if no chain uses that many nodes."""
     slowest: Ints
-    """Quanta that a slowest stage can take, rising, each once."""
+    """Quanta that a slowest stage can take, in rising order, each once."""
 
     @classmethod
     def of(cls, seconds: Floats, num_bytes: Ints, unit_ends: Ints, memory: int, max_nodes: int) -> Chains:
-        """seconds, num_bytes: (L, M) of a layer on 1 .. M GPUs, the bytes on each of them; memory: of a GPU.
-        unit_ends: (L,) end of each layer's unit."""
+        """Find the chains of a model.
+
+        seconds, num_bytes: (L, M) time of a layer on 1 .. M GPUs, and its bytes on each of them. memory: bytes of a GPU.
+        unit_ends: (L,) end of each layer's unit.
+        """
         _, exponent = math.frexp(float(seconds.max(axis=1).sum()))
         quantum = math.ldexp(1.0, exponent - _BITS)
         sums = _prefix_sums(np.maximum(np.rint(seconds / quantum), 1).astype(np.int64))
@@ -70,13 +73,13 @@ class Chains:
         )
 
     def feasible(self, num_nodes: int) -> bool:
-        """Whether some chain uses all GPUs of so many nodes."""
+        """Whether some chain uses all GPUs of `num_nodes` nodes."""
         return bool(self.bottlenecks[num_nodes] < _NONE)
 
     def fastest(self, num_nodes: int) -> Ints:
-        """(S, 3) number of GPUs, first and end layer of each stage of the chain with the least T / S.
+        """Return (S, 3) number of GPUs, first layer and end layer of each stage in the chain with the least T / S.
 
-        So many nodes are feasible.
+        `num_nodes` must be feasible.
         """
         quanta = np.diff(self.sums)
         least = _of_the_rest(quanta.min(axis=0))
@@ -86,9 +89,9 @@ class Chains:
         best, stages = _shortest(self.sums, self.ends, least, effort, num_nodes, low, low, 1, 0, _NONE)
         intervals = deque([(low, _NONE)])
         while intervals:
-            low, high = intervals.popleft()  # the widest: a good chain is found early, and more intervals are dropped
+            low, high = intervals.popleft()  # the widest first: a good chain is found early, and more intervals are dropped
             scale, rebate = len(stages), best
-            # T is at least the least of all layers and 3 S slowest stages
+            # T is at least the least time of all layers plus 3 S slowest stages
             high = min(high, (rebate * most_stages - scale * int(least[0])) // (3 * scale * most_stages))
             first, end = np.searchsorted(self.slowest, low), np.searchsorted(self.slowest, high, side="right")
             if first >= end:
@@ -109,16 +112,16 @@ class Chains:
         return stages
 
     def stage_quanta(self, stages: Ints) -> Ints:
-        """(S,) of stages as `fastest` returns them."""
+        """(S,) quanta of stages given as `fastest` returns them."""
         gpus, first, end = stages.T
         quanta: Ints = self.sums[gpus - 1, end] - self.sums[gpus - 1, first]
         return quanta
 
 
 def iteration_time(stages: Ints | Floats, num_microbatches: int) -> float:
-    """T1 + T2 + T3 of stages (S,) whose forward and backward of a microbatch together take so long, in the unit of `stages`.
+    """Time of a step, T1 + T2 + T3, in the unit of `stages`: (S,) forward plus backward of one microbatch in each stage.
 
-    The formulas are of a pipeline that its microbatches fill: they are too low for fewer microbatches than stages.
+    The formula is for a pipeline that its microbatches fill: it is too low for fewer microbatches than stages.
     """
     count = len(stages)
     slowest = count - 1 - int(np.argmax(stages[::-1]))
@@ -126,7 +129,7 @@ def iteration_time(stages: Ints | Floats, num_microbatches: int) -> float:
 
 
 def _prefix_sums(of_layers: Ints) -> Ints:
-    """(M, L + 1) of (L, M): what the layers before each one have together."""
+    """Return (M, L + 1) sums over all layers before each one, from (L, M) values of layers."""
     num_layers, num_gpus = of_layers.shape
     sums = np.zeros((num_gpus, num_layers + 1), np.int64)
     np.cumsum(of_layers.T, axis=1, out=sums[:, 1:])
@@ -134,13 +137,13 @@ def _prefix_sums(of_layers: Ints) -> Ints:
 
 
 def _of_the_rest(of_layers: Ints) -> Ints:
-    """(L + 1,) what each layer (L,) and those behind it have together."""
+    """Return (L + 1,) sums over each layer and all after it, from (L,) values of layers."""
     return np.append(np.cumsum(of_layers[::-1])[::-1], 0)
 
 
 @kernel
 def _ends(byte_sums: Ints, unit_ends: Ints, memory: int) -> Ints:
-    """See `Chains.ends`; a layer that is too large for so many GPUs is the end of its own stage."""
+    """Compute `Chains.ends`; a layer that is too large for so many GPUs is the end of its own stage."""
     num_gpus, num_layers = byte_sums.shape[0], unit_ends.size
     ends = np.empty((num_gpus, num_layers), np.int64)
     for m in range(num_gpus):
@@ -155,7 +158,7 @@ def _ends(byte_sums: Ints, unit_ends: Ints, memory: int) -> Ints:
 
 @kernel
 def _stage_times(sums: Ints, ends: Ints) -> Ints:
-    """Quanta of every stage that there can be."""
+    """Return the quanta of every possible stage."""
     times = np.empty((ends - np.arange(ends.shape[1])).sum(), np.int64)
     count = 0
     for m in range(ends.shape[0]):
@@ -168,7 +171,7 @@ def _stage_times(sums: Ints, ends: Ints) -> Ints:
 
 @kernel
 def _bottlenecks(sums: Ints, ends: Ints, max_nodes: int) -> Ints:
-    """See `Chains.bottlenecks`: of all numbers of nodes in one pass."""
+    """Compute `Chains.bottlenecks`, for all numbers of nodes in one pass."""
     gpus_of_node, num_layers = ends.shape
     least = np.full((max_nodes * gpus_of_node + 1, num_layers + 1), _NONE)
     least[0, 0] = 0
@@ -190,10 +193,10 @@ def _bottlenecks(sums: Ints, ends: Ints, max_nodes: int) -> Ints:
 def _shortest(
     sums: Ints, ends: Ints, least: Ints, effort: Ints, num_nodes: int, low: int, high: int, scale: int, rebate: int, below: int
 ) -> tuple[int, Ints]:
-    """The shortest path of an interval (see the module), and its stages as `Chains.fastest` returns them.
+    """Return the length of the shortest path of an interval of tau (see the module), and its stages like `Chains.fastest`.
 
-    Its length is `scale` times what it costs less `rebate` for each stage.
-    least: (L + 1,) quanta that each layer and those behind it take at the least; effort: their quanta times GPUs at the least.
+    The length is `scale` times the path's cost, less `rebate` for each stage.
+    least: (L + 1,) least quanta of each layer and those after it together; effort: the same for their quanta times GPUs.
     A path that is no shorter than `below` is not found; the length is then `_NONE`.
     """
     gpus_of_node, num_layers = ends.shape
@@ -204,7 +207,7 @@ def _shortest(
     of_each = 3 * scale * low - rebate  # what any stage costs besides its own time
     for used in range(num_gpus):
         free = gpus_of_node - used % gpus_of_node
-        nodes = num_nodes - used // gpus_of_node  # each has at least one of the stages to come
+        nodes = num_nodes - used // gpus_of_node  # each of these nodes has at least one of the remaining stages
         for first in range(num_layers - nodes + 1):
             if effort[first] > (num_gpus - used) * high:
                 continue

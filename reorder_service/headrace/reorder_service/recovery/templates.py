@@ -1,7 +1,7 @@
 """Pipeline templates (Oobleck, dissertation section 2.4.1): every pipeline that a job may ever need, planned before it starts.
 
-A template says how a number of nodes computes the whole model: its stages, the GPUs and layers of each, the node that each is on.
-Templates of consecutive sizes are made so that pipelines of them can use whatever nodes there are left.
+A template says how a number of nodes computes the whole model: its stages, the GPUs and layers of each, and the node each is on.
+Templates have consecutive sizes, so that pipelines made from them can use any number of remaining nodes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from headrace.reorder_service.recovery.stage_mapping import Chains, iteration_ti
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelProfile:
-    """A model of L layers, and what it takes on nodes of M GPUs. Raises ValueError where the parts do not fit together."""
+    """Layer times and sizes of a model of L layers on nodes of M GPUs. Raises ValueError if the parts do not fit together."""
 
     units: Mapping[str, int]
-    """Number of layers of each unit, in pipeline order; L in all."""
+    """Number of layers of each unit, in pipeline order; their sum is L."""
     seconds: Floats
-    """(L, M) forward and backward of a microbatch through a layer that 1 .. M GPUs of one node share."""
+    """(L, M) seconds of forward plus backward of a microbatch through a layer that 1 .. M GPUs of one node share."""
     gpu_bytes: Ints
-    """(L, M) what the layer then takes of each GPU's memory. On one GPU, the first column, it is the layer as a whole."""
+    """(L, M) bytes that the layer then takes on each of those GPUs. The first column, for one GPU, is the whole layer."""
     memory_bytes: int
-    """Of a GPU."""
+    """Memory of one GPU."""
 
     def __post_init__(self) -> None:
         num_layers = sum(self.units.values())
@@ -42,27 +42,27 @@ class ModelProfile:
 
     @property
     def unit_bounds(self) -> Ints:
-        """(units + 1,) first layer of every unit, and L."""
+        """(units + 1,) index of the first layer of every unit, followed by L."""
         return np.cumsum([0, *self.units.values()])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Layers of one unit on GPUs of one node."""
+    """A pipeline stage: consecutive layers of one unit, on GPUs of one node."""
 
     unit: str
     node: int
-    """Counted within the pipeline, in pipeline order."""
+    """Index of the node within the pipeline, in pipeline order."""
     gpus: int
     layers: range
-    """Counted within the whole model."""
+    """Indices of the layers within the whole model."""
     seconds: float
-    """Forward and backward of a microbatch."""
+    """Seconds of forward plus backward of one microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A pipeline on nodes that have no names yet."""
+    """A pipeline planned for nodes that have no names yet."""
 
     stages: tuple[Stage, ...]
 
@@ -71,12 +71,12 @@ class Template:
         return self.stages[-1].node + 1
 
     def layers_of(self, node: int) -> range:
-        """The layers of a node of the pipeline: neighbours, as its stages are."""
+        """The layers on a node of the pipeline: contiguous, as the node's stages are neighbours."""
         stages = [stage for stage in self.stages if stage.node == node]
         return range(stages[0].layers.start, stages[-1].layers.stop)
 
     def nodes_of(self, unit: str) -> range:
-        """The nodes of the pipeline that hold stages of a unit; units may meet on one node."""
+        """The nodes of the pipeline that hold stages of a unit; one node may hold stages of several units."""
         nodes = [stage.node for stage in self.stages if stage.unit == unit]
         return range(nodes[0], nodes[-1] + 1)
 
@@ -87,16 +87,16 @@ class Template:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpecification:
-    """How many nodes a pipeline may have."""
+    """How many nodes the pipelines of a job may have."""
 
     num_nodes: int
-    """At the start."""
+    """Number of nodes at the start of the job."""
     max_failures: int
-    """Nodes that may be lost at the same time."""
+    """Number of nodes that may be lost at the same time."""
     smallest: int
     """The fewest nodes that hold the model."""
     largest: int
-    """What is left of all nodes when every other pipeline is as small as can be; fewer where the model has too few layers."""
+    """The most nodes of one pipeline: all but those of `max_failures` smallest ones; fewer if the model has too few layers."""
 
     @property
     def sizes(self) -> range:
@@ -104,16 +104,18 @@ class NodeSpecification:
 
     @property
     def least_nodes(self) -> int:
-        """With fewer nodes there are not enough replicas to lose `max_failures` nodes at once."""
+        """The fewest nodes that hold enough replicas to lose `max_failures` nodes at once."""
         return (self.max_failures + 1) * self.smallest
 
     def usable(self, num_nodes: int) -> int:
-        """How many of so many nodes pipelines can use, from `least_nodes` on. Theorem 1: all of them, if there are as many sizes
-        as nodes in the smallest one (the Frobenius condition)."""
+        """Return how many of `num_nodes` nodes, at least `least_nodes`, pipelines can use.
+
+        Theorem 1: all of them, if there are as many sizes as nodes in the smallest one (the Frobenius condition).
+        """
         return min(num_nodes, num_nodes // self.smallest * self.largest)
 
     def say_spare(self, num_nodes: int) -> str:
-        """Whether so many nodes outlast a loss, in words; empty where they do, or are not to."""
+        """Return a warning if `num_nodes` nodes do not survive a loss; empty if they do, or if `max_failures` is 0."""
         if not self.max_failures or num_nodes > self.least_nodes:
             return ""
         return (
@@ -123,7 +125,7 @@ class NodeSpecification:
 
     @property
     def caveat(self) -> str:
-        """A sentence on the least number of nodes of which some would be idle; empty where there is none."""
+        """A sentence on the smallest number of nodes of which some would be idle; empty if there is none."""
         end = self.least_nodes + self.smallest**2  # from there on, pipelines of two sizes are enough to even out any remainder
         wasteful = next((count for count in range(self.least_nodes, end) if self.usable(count) < count), None)
         if wasteful is None:
@@ -138,23 +140,22 @@ class NodeSpecification:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Templates:
-    """All templates of a job."""
+    """All pipeline templates of a job."""
 
     specification: NodeSpecification
     of_size: Mapping[int, Template]
-    """One for each of the specification's sizes, by number of nodes."""
+    """Number of nodes -> template, for each of the specification's sizes."""
     layer_bytes: Ints
-    """(L,) what it takes to copy a layer."""
+    """(L,) bytes to copy for each layer."""
 
 
 def plan_templates(profile: ModelProfile, num_nodes: int, max_failures: int) -> Templates:
-    """The node specification and the fastest template of each size: the one with the least T1 + T2 + T3 for each of its
-    microbatches, four a stage.
+    """Plan the node specification, and for each size the fastest template: least T1 + T2 + T3 per microbatch, four per stage.
 
-    The paper takes the least T1 + T2 + T3 as it is, which prefers few stages of many GPUs even where these gain little: fewer
-    stages do fewer microbatches in it.
+    The paper minimises T1 + T2 + T3 itself, which prefers few stages of many GPUs even where these gain little: fewer stages
+    process fewer microbatches in it.
 
-    Raises UserError where the nodes do not hold as many replicas as it takes to lose `max_failures` nodes at once.
+    Raises UserError if the nodes do not hold as many replicas as it takes to lose `max_failures` nodes at once.
     """
     bounds = profile.unit_bounds
     unit_ends = np.repeat(bounds[1:], np.diff(bounds))
@@ -183,7 +184,7 @@ def plan_templates(profile: ModelProfile, num_nodes: int, max_failures: int) -> 
 
 
 def _specify(chains: Chains, num_nodes: int, max_failures: int) -> NodeSpecification:
-    """The fewest nodes that hold the model, and the most that one pipeline can then have."""
+    """Find the fewest nodes that hold the model, and the most that one pipeline can then have. Raises UserError if too few."""
     smallest = next((size for size in range(1, num_nodes + 1) if chains.feasible(size)), None)
     if smallest is None:
         raise UserError(

@@ -1,1 +1,1 @@
-"""Forecasts of failures: an availability trace under Headrace's recovery and under that of others. No live job uses this."""
+"""Forecasts of failures: replays of availability traces under Headrace's recovery and that of others. No live job uses this."""

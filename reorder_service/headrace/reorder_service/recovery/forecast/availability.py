@@ -1,4 +1,4 @@
-"""Availability traces: which nodes of a cluster are lost and come back, and when. Given row by row, or drawn at random."""
+"""Availability traces: when nodes of a cluster are lost and come back, from the rows of a file or drawn at random."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LOST, BACK = "lost", "back"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A row of a trace."""
+    """One row of an availability trace: a node is lost or comes back."""
 
     time_s: float
-    """Since the start of the trace."""
+    """Seconds since the start of the trace."""
     node: str
     event: str
-    """`LOST`, or `BACK`, which is also said of a node that was never there before."""
+    """`LOST` or `BACK`; `BACK` is also used for a node that was never there before."""
     line: int = 0
-    """Where it was read, for errors."""
+    """Line number in the file that the event was read from, for error messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Nodes that are lost and come back at one moment."""
+    """The nodes that are lost and that come back at one moment."""
 
     time_s: float
     lost: tuple[str, ...] = ()
@@ -39,12 +39,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What happens to the nodes of a cluster from 0 to `end_s`."""
+    """The changes of a cluster's nodes from 0 to `end_s`."""
 
     nodes: tuple[str, ...]
-    """At the start."""
+    """Names of the nodes at the start."""
     changes: tuple[Change, ...]
-    """Of rising times before `end_s`. A node is lost only while it is there, and comes back only while it is not."""
+    """Changes before `end_s`, in order of time. A node is lost only while it is there, and comes back only while it is not."""
     end_s: float
 
     @property
@@ -52,7 +52,7 @@ class Trace:
         return sum(len(change.lost) for change in self.changes)
 
     def counts(self) -> list[tuple[float, float, int]]:
-        """(from, until, number of nodes there), which together cover the whole trace."""
+        """Return (from, until, number of nodes there) for consecutive spans that together cover the whole trace."""
         times = [0.0, *(change.time_s for change in self.changes), self.end_s]
         steps = (len(change.joined) - len(change.lost) for change in self.changes)
         numbers = itertools.accumulate(steps, initial=len(self.nodes))
@@ -60,7 +60,10 @@ class Trace:
 
 
 def nodes_at_start(events: Sequence[Event], num_nodes: int) -> tuple[str, ...]:
-    """Those whose first event is their loss, by name, and behind them nameless others up to `num_nodes`. Raises UserError."""
+    """Return the nodes at the start: those whose first event is their loss, by name, then generated names up to `num_nodes`.
+
+    Raises UserError if more than `num_nodes` nodes are lost that must have been there at the start.
+    """
     first = {event.node: event.event for event in reversed(events)}
     named = sorted(node for node, event in first.items() if event == LOST)
     if len(named) > num_nodes:
@@ -72,9 +75,9 @@ def nodes_at_start(events: Sequence[Event], num_nodes: int) -> tuple[str, ...]:
 
 
 def trace_of(events: Sequence[Event], nodes: Sequence[str], end_s: float) -> Trace:
-    """The trace of a cluster that has these nodes at the start. Events of `end_s` or later are left out.
+    """Build the trace of a cluster that starts with `nodes`. Events at `end_s` or later are left out.
 
-    Raises UserError, which names the line, for events that are not in order or contradict each other.
+    Raises UserError, naming the line, for events that are not in order or contradict each other.
     """
     _check(events, set(nodes))
     changes = []
@@ -103,9 +106,10 @@ def _check(events: Sequence[Event], there: set[str]) -> None:
 
 
 def draw(random: np.random.Generator, *, num_nodes: int, mtbf_s: float, mttr_s: float, end_s: float) -> Trace:
-    """A trace of exponential times: between losses, of a node that is as likely any of those there, and until a node is back.
+    """Draw a trace with exponential times between losses, each of a random node, and until a lost node is back.
 
-    mtbf_s: the mean time between losses of the whole cluster, however many nodes it has left. mttr_s: until a node is back.
+    mtbf_s: the mean time between losses of the whole cluster, however many nodes it has left. mttr_s: the mean time until a lost
+    node is back.
     """
     nodes = [f"node{number}" for number in range(num_nodes)]
     there = list(nodes)

@@ -1,7 +1,7 @@
-"""Replay of an availability trace: a job's throughput while nodes are lost and come back, under a given policy.
+"""Replay an availability trace: the throughput of a job under a given policy, while nodes are lost and come back.
 
-Steps take as long as predicted, every one the same. A loss interrupts the step in progress; nodes that come back join at the end
-of one. What a change then costs, and how fast the job goes on, the policy says. A change during a recovery adds its own pause.
+All steps take their predicted time. A loss interrupts the step in progress; nodes that come back join at the end of a step. The
+policy says what a change costs and how fast the job goes on. A change during a recovery adds its own pause.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Protocol
 from headrace.errors import UnrecoverableError
 from headrace.reorder_service.recovery.forecast.availability import Change, Trace
 
-_NOISE = 1e-6  # of a step: what sums of times are off by
+_NOISE = 1e-6  # of a step: the rounding error of sums of times
 
 
 class Activity(Enum):
-    """What a job does."""
+    """What a job does during a span of time."""
 
     TRAINS = "trains"
     SAVES = "saves a checkpoint"
@@ -30,7 +30,7 @@ class Activity(Enum):
 
 
 class Undone(Enum):
-    """What a change costs of the work that was done."""
+    """The finished or unfinished work that a change of nodes undoes."""
 
     NOTHING = "nothing"
     STEP = "the step in progress"
@@ -39,23 +39,23 @@ class Undone(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a job trains while no node is lost or joins."""
+    """How fast a job trains while its nodes do not change."""
 
     step_s: float
     samples: float
-    """Of a step."""
+    """Samples per step."""
     save_every: float = math.inf
     """Steps between checkpoints."""
     save_s: float = 0.0
-    """In which it does not train."""
+    """Seconds without training while a checkpoint is saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """What comes of a change of nodes."""
+    """What a job does after a change of nodes, and what that costs."""
 
     pace: Pace | None
-    """None: there is no training until nodes come back."""
+    """How the job trains after the pause; None: not at all until nodes come back."""
     pause_s: float
     undone: Undone = Undone.NOTHING
     saved: bool = False
@@ -63,24 +63,25 @@ class Recovery:
 
 
 class Policy(Protocol):
-    """What a job does about nodes."""
+    """A way for a job to deal with nodes that are lost and come back."""
 
     @property
     def name(self) -> str: ...
 
     def start(self, nodes: Sequence[str]) -> Pace:
-        """Raises UserError for nodes that the job cannot start on."""
+        """Return how the job trains on its first nodes. Raises UserError if it cannot start on them."""
 
     def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
-        """What comes of it; None where training is not affected. Not called again once it raised UnrecoverableError.
+        """Return the job's recovery from a change of nodes; None if training is not affected.
 
-        announced: whether the change comes at the end of a step and as no surprise, as always where nodes only join.
+        It is not called again after it raised UnrecoverableError.
+        announced: whether the change comes at the end of a step and as no surprise, as always when nodes only join.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A time in which a job does one thing."""
+    """A span of time in which a job does one thing."""
 
     start_s: float
     end_s: float
@@ -94,14 +95,14 @@ class Span:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A job on a trace."""
+    """What a job did on a trace, and how much it trained."""
 
     name: str
     spans: list[Span] = field(default_factory=list)
-    """Without gaps."""
+    """The job's time from the start of the trace to its end, without gaps."""
     recoveries: int = 0
     stopped: str = ""
-    """Why the job stopped, in a sentence; empty where it did not."""
+    """Why the job stopped, in a sentence; empty if it did not."""
 
     @property
     def samples(self) -> float:
@@ -112,7 +113,7 @@ class Run:
         return self.samples / self.spans[-1].end_s
 
     def share_of(self, bound: Run) -> float:
-        """Of the samples of another run; 0 where that has none."""
+        """Samples of this run as a share of another run's; 0 if that has none."""
         return self.samples / bound.samples if bound.samples else 0.0
 
     def seconds(self, activity: Activity) -> float:
@@ -120,20 +121,20 @@ class Run:
 
     @property
     def lost_s(self) -> float:
-        """In which the job did not train, or trained in vain."""
+        """Seconds in which the job did not train, or did work that was undone later."""
         return math.fsum(span.seconds for span in self.spans if span.activity is not Activity.TRAINS)
 
     def mean_over(self, start_s: float, end_s: float) -> float:
-        """Samples per second from start to end."""
+        """Mean samples per second from `start_s` to `end_s`."""
         parts = (span.samples_per_s * max(0.0, min(end_s, span.end_s) - max(start_s, span.start_s)) for span in self.spans)
         return math.fsum(parts) / (end_s - start_s)
 
 
 def replay(policy: Policy, trace: Trace, *, notice_s: float = 0.0) -> Run:
-    """The job of a policy on a trace. Raises UserError where it cannot start.
+    """Return the run of a job under a policy on a trace. Raises UserError if the job cannot start.
 
-    notice_s: how long before its loss a node is told of it, as spot instances are. It then leaves at the end of a step, if one
-    ends in that time.
+    notice_s: how long before its loss a node is told of it, as spot instances are. The node then leaves at the end of a step, if
+    one ends in that time.
     """
     clock = _Clock(run=Run(name=policy.name), pace=policy.start(trace.nodes))
     coming: list[str] = []
@@ -161,22 +162,22 @@ def replay(policy: Policy, trace: Trace, *, notice_s: float = 0.0) -> Run:
 
 @dataclass(slots=True, kw_only=True)
 class _Clock:
-    """Where a job stands while its spans are made."""
+    """The state of a job during a replay, and the run that its spans are added to."""
 
     run: Run
     pace: Pace | None
     now_s: float = 0.0
     resume_s: float = 0.0
-    """When it trains, after what it now does instead."""
+    """Time at which training resumes; until then the job does `instead`."""
     instead: Activity = Activity.RECOVERS
     steps: float = 0.0
-    """Since the last checkpoint was begun."""
+    """Steps trained since the last checkpoint was begun."""
     saved_s: float = 0.0
-    """When the last checkpoint was complete."""
+    """Time at which the last checkpoint was complete."""
 
     @property
     def step_end_s(self) -> float:
-        """When nodes that have come back can join."""
+        """Time at which nodes that have come back can join: the end of the current step or pause."""
         if self.now_s < self.resume_s:
             return self.resume_s
         if self.pace is None:
@@ -239,7 +240,7 @@ class _Clock:
             self._undo(self.now_s - max(0.0, self.steps - math.floor(self.steps + _NOISE)) * self.pace.step_s)
 
     def _undo(self, since_s: float) -> None:
-        """What was trained since then was in vain."""
+        """Mark the training since `since_s` as undone."""
         spans = self.run.spans
         redone = []
         while spans and spans[-1].end_s > since_s:

@@ -1,6 +1,6 @@
-"""Headrace on an availability trace, and what all policies share: the job, what is assumed of times, and the bound on throughput.
+"""Headrace's recovery on an availability trace, and what all policies share: the job, assumed times, the bound on throughput.
 
-The rivals are in `rivals.py`.
+The policies of rivals are in `rivals.py`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ from headrace.reorder_service.recovery.templates import ModelProfile, Templates,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions(Circumstances):
-    """What no template tells, of all policies. The defaults were measured or published, and where one had to be chosen it favours
-    the rivals."""
+    """What no template tells: times and rates that all policies assume.
+
+    The defaults were measured or published; where one had to be chosen, it favours the rivals.
+    """
 
     detect_s: float = 1.0
-    """From a loss until all know of it, for all policies but torchft: Headrace's lease, within which a node that hangs is missed.
-    A killed one is known in 0.02 s, by the end of its stream."""
+    """Seconds from a loss until all nodes know of it, for all policies but torchft: Headrace's lease, within which a node that
+    hangs is detected. A killed node is detected in 0.02 s, by the end of its stream."""
     restart_s: float = 2.53
-    """Of all processes, until they load a checkpoint. Measured: torchrun on one machine."""
+    """Seconds to restart all processes, until they load a checkpoint. Measured: torchrun on one machine."""
     link_bytes_per_s: float = 25e9
-    """Of a node's link, each way, which is all that the rivals' copies wait for: 200 Gbit/s, as in Oobleck's evaluation."""
+    """Rate of a node's link, each way. Nothing else slows the rivals' copies. 200 Gbit/s, as in Oobleck's evaluation."""
     storage_bytes_per_s: float = 25e9
-    """Of the checkpoint storage, for all nodes together: six NVMe drives, as in Oobleck's evaluation."""
+    """Rate of the checkpoint storage for all nodes together: six NVMe drives, as in Oobleck's evaluation."""
     save_every: int = 10
     """Steps between checkpoints, as in Oobleck's evaluation of Varuna."""
     torchft_s: float = 5.07
-    """torchft, from a kill to the next commit. Measured, with its default heartbeat; 0.49 s with the tuned one."""
+    """Seconds from a kill to the next commit with torchft. Measured with its default heartbeat; 0.49 s with the tuned one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """What is trained. Raises UserError for a global batch that is no whole microbatches."""
+    """The training job to forecast. Raises UserError if the global batch is not a multiple of the microbatch."""
 
     profile: ModelProfile
     templates: Templates
     global_batch: int
     microbatch: int
-    """Samples of one."""
+    """Samples per microbatch."""
 
     def __post_init__(self) -> None:
         if self.global_batch % self.microbatch:
@@ -54,7 +56,7 @@ class Job:
 
     @classmethod
     def of(cls, profile: ModelProfile, num_nodes: int, max_failures: int, *, global_batch: int, microbatch: int = 1) -> Job:
-        """With its templates. Raises UserError as `plan_templates` does, too."""
+        """Create a job and plan its templates. Raises UserError as `plan_templates` does, too."""
         templates = plan_templates(profile, num_nodes, max_failures)
         return cls(profile=profile, templates=templates, global_batch=global_batch, microbatch=microbatch)
 
@@ -64,14 +66,14 @@ class Job:
 
     @property
     def state_bytes(self) -> int:
-        """Of the whole model."""
+        """Bytes of the whole model's state."""
         return int(self.templates.layer_bytes.sum())
 
 
 def failure_free(job: Job, trace: Trace) -> Run:
-    """The bound: as fast as the nodes there can be without failures, at each moment, with all replicas that they make, be it one.
+    """Return the upper bound: the throughput of the nodes there at each moment, without failures and even with a single replica.
 
-    The best pipelines of all sets of so many or fewer nodes, which change at once and for nothing.
+    It takes the best of all sets of pipelines on as many or fewer nodes, and changes between sets cost no time.
     """
     specification = replace(job.templates.specification, max_failures=0)
     templates = replace(job.templates, specification=specification)
@@ -95,12 +97,11 @@ def failure_free(job: Job, trace: Trace) -> Run:
 
 
 class Headrace:
-    """Recovery without checkpoints: other pipelines, and the layers that they lack from nodes that have them. The step that was
-    cut off is done again, or, where that is faster, its lost microbatches are rerouted.
+    """Recovery without checkpoints: other pipelines are formed, and nodes copy the layers they lack from nodes that have them.
 
-    Which pipelines, and what comes first, `recovery.choice` says, for the service as well. Of a step whose
-    microbatches are rerouted, what was left is counted at the pace of the new pipelines. Like a job, it stops where its guarantee
-    ends.
+    The interrupted step is repeated or, if that is faster, its lost microbatches are rerouted. `recovery.choice` decides on this
+    and on the pipelines, as it does for the service. The rest of a step whose microbatches are rerouted is counted at the pace
+    of the new pipelines. Like a live job, it stops where its guarantee ends.
     """
 
     name = "headrace"

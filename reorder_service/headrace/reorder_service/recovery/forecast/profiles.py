@@ -1,4 +1,4 @@
-"""The profile of a model that is known by name: seconds and bytes of its layers, counted from its shape and not measured."""
+"""Profiles of models that are known by name: seconds and bytes of their layers, computed from the shape and not measured."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from headrace.reorder_service.planning.cost_model.coefficients import VISION, to
 from headrace.reorder_service.planning.cost_model.cost import published
 from headrace.reorder_service.recovery.templates import ModelProfile
 
-if TYPE_CHECKING:  # a fifth of a second of imports
+if TYPE_CHECKING:  # importing it takes a fifth of a second
     from headrace.spec import AudioSpec, ImageSpec
 
 BYTES_PER_WEIGHT = 16
-"""Weight and gradient in bf16; weight, momentum and variance in fp32."""
+"""Bytes of training state per weight: weight and gradient in bf16; weight, momentum and variance in fp32."""
 BOTH_WAYS = 3
-"""The backward takes twice as long as the forward."""
+"""Time of forward plus backward, in forwards: the backward takes twice as long as the forward."""
 SHARING = 1 / 40
-"""Of the time on one GPU: what each further one that shares a layer adds, for the collectives."""
+"""What each further GPU that shares a layer adds for the collectives, as a share of the layer's time on one GPU."""
 
 
 def profile_of(
@@ -34,11 +34,11 @@ def profile_of(
     gpus: int,
     memory_bytes: int,
 ) -> ModelProfile:
-    """Units vision, llm, and generator where the shape has one, on samples of one image of `patches` patches in `tokens` tokens.
+    """Return the profile of a model with the units vision, llm and, if the shape has one, generator.
 
-    At the nominal rate of `published`. The audio encoder, which such samples do not use, is left out, as the bytes of what
-    stands before the vision encoder and around the generator.
-    memory_bytes: of a GPU, for weights, gradients and optimizer.
+    A sample has one image of `patches` patches in `tokens` tokens. Times are at the nominal rate of `published`. Left out are the
+    audio encoder, which such samples do not use, and the bytes of what stands before the vision encoder and around the generator.
+    memory_bytes: memory of a GPU for weights, gradients and optimizer.
     """
     ends = {
         VISION: projector_weights(shape.vision.width, image.merge**2, shape.llm.width),

@@ -1,8 +1,8 @@
-"""What others do about lost nodes, in the manner of Varuna, Bamboo and torchft, on the same templates and traces as Headrace.
+"""Rival policies for lost nodes in the manner of Varuna, Bamboo and torchft, on the same templates and traces as Headrace.
 
-Models of published designs, not measurements of those systems. In doubt they are on the rival's side: all have Headrace's
-templates, its way to learn of a loss where theirs is not known to be slower, storage that gives one checkpoint all of its
-bandwidth, and nodes that are ready to work at once when they are back.
+These are models of published designs, not measurements of those systems. In doubt they favour the rival: all have Headrace's
+templates, its way to detect a loss unless theirs is known to be slower, storage that gives one checkpoint all of its bandwidth,
+and nodes that are ready to work as soon as they are back.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from headrace.reorder_service.recovery.stage_mapping import iteration_time
 from headrace.reorder_service.recovery.templates import Template, Templates, plan_templates
 
 FORWARD_SHARE = 1 / 3
-"""Of a layer's forward and backward: the backward takes twice as long."""
+"""Share of the forward in a layer's forward plus backward time: the backward takes twice as long."""
 TUNED_S = 0.49
-"""`Assumptions.torchft_s` with heartbeats tuned for it; measured."""
+"""Seconds of `Assumptions.torchft_s` with heartbeats tuned for it; measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Equal pipelines that share the global batch as evenly as can be."""
+    """Equal pipelines that share the global batch as evenly as possible."""
 
     template: Template
     pipelines: int
     microbatches: int
-    """Of the pipeline that has the most."""
+    """Number of microbatches of the pipeline that has the most."""
 
     @property
     def step_s(self) -> float:
@@ -44,7 +44,7 @@ class Grid:
 
 
 def best_grid(templates: Templates, num_nodes: int, num_microbatches: int, *, fewest: int = 1) -> Grid | None:
-    """The fastest on so many nodes or fewer that has `fewest` pipelines or more; None where there is none."""
+    """Return the fastest grid of `fewest` pipelines or more on at most `num_nodes` nodes; None if there is none."""
     grids = []
     for size, template in templates.of_size.items():
         pipelines = min(num_nodes // size, num_microbatches)
@@ -54,10 +54,10 @@ def best_grid(templates: Templates, num_nodes: int, num_microbatches: int, *, fe
 
 
 class Varuna:
-    """Checkpoint and restart: a loss breaks the grid of nodes, and all start again from the last checkpoint, on the best grid of
-    the nodes left. So too, after a checkpoint, where a loss is announced, and where nodes are back that make a faster grid.
+    """Checkpoint and restart: after a loss, all nodes start again from the last checkpoint, on the best grid of the nodes left.
 
-    A checkpoint stops training while it is written, as in Oobleck's evaluation. Nodes outside of the grid are lost for nothing.
+    They also restart, after saving a checkpoint, when a loss is announced or when nodes are back that make a faster grid.
+    Training stops while a checkpoint is written, as in Oobleck's evaluation. Losing a node outside of the grid costs nothing.
     """
 
     def __init__(self, job: Job, assumed: Assumptions, *, name: str = "varuna-like") -> None:
@@ -102,13 +102,14 @@ class Varuna:
 
 
 class Bamboo:
-    """Redundant computation: each node of a pipeline also computes the forward of the node behind it, the last one that of the
-    first, and holds its layers. It takes that node's place when it is lost; where it is lost itself, all start again from the
-    last checkpoint. Nodes that are back fill gaps, and make new pipelines where there are enough of them.
+    """Redundant computation: each node of a pipeline also holds the layers of the next node and computes their forward.
 
-    So layers take a third more time and twice the memory, all the time. Not modelled: redundant work that hides in bubbles (all
-    the same, Oobleck measured an overhead of more than half, section 2.7.4), the backwards that are computed again after a loss,
-    and what checkpoints cost.
+    The last node does so for the first one. When a node is lost, the one before it takes its place; when both are lost, all
+    start again from the last checkpoint. Nodes that are back fill gaps, and make new pipelines if there are enough of them.
+
+    So layers take a third more time and twice the memory, all the time. Not modelled: redundant work hidden in pipeline bubbles
+    (even so, Oobleck measured an overhead of more than half, section 2.7.4), backwards that are computed again after a loss, and
+    the cost of checkpoints.
     """
 
     name = "bamboo-like"
@@ -157,7 +158,7 @@ class Bamboo:
         return self._pace(grid.template) if grid else None
 
     def _fill(self, template: Template) -> int:
-        """Put spare nodes to work; the most bytes that one of them copies."""
+        """Put spare nodes into gaps and new pipelines; return the most bytes that one of them copies."""
         num_bytes = [int(self._templates.layer_bytes[list(template.layers_of(i))].sum()) for i in range(template.num_nodes)]
         copied = [0]
         for nodes in self._pipelines:
@@ -178,10 +179,10 @@ class Bamboo:
 
 
 class Torchft:
-    """Equal replica groups: one that lost a node sits out until the node is back, or another one takes its place, and so does its
-    share of the global batch. Where no group is whole, the first that is starts again from the last checkpoint.
+    """Equal replica groups: one that lost a node sits out, and its share of the batch with it, until that is back or replaced.
 
-    Not modelled: what it costs a group to come back, which fetches the model while the others train, and what checkpoints cost.
+    If no group is whole, the first that becomes so starts again from the last checkpoint. Not modelled: what it costs a group to
+    come back, which fetches the model while the others train, and what checkpoints cost.
     """
 
     def __init__(self, job: Job, assumed: Assumptions, *, name: str = "torchft-like") -> None:
@@ -249,12 +250,12 @@ RIVALS: Mapping[str, Callable[[Job, Assumptions], Policy]] = {
     "torchft-like": Torchft,
     "torchft-like, tuned": _torchft_tuned,
 }
-"""By name; tuned: a checkpoint after every step, or `TUNED_S`. A job that they cannot run makes them raise UserError, at once or
-when it starts."""
+"""Policies by name; tuned: a checkpoint after every step, or `TUNED_S`. For a job that they cannot run they raise UserError, when
+created or when started."""
 
 
 def _with_gaps(template: Template, gaps: Sequence[int]) -> Floats:
-    """(S,) seconds of the stages that are left, where the node before each gap has its work in addition to its own."""
+    """Return (S,) the seconds of the remaining stages, where the node before each gap does the gap's work as well as its own."""
     work = [
         sum(stage.seconds * stage.gpus for stage in template.stages if stage.node == node) for node in range(template.num_nodes)
     ]
