@@ -1,4 +1,4 @@
-"""Where the commands look for the reorder service, and where it listens, unless told otherwise."""
+"""Arguments that name the reorder service and the cluster's token, with the default endpoint of commands and service."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ TOKEN_HELP = "with the cluster's secret (default: $HEADRACE_CLUSTER_TOKEN_FILE, 
 
 
 def add_endpoint(parser: argparse.ArgumentParser, flag: str = "--endpoint", note: str = "") -> None:
-    """The argument that names the reorder service."""
+    """Add the arguments that name the reorder service and the file of the cluster's token."""
     help_text = f"the reorder service{note}; several on one store: HOST:PORT,HOST:PORT (default: %(default)s)"
     parser.add_argument(flag, default=DEFAULT_ENDPOINT, metavar="HOST:PORT", help=help_text)
     add_token_file(parser, TOKEN_HELP)
 
 
 def add_token_file(parser: argparse.ArgumentParser, help_text: str) -> None:
-    """The argument that names the file of the cluster's token, for this process and those that it starts."""
+    """Add the argument that names the file of the cluster's token, for this process and those that it starts."""
     parser.add_argument("--cluster-token-file", type=Path, metavar="FILE", help=help_text)
 
 
 def add_allow_anyone(parser: argparse.ArgumentParser) -> None:
-    """The argument without which no service listens beyond this machine and asks for no token."""
+    """Add `--allow-anyone`, without which no service listens beyond this machine unless it asks for a token."""
     parser.add_argument(
         "--allow-anyone",
         action="store_true",

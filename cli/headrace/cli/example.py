@@ -1,4 +1,4 @@
-"""Where the bundled example data lies: in the repository, or in the installed package."""
+"""Find the bundled example data, in the repository or in the installed package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.errors import UserError
 
 
 def example_data() -> Path:
-    """The folder. Raises UserError where this installation has none."""
+    """Return the folder of the bundled example data. Raises UserError if this installation has none."""
     package = Path(__file__).resolve().parent
     for folder in (package / "example_data", package.parents[2] / "examples" / "data"):
         if folder.is_dir():

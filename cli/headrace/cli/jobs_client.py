@@ -1,4 +1,4 @@
-"""The commands' client of the reorder service's Jobs."""
+"""The commands' client of the reorder service's Jobs API."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headrace.spec import JobSpec, TopologySpec
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 STREAM_TIMEOUT_S = 300.0
-LEDGER_PAGE = 256  # steps that are asked for at a time
+LEDGER_PAGE = 256  # steps per request
 
 
 class JobsClient:
-    """Blocking calls. Every method raises the Headrace error that the service, or the lack of one, stands for."""
+    """Blocking client of the Jobs API. Every method raises the Headrace error of the service's reply, or of a missing service."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -31,7 +31,7 @@ class JobsClient:
         self._stub = jobs_pb2_grpc.JobsStub(self._channel)
 
     def __enter__(self) -> JobsClient:
-        """Raises EndpointError where no reorder service answers."""
+        """Wait for the reorder service. Raises EndpointError if none answers."""
         rpc.await_reorder_service(self.endpoint)
         return self
 
@@ -39,7 +39,7 @@ class JobsClient:
         self._channel.close()
 
     def submit(self, spec: JobSpec) -> str:
-        """The job's name."""
+        """Submit a job and return its name."""
         reply = rpc.call(self._stub.Submit, jobs_pb2.SubmitRequest(spec_json=spec.to_peer_json()), self.endpoint)
         return str(reply.job)
 
@@ -55,12 +55,12 @@ class JobsClient:
         return status
 
     def pause(self, job: str, paused: bool) -> jobs_pb2.JobStatus:
-        """Plan no further step, or go on."""
+        """Stop planning further steps of a job or, with `paused` False, continue."""
         status: jobs_pb2.JobStatus = rpc.call(self._stub.Pause, jobs_pb2.PauseRequest(job=job, paused=paused), self.endpoint)
         return status
 
     def reset(self, job: str, step: int) -> jobs_pb2.JobStatus:
-        """Undo the commits of `step` and of all later ones."""
+        """Undo the commits of `step` and of all later steps."""
         status: jobs_pb2.JobStatus = rpc.call(self._stub.Reset, jobs_pb2.ResetRequest(job=job, step=step), self.endpoint)
         return status
 
@@ -71,13 +71,16 @@ class JobsClient:
         return status
 
     def set_topology(self, job: str, topology: TopologySpec, generation: int | None = None) -> jobs_pb2.JobStatus:
-        """`generation`: the present one, as far as the caller knows."""
+        """Plan a job for another topology from its first uncommitted step on.
+
+        `generation`: the change is refused unless this is the job's current one; None: any.
+        """
         request = jobs_pb2.TopologyRequest(job=job, topology_json=topology.model_dump_json(), generation=generation)
         status: jobs_pb2.JobStatus = rpc.call(self._stub.SetTopology, request, self.endpoint)
         return status
 
     def manifest(self, job: str) -> tuple[ShardTable, NDArray[np.int64]]:
-        """The shards, and (n,) the rows of each, UNCOUNTED until it is indexed."""
+        """Return the shards of a job and (n,) int64 the rows of each, UNCOUNTED until it is indexed."""
         with rpc.translated(self.endpoint):
             pages = list(self._stub.Manifest(jobs_pb2.ManifestRequest(job=job), timeout=STREAM_TIMEOUT_S))
         items = [item for page in pages for item in page.shards]
@@ -85,7 +88,7 @@ class JobsClient:
         return shard_table([item.shard for item in items]), num_rows
 
     def ledger(self, job: str) -> Iterator[LedgerEntry]:
-        """Committed steps in order. By the page, so that whoever takes his time over them outstays no deadline."""
+        """Yield committed steps in order. They are fetched by the page, so that a slow caller exceeds no deadline."""
         start = 0
         while True:
             request = jobs_pb2.LedgerRequest(job=job, start=start, count=LEDGER_PAGE)
@@ -97,20 +100,23 @@ class JobsClient:
             start += LEDGER_PAGE
 
     def quarantine(self, job: str) -> list[Rejected]:
-        """Quarantined samples, by name."""
+        """Return the quarantined samples of a job, by name."""
         with rpc.translated(self.endpoint):
             replies = self._stub.Quarantine(jobs_pb2.QuarantineRequest(job=job), timeout=STREAM_TIMEOUT_S)
             return [rejection_value(item) for item in replies]
 
     def show_plan(self, job: str, step: int = -1) -> tuple[int, StepPlan, list[int], dict[str, list[float]]]:
-        """(step, plan, sample ids in arrival order, costs per unit); -1: the latest step with a full global batch."""
+        """Return (step, plan, sample ids in arrival order, seconds per unit and sample) of a step.
+
+        -1: the latest step with a full global batch.
+        """
         reply = rpc.call(self._stub.ShowPlan, jobs_pb2.ShowPlanRequest(job=job, step=step), self.endpoint)
         plan = StepPlan.from_json(json.loads(reply.plan_json))
         return reply.step, plan, list(reply.sample_ids), {column.unit: list(column.cost_s) for column in reply.costs}
 
 
 def state_name(status: jobs_pb2.JobStatus) -> str:
-    """`running` for JOB_STATE_RUNNING; `paused` where it does not go on."""
+    """Name of a job's state, such as `running` for JOB_STATE_RUNNING; `paused` if it is indexing or running but paused."""
     if status.paused and status.state in (jobs_pb2.JOB_STATE_INDEXING, jobs_pb2.JOB_STATE_RUNNING):
         return "paused"
     return str(jobs_pb2.JobState.Name(status.state)).removeprefix("JOB_STATE_").lower()

@@ -1,4 +1,4 @@
-"""How the services write their logs, unless told otherwise."""
+"""The argument that sets the format of a service's log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.observability.logs import LOG_FORMATS
 
 
 def add_log_format(parser: argparse.ArgumentParser) -> None:
-    """The argument that says it."""
+    """Add `--log-format`."""
     parser.add_argument(
         "--log-format",
         choices=LOG_FORMATS,

@@ -17,7 +17,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Command -> (module of headrace.cli, one line). A module has `add_arguments(parser)` and `run(args) -> exit code`, and imports
-# the services only when it runs, so that `--help` is quick and a machine needs only the extras of what it runs.
+# the services only when it runs, so that `--help` is quick and a machine needs only the extras of the commands it runs.
 COMMANDS = {
     "demo": ("demo.demo", "run the whole job on one machine, with a live display, a summary and a picture"),
     "reorder": ("run.reorder", "run the reorder service"),
@@ -52,17 +52,17 @@ EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 EXIT_UNRECOVERABLE = 3  # nodes or layers are lost for good
 EXIT_INTERRUPTED = 130
-EXIT_BROKEN_PIPE = 141  # what a shell reports of a program that SIGPIPE ends, as it does most others
+EXIT_BROKEN_PIPE = 141  # what a shell reports of a program ended by SIGPIPE, as most programs are
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; the process's exit code."""
+    """Run one command and return the process's exit code."""
     _open_closed_streams()
     try:
         try:
             return _run(argv)
         finally:
-            sys.stdout.flush()  # here, where what goes wrong can still be told
+            sys.stdout.flush()  # here, where an error can still be reported
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -81,19 +81,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """What is written to a closed standard stream (`>&-`) is dropped. Else the next file that is opened would get it."""
+    """Redirect closed standard streams (`>&-`) to /dev/null, as the next file opened would otherwise receive their output."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _drop_output() -> None:
-    """Nothing more goes to standard output, not even what the interpreter flushes when it ends."""
+    """Discard all further standard output, including what the interpreter flushes when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _run(argv: list[str] | None) -> int:
-    # takes a moment, in which Ctrl-C is pressed too
+    # imported here because it takes a moment, in which Ctrl-C is pressed too
     from headrace.cli.run.processors import share_processors
 
     share_processors()  # before anything loads torch or numpy
@@ -101,7 +101,7 @@ def _run(argv: list[str] | None) -> int:
     from headrace.printable import printable
 
     args = _parse(argv)
-    if getattr(args, "cluster_token_file", None) is not None:  # before that of the environment, and for processes that we start
+    if getattr(args, "cluster_token_file", None) is not None:  # overrides the environment, for child processes too
         os.environ["HEADRACE_CLUSTER_TOKEN_FILE"] = str(args.cluster_token_file)
         os.environ.pop("HEADRACE_CLUSTER_TOKEN", None)
     try:
@@ -117,16 +117,16 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    import argparse  # takes a moment too
+    import argparse  # imported here because it takes a moment too
 
     class Parser(argparse.ArgumentParser):
-        """Says in one line what is wrong, without the usage."""
+        """A parser that reports an error in one line, without the usage."""
 
         def error(self, message: str) -> NoReturn:
             self.exit(EXIT_USER_ERROR, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
 
     class Version(argparse.Action):
-        """Looked up when it is asked for, since that takes a moment as well."""
+        """Print the version, which is looked up only on request since that takes a moment as well."""
 
         def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
             from importlib.metadata import version
@@ -146,7 +146,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     command = next((argument for argument in arguments if not argument.startswith("-")), "")
     for name, (module, line) in COMMANDS.items():
         sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
-        if name == command:  # the others' modules need not be loaded, and a health check comes every few seconds
+        if name == command:  # the other modules need not be loaded, and a health check comes every few seconds
             loaded = importlib.import_module(f"headrace.cli.{module}")
             loaded.add_arguments(sub)
             sub.set_defaults(run=loaded.run)

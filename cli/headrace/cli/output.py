@@ -1,4 +1,4 @@
-"""Files that a command writes besides what it prints."""
+"""Write the files of a command into its --out folder, with errors that say what went wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """Around whatever is written into the folder of --out: UserError says that it is this which cannot be written, and why."""
+    """Turn an OSError in a `with` block that writes into the folder of --out into a UserError that says so, and why."""
     try:
         yield
     except OSError as err:
@@ -22,13 +22,13 @@ def writing(out: Path) -> Iterator[None]:
 
 
 def make_folder(out: Path) -> None:
-    """The one of --out. Raises UserError."""
+    """Create the folder of --out. Raises UserError if that fails."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
 
 
 def attempted(out: Path, write: Callable[[], _T]) -> tuple[_T | None, UserError | None]:
-    """What `write` returns, which writes into the folder; or why it could not, to be raised once the report is printed."""
+    """Call `write`, which writes into the folder of --out; return its result, or the error to raise after the report."""
     try:
         with writing(out):
             return write(), None

@@ -1,17 +1,17 @@
-"""The control groups that this process is in, and what they are limited to."""
+"""Read the limits of the control groups that this process is in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-_V1_MOUNTS = {"cpu": ("cpu", "cpu,cpuacct"), "memory": ("memory",)}  # of the controllers, below /sys/fs/cgroup
+_V1_MOUNTS = {"cpu": ("cpu", "cpu,cpuacct"), "memory": ("memory",)}  # names of the controllers' folders below /sys/fs/cgroup
 
 
 def limits(controller: str, unified: str, legacy: tuple[str, ...], root: Path) -> Iterator[list[str]]:
-    """The words in a controller's files of the process's group and of each group above it; none where a file is not there.
+    """Yield the words in a controller's files, for the process's group and each group above it; none for a missing file.
 
-    `unified`: the file of cgroup v2. `legacy`: those of v1, one after the other. `root`: where /proc and /sys are.
+    `unified`: the file of cgroup v2. `legacy`: the files of v1, whose words follow each other. `root`: where /proc and /sys are.
     """
     groups = root / "sys" / "fs" / "cgroup"
     for line in _read(root / "proc" / "self" / "cgroup").splitlines():
@@ -29,7 +29,7 @@ def _words(mount: Path, path: str, *names: str) -> Iterator[list[str]]:
 
 
 def _with_parents(mount: Path, path: str) -> list[Path]:
-    """The group and all above it. A container sees its own at the mount itself, where the path is often the host's."""
+    """Return the group and all groups above it. A container sees its own at the mount itself; the path is often the host's."""
     group = mount / path.strip("/")
     return [mount, *(one for one in (group, *group.parents) if mount in one.parents)]
 

@@ -1,4 +1,4 @@
-"""`headrace health`: for container health checks and scripts."""
+"""`headrace health`: exit code for container health checks and scripts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace health`."""
     parser.add_argument("endpoint", metavar="HOST:PORT", help="a reorder service or a preprocessor")
     parser.add_argument(
         "--ready",
@@ -20,8 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if the process reports SERVING, and with --ready its services too. Raises EndpointError where TLS is what keeps it from
-    answering."""
+    """Return 0 if the process reports SERVING and, with --ready, its Jobs service does not stand by; else 1.
+
+    Raises EndpointError if TLS keeps it from answering.
+    """
     from grpc_health.v1.health_pb2 import HealthCheckResponse
 
     from headrace.rpc import JOBS, health_of

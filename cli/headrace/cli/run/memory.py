@@ -9,9 +9,9 @@ from headrace.cli.run.control_group import limits
 
 
 def usable_memory(root: Path = Path("/")) -> int:
-    """Bytes: what the machine has, or the least limit of the process's control group and those above it (cgroup v1 and v2).
+    """Return how many bytes of memory this process may use: those of the machine, or the least limit of its control groups.
 
-    `root`: where /proc and /sys are.
+    These are the process's own group and all above it (cgroup v1 and v2). `root`: where /proc and /sys are.
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     groups = limits("memory", "memory.max", ("memory.limit_in_bytes",), root)

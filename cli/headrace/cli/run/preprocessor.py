@@ -1,4 +1,4 @@
-"""`headrace preprocessor`: one preprocessor."""
+"""`headrace preprocessor`: run one preprocessor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REORDER_TIMEOUT_S = 30.0  # services may be started in any order within this tim
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace preprocessor`."""
     add_endpoint(parser, "--reorder", f", which may also start up to {REORDER_TIMEOUT_S:.0f} s later")
     parser.add_argument(
         "--listen",
@@ -113,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted."""
+    """Run a preprocessor until it is interrupted."""
     from headrace import rpc
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import await_token_file, check_exposure, cluster_token
@@ -162,10 +162,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def access(args: argparse.Namespace) -> Access:
-    """What jobs may have it open. Raises UserError for a folder or URL that is none.
+    """Return what jobs may read through this preprocessor. Raises UserError for a folder or URL that is invalid.
 
-    Where nothing is named: on this machine alone, a job is of somebody who has an account here; elsewhere of whoever reaches
-    the reorder service.
+    If no folder or URL is named, this is the default `Access` if --listen and --reorder are on loopback, as jobs then come from
+    somebody with an account on this machine; otherwise nothing, as they come from anybody who reaches the reorder service.
     """
     from headrace.cluster_token import is_loopback
     from headrace.preprocessor.access import NOTHING, Access

@@ -1,4 +1,4 @@
-"""Child processes of one command: started, watched, and ended together, whatever happens."""
+"""Start, watch and end the child processes of a command together, whatever happens."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from headrace.errors import HeadraceError
 START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner: half a minute on a free core
 POLL_S = 0.02
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
-SHORT_LIFE_S = 10.0  # who ends sooner could perhaps not start at all
-MAX_SHORT_LIVES = 3  # one after the other, each with another try
-_PORTS = range(20000, 32000)  # below those that a host gives to its connections
+SHORT_LIFE_S = 10.0  # a process that ends sooner could perhaps not start at all
+MAX_SHORT_LIVES = 3  # short lives in a row, each followed by another start
+_PORTS = range(20000, 32000)  # below the ephemeral ports
 
 
 class Process:
-    """A `headrace` command as a child. All that it prints goes to `log`."""
+    """A `headrace` command that runs as a child. All its output goes to `log`."""
 
     def __init__(self, name: str, arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: beside that of this process."""
+        """`environment`: variables to add to those of this process."""
         self._environment = environment or {}
         self.name = name
         self.log = log
         self._arguments = arguments
-        log.write_bytes(b"")  # an earlier run's
+        log.write_bytes(b"")  # drops the log of an earlier run
         self._short_lives = 0
         self.start()
 
     def start(self) -> None:
-        """Start (again). The child dies with this process, even if that is killed."""
+        """Start the process (again). It dies with this process, even if that is killed."""
         self._started_s = time.monotonic()
         with self.log.open("ab") as log:
             self._log_start = log.tell()
@@ -49,11 +49,11 @@ class Process:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
-                start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them in order
+                start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which ends its children in order
             )
 
     def restart(self) -> None:
-        """Start again what has ended. Raises HeadraceError where it has often ended soon after its start."""
+        """Start the process again after it has ended. Raises HeadraceError if it has often ended soon after its start."""
         short = time.monotonic() - self._started_s < SHORT_LIFE_S
         self._short_lives = self._short_lives + 1 if short else 0
         if self._short_lives > MAX_SHORT_LIVES:
@@ -65,11 +65,11 @@ class Process:
         return self._popen.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Exit code of the process; None while it runs."""
         return self._popen.poll()
 
     def endpoint(self) -> str:
-        """Wait for the line that says where it listens. Raises HeadraceError where there is none."""
+        """Wait until the log says where the process listens, and return that endpoint. Raises HeadraceError if it never does."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self.exit_code() is None:
             for line in self._lines()[:-1]:  # the last one may be half written
@@ -84,17 +84,17 @@ class Process:
             return log.read().decode(errors="replace").split("\n")
 
     def last_words(self) -> str:
-        """The last line of its log, and where the rest is."""
+        """Return the last line of the process's log, and where the rest is."""
         lines = [line for line in self._lines() if line.strip()]
         return f"{lines[-1] if lines else 'no word of it'} (log: {self.log})"
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end, if it runs."""
         if self._popen.poll() is None:
             self._popen.terminate()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for its end; after `timeout_s`, kill it."""
+        """Wait for the process to end; after `timeout_s`, kill it."""
         try:
             self._popen.wait(timeout=max(0.0, timeout_s))
         except subprocess.TimeoutExpired:
@@ -103,7 +103,7 @@ class Process:
 
 
 class ProcessGroup:
-    """Processes that end together at the end of a `with` block. SIGTERM to us counts as Ctrl-C."""
+    """Processes that are ended together at the end of a `with` block. SIGTERM to this process counts as Ctrl-C."""
 
     def __init__(self) -> None:
         self.processes: list[Process] = []
@@ -117,7 +117,7 @@ class ProcessGroup:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        former_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave anybody behind
+        former_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave any process behind
         deadline = time.monotonic() + STOP_TIMEOUT_S
         for process in reversed(self.processes):
             process.terminate()
@@ -132,9 +132,9 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def free_port(*hosts: str) -> int:
-    """A port that is free at each of `hosts` (none: 127.0.0.1), and stays so while nobody is told to listen there.
+    """Return a port that is free at each of `hosts` (none: 127.0.0.1), and stays so unless a process is told to listen there.
 
-    Raises HeadraceError where there is none, or a host is another machine.
+    Raises HeadraceError if there is none, or a host is another machine.
     """
     error: OSError | None = None
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
@@ -150,6 +150,6 @@ def free_port(*hosts: str) -> int:
 
 
 def torchrun_environments(num_ranks: int, port: int | None = None) -> list[dict[str, str]]:
-    """What torchrun tells each of so many processes of this host. They meet at `port`; None: at a free one."""
+    """Return what torchrun sets for each of `num_ranks` processes on this host. They meet at `port`; None: at a free one."""
     world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
     return [world | {"RANK": str(rank)} for rank in range(num_ranks)]

@@ -1,4 +1,4 @@
-"""How many processors this process may use, and libraries that keep to it."""
+"""Find how many processors this process may use, and keep libraries to them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from headrace.cli.run.control_group import limits
 
 
 def usable_processors(root: Path = Path("/")) -> int:
-    """At least 1: those that the affinity admits, or as many as a container's quota of time comes to, rounded up.
+    """Return how many processors this process may use, at least 1: the least of its CPU affinity and a container's CPU quota.
 
-    A quota is that of the process's control group or of one above it (cgroup v1 and v2), whichever is least. `root`: where
+    The quota is rounded up. It is the least of the process's control group and those above it (cgroup v1 and v2). `root`: where
     /proc and /sys are.
     """
     admitted = len(os.sched_getaffinity(0))
@@ -20,11 +20,11 @@ def usable_processors(root: Path = Path("/")) -> int:
 
 
 def share_processors() -> None:
-    """Set, in the environment, what numerical libraries read when they are loaded; what is set already stays.
+    """Limit the threads of numerical libraries by environment variables that they read when loaded; those that are set stay.
 
-    Their threads are as many as this process may use, and those of torchrun's ranks on one host share them. Threads that have
-    nothing to do sleep: as torch's OpenMP comes, they turn in circles for milliseconds and take the processor from whom they
-    wait for, which makes a step forty times as long where others work beside it.
+    A process gets as many threads as it may use processors; torchrun's ranks on one host share them. Idle threads sleep: by
+    default, those of torch's OpenMP spin for milliseconds and take the processor from the threads they wait for, which makes a
+    step forty times as long where others work beside it.
     """
     threads = str(max(1, usable_processors() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):  # the first is that of torch, MKL, OpenBLAS and Arrow
@@ -34,13 +34,13 @@ def share_processors() -> None:
 
 
 def _quotas(root: Path) -> list[float]:
-    """Processors that each group above this process may use, of those that have a limit."""
+    """Return the processors allowed by the process's group and each group above it, for those that have a limit."""
     groups = limits("cpu", "cpu.max", ("cpu.cfs_quota_us", "cpu.cfs_period_us"), root)
     return [quota for quota in (_quota(*words) for words in groups) if quota > 0]
 
 
 def _quota(quota_us: str = "", period_us: str = "") -> float:
-    """0 where there is no limit: a quota of `max` or -1, or none at all."""
+    """Return the processors that a quota allows; 0 if there is no limit: a quota of `max` or -1, or none at all."""
     try:
         return max(0.0, int(quota_us) / int(period_us))
     except (ValueError, ZeroDivisionError):

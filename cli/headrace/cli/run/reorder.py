@@ -1,4 +1,4 @@
-"""`headrace reorder`: the reorder service."""
+"""`headrace reorder`: run the reorder service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_STORE = "embedded:headrace-store"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace reorder`."""
     parser.add_argument(
         "--listen",
         default=DEFAULT_ENDPOINT,
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until interrupted."""
+    """Run the reorder service until it is interrupted."""
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
     from headrace.reorder_service.server import serve

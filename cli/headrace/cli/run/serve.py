@@ -1,4 +1,4 @@
-"""Runs a service's coroutine as a process: logs, signals, a clean end."""
+"""Run a service's coroutine as a process: logs, signals, a clean end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from headrace.observability.logs import configure_logging
 
 
 def run_service(name: str, service: Coroutine[Any, Any, None], log_format: str) -> int:
-    """Run until SIGINT or SIGTERM, which cancel the coroutine: it then cleans up and the process exits with 0.
+    """Run `service` until SIGINT or SIGTERM, which cancel it; it then cleans up and the process exits with 0.
 
-    A SIGINT that was ignored when the process started stays so: a shell does that for what it runs in the background, which
-    the Ctrl-C of its terminal is not meant for.
+    A SIGINT that was ignored when the process started stays ignored. A shell does that for background processes, which the Ctrl-C
+    of its terminal is not meant for.
 
-    `log_format`: as of `configure_logging`. Raises UserError where logs or traces are not configured as they can be.
+    `log_format`: see `configure_logging`. Raises UserError if the settings of logs or traces are invalid.
     """
 
     async def supervised() -> None:
@@ -31,9 +31,9 @@ def run_service(name: str, service: Coroutine[Any, Any, None], log_format: str) 
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
-    with contextlib.closing(service):  # it may never be begun
+    with contextlib.closing(service):  # `service` may never be started
         configure_logging(name, log_format)
         with tracing.exported(name):
-            gc.freeze()  # what the imports made stays: a full collection would look through it all, a tenth of a second long
+            gc.freeze()  # leaves out of full collections what the imports made: looking through it takes a tenth of a second
             asyncio.run(supervised())
     return 0

@@ -1,4 +1,4 @@
-"""`headrace train`: the compact model on a job's batches."""
+"""`headrace train`: train the compact model on a job's batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
 
 TRANSPORTS = ("auto", "shared_memory", "ucx", "flight")
-"""auto, and those of headrace.transport.base, which takes a moment to import."""
+"""Choices of --transport: auto, and the names in headrace.transport.base, which takes a moment to import."""
 DEFAULT_EVERY = 100  # steps between checkpoints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace train`."""
     add_endpoint(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--job", help="a job that was submitted before")
@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train to the job's end; rank 0 prints the summary."""
+    """Train to the end of the job; rank 0 prints the summary."""
     if args.emulate:
         return emulate.run(args)
     emulate.refuse_options(args)
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     configure_logging("trainer", args.log_format)
     await_token_file()
     with JobsClient(args.endpoint) as client:
-        # takes three seconds, which a wrong argument need not wait for
+        # imported here because it takes three seconds, which a wrong argument need not wait for
         from headrace.trainer.devices import local_device
         from headrace.trainer.optimizer_spec import OptimizerSpec, load_optimizer_yaml
         from headrace.trainer.pipeline.pipeline_training import train_pipeline
@@ -203,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def metrics_of_rank(listen: str) -> str:
-    """The address of this rank's metrics. Raises EndpointError."""
+    """Return where this rank serves metrics: `listen` with the local rank added to a port other than 0. Raises EndpointError."""
     import os
 
     from headrace.rpc import check_endpoint

@@ -1,4 +1,4 @@
-"""`headrace audit`: proves from the ledger that every sample was consumed once, or says what is wrong."""
+"""`headrace audit`: prove from a job's ledger that every sample was consumed once, or say what is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.sample import SampleRef
     from headrace.v1.jobs_pb2 import JobStatus
 
-MAX_SHOWN = 8  # findings of each rule, in the table
+MAX_SHOWN = 8  # findings of each rule that the table shows
 _EPILOG = """\
 what must hold, for all steps that are committed:
   steps       they are 0, 1, 2, ..., each once
@@ -42,7 +42,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace audit`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("job", metavar="JOB", help="under way or over")
@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit the job; 1 where something is wrong."""
+    """Audit a job; return 1 if something is wrong, else 0."""
     from headrace.cli.jobs_client import JobsClient, state_name
     from headrace.cli.watch.order_lookup import job_order
     from headrace.errors import ConflictError
 
     with JobsClient(args.endpoint) as client:
-        status = client.show(args.job)  # first: what it counts is in the quarantine and the ledger that are read after it
+        status = client.show(args.job)  # first, so that all it counts is in the quarantine and the ledger that are read later
         order = job_order(client, status)
         with _names(order) if args.by_name else contextlib.nullcontext() as name_of:
             checks = _audit(client, status, order, name_of)
@@ -87,7 +87,7 @@ def _audit(client: JobsClient, status: JobStatus, order: JobOrder, name_of: Call
 
 @contextlib.contextmanager
 def _names(order: JobOrder) -> Iterator[Callable[[SampleRef], str]]:
-    """A function from a row to its sample's name, by the shards on this machine."""
+    """Yield a function that returns the name of a sample, which it reads from the shards on this machine."""
     from headrace.preprocessor.job_work import Job
 
     job = Job(order.spec.name, order.spec)
@@ -99,7 +99,7 @@ def _names(order: JobOrder) -> Iterator[Callable[[SampleRef], str]]:
 
 
 def _progress(entries: Iterable[LedgerEntry], num_steps: int) -> Iterable[LedgerEntry]:
-    """With a bar on standard error, where that is a terminal."""
+    """Show a progress bar on standard error while `entries` are consumed, if that is a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -108,7 +108,7 @@ def _progress(entries: Iterable[LedgerEntry], num_steps: int) -> Iterable[Ledger
 
 
 def _report(job: str, state: str, num_steps: int, checks: list[Check]) -> dict[str, Any]:
-    """The public JSON form."""
+    """Return the report of an audit in its public JSON form."""
     return {
         "job": job,
         "state": state,
@@ -130,7 +130,7 @@ def _report(job: str, state: str, num_steps: int, checks: list[Check]) -> dict[s
 
 
 def _print(report: dict[str, Any], output: str) -> None:
-    """On standard output, as `output` (`json` or `table`) says."""
+    """Print the report on standard output, in the format `output` (`json` or `table`)."""
     if output == "json":
         print(json.dumps(report, ensure_ascii=False))
         return

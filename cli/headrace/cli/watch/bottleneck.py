@@ -1,10 +1,10 @@
-"""What holds a job up, in words, and what to do about it. Pure: the latest looks at the job in, one finding out.
+"""Find what holds a job up and what to do about it, in words. Pure: the latest looks at the job in, one finding out.
 
-The trainers' data wait says on which side the slowest part is. Where they wait, the stages of the preprocessors say why:
+The time that trainers wait for data says on which side the slowest part is. If they wait, the preprocessors' stages say why:
 
     ordered --read--> in memory --decode--> stored --> trainers
 
-The first stage that is busy, or full, while those behind it idle is the slowest one (docs/metrics.md has the same table).
+The slowest stage is the first that is busy, or full, while those behind it idle (docs/metrics.md has the same table).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from headrace.cli.watch.rates import Look, data_wait, recent
 from headrace.v1 import jobs_pb2
 from headrace.v1.jobs_pb2 import JobStatus
 
-WAITS = 0.05  # of the step time: less is not worth a remedy
-BUSY = 2 / 3  # of the decoding threads, on average: looks fall between two parts, too
-FULL = 0.75  # of the store's budget: an eighth is set aside for what is read ahead, and the next part must fit in
+WAITS = 0.05  # share of the step time that trainers wait for data; less is not worth a remedy
+BUSY = 2 / 3  # share of the decoding threads that decode, on average: looks fall between two parts, too
+FULL = 0.75  # share of the store's budget: an eighth is set aside for what is read ahead, and the next part must fit in
 BEHIND = 2  # steps: ranks that train in lockstep are one apart while they commit
-STALL_S, STALL_STEPS = 5.0, 5.0  # no commit for so long, and for so many times the latest step
-MAX_NAMED = 3  # ranks
+STALL_S, STALL_STEPS = 5.0, 5.0  # no commit for so many seconds, and for so many times the latest step
+MAX_NAMED = 3  # ranks that a finding names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A clause each; the remedy is empty where there is nothing to do."""
+    """What holds a job up, and what to do about it, as a clause each; the remedy is empty if there is nothing to do."""
 
     sentence: str
     remedy: str = ""
@@ -39,17 +39,17 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """All preprocessors together, on average over some looks."""
+    """What the stages of all preprocessors together hold, on average over some looks."""
 
     waiting: float
-    """Parts: ordered, being read, or read and not being decoded."""
+    """Number of parts that are ordered, being read, or read and not being decoded."""
     decoding: float
     decoders: float
-    """Threads, as many as parts that can be decoded at a time."""
+    """Number of decoding threads, and thus of parts that can be decoded at a time."""
     starved: float
-    """Idle threads whose own preprocessor has parts that wait: they are not read yet, unless the store is full."""
+    """Number of idle decoding threads whose own preprocessor has waiting parts: these are not read yet, or the store is full."""
     fill: float
-    """Of the stores' budgets, as a share."""
+    """Used share of the stores' budgets."""
     planned_steps: float
 
     @classmethod
@@ -70,12 +70,12 @@ class Stages:
 
 
 def decoding_threads(slots: int) -> int:
-    """Of a preprocessor: it takes a part for each thread and, to read ahead, one more for each and two."""
+    """Number of a preprocessor's decoding threads: it has a slot for each, one more for each to read ahead, and two."""
     return max(1, (slots - 2) // 2)
 
 
 def bottleneck(looks: Sequence[Look]) -> Finding:
-    """Of one job, looked at once or more, the earliest look first (headrace.cli.watch.rates.Looks)."""
+    """Find the bottleneck of one job from one look or more, the earliest first (headrace.cli.watch.rates.Looks)."""
     status = looks[-1].status
     return _standing(status) or _late_ranks(status) or _start(status) or _stalled(looks) or _slowest_part(looks)
 
@@ -86,7 +86,7 @@ def is_over(status: JobStatus) -> bool:
 
 
 def _standing(status: JobStatus) -> Finding | None:
-    """Why nothing can be measured; None where the job runs."""
+    """Why nothing can be measured of a job; None if it runs and has trainers."""
     if status.state == jobs_pb2.JOB_STATE_DONE:
         return Finding(sentence="every step is committed")
     if status.state == jobs_pb2.JOB_STATE_CANCELLED:
@@ -111,7 +111,7 @@ def _standing(status: JobStatus) -> Finding | None:
 
 
 def _late_ranks(status: JobStatus) -> Finding | None:
-    if status.HasField("snapshot"):  # one of the nodes commits for all
+    if status.HasField("snapshot"):  # one node commits for all
         return None
     first = max(rank.committed_steps for rank in status.ranks)
     late = sorted((rank for rank in status.ranks if first - rank.committed_steps >= BEHIND), key=lambda r: r.committed_steps)
@@ -136,7 +136,7 @@ def _late_ranks(status: JobStatus) -> Finding | None:
 
 
 def _start(status: JobStatus) -> Finding | None:
-    """While no rank has committed a step since it connected."""
+    """Return what the job does while no rank has committed a step since it connected; else None."""
     if any(rank.step_s for rank in status.ranks):
         return None
     if not status.planned_steps:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace job`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     submit = actions.add_parser("submit", help="start the job of a YAML spec; submitting the same spec again changes nothing")
     submit.add_argument("spec", type=Path, metavar="SPEC.yaml")
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what `args.action` says."""
+    """Carry out the action `args.action`, and print what comes of it."""
     from headrace.cli.jobs_client import JobsClient, state_name
     from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
@@ -97,7 +97,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
-    """Raises SpecError for a topology that is none, and what the service says."""
+    """Carry out an action that changes the job; return its new status.
+
+    Raises SpecError for an invalid topology, and the errors of the service.
+    """
     match args.action:
         case "pause" | "resume":
             return client.pause(args.job, args.action == "pause")
@@ -113,7 +116,7 @@ def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
 
 
 def _topology(present_json: str, args: argparse.Namespace) -> TopologySpec:
-    """The present one with what the arguments change."""
+    """Return the job's present topology with the changes that the arguments ask for."""
     from headrace.errors import SpecError
     from headrace.spec import load_topology_json
 
@@ -138,7 +141,7 @@ def _weight(text: str) -> tuple[str, float]:
 
 
 def _row(status: Any, state: str) -> dict[str, Any]:
-    """The public JSON form. `num_steps` is 0 until it is known."""
+    """Return a job's status in its public JSON form. `num_steps` is 0 until it is known."""
     return {
         "job": status.job,
         "state": state,
@@ -174,7 +177,7 @@ def _print(rows: list[dict[str, Any]], output: str) -> None:
 
 
 def _progress(row: dict[str, Any]) -> list[str]:
-    """Of a row with the figures of a job: what is done, of what there is where that is known."""
+    """Return the cells for steps, samples, quarantined and shards, with totals if known; none for a row without these figures."""
     if "committed_steps" not in row:
         return []
     steps, shards = (row["committed_steps"], row["num_steps"]), (row["indexed_shards"], row["num_shards"])

@@ -1,4 +1,4 @@
-"""The global order of a job, as its reorder service has it, for commands that look back at what a job did."""
+"""Rebuild the global order of a job as its reorder service has it, for commands that look back at what the job did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOrder:
-    """Which samples each step of a job has, as far as its shards are indexed, and in which shards they are."""
+    """The samples of each step of a job, as far as its shards are indexed, and the shards they are in."""
 
     job: str
     spec: JobSpec
@@ -26,7 +26,7 @@ class JobOrder:
     layout: Layout
 
     def check(self, step: int) -> None:
-        """Raises ConflictError where more shards must be indexed before the samples of a step can be told."""
+        """Raise ConflictError if more shards must be indexed before the samples of `step` can be told."""
         shards, counted = len(self.manifest.shards), self.manifest.num_counted
         if not shards or self.layout.to_count(step):
             raise ConflictError(
@@ -36,7 +36,10 @@ class JobOrder:
 
 
 def job_order(client: JobsClient, status: JobStatus) -> JobOrder:
-    """Of the job that `status` is of, up to its latest commit at least. Raises ConflictError where it has no step yet."""
+    """Return the global order of the job that `status` describes, at least up to its latest commit.
+
+    Raises ConflictError if it has no step yet.
+    """
     spec = load_spec_json(status.spec_json)
     manifest = CountedShards(spec, *client.manifest(status.job))
     changes = tuple((step, tuple(weights)) for step, weights in json.loads(status.mixture_json))

@@ -13,7 +13,7 @@ FORMATS = ("table", "json", "jsonl")
 
 
 def print_quarantine(client: JobsClient, job: str, output: str) -> None:
-    """On standard output, as `output`, one of FORMATS, says; sorted by name."""
+    """Print a job's quarantined samples on standard output, sorted by name, in the format `output` (one of FORMATS)."""
     rows = quarantine_rows(client, job)
     counts = dict(Counter(row["reason"] for row in rows).most_common())
     if output == "jsonl":
@@ -26,8 +26,10 @@ def print_quarantine(client: JobsClient, job: str, output: str) -> None:
 
 
 def quarantine_rows(client: JobsClient, job: str) -> list[dict[str, Any]]:
-    """The public JSON form of each sample. Null where it is not known: `number` (in the global order), `step`, and `row` (of
-    the shard) of damage that indexing found, which is in no row; `key` too, where it is the shard's as a whole.
+    """Return the public JSON form of each quarantined sample of a job.
+
+    What is unknown is null: `number` (in the global order) and `step`; `row` (in the shard) of damage that indexing found, which
+    is in no row; and `key` of damage to the shard as a whole.
     """
     from headrace.manifest import split_name
     from headrace.spec import load_spec_json

@@ -1,4 +1,4 @@
-"""What the latest looks at a job say of its pace. Pure: statuses and times in, numbers out."""
+"""Compute how fast a job goes from the latest looks at it. Pure: statuses and times in, numbers out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from headrace.v1.jobs_pb2 import JobStatus
 
-SPAN_S = 5.0  # of what is shown as the present
-MAX_SPAN_S = 300.0  # where steps take longer than that
+SPAN_S = 5.0  # looks of the last SPAN_S seconds count as the present
+MAX_SPAN_S = 300.0  # the most that is kept, if steps take longer than SPAN_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """A job's status, and when it was asked for (any clock, seconds)."""
+    """A job's status, and the time at which it was asked for, in seconds by any clock."""
 
     at_s: float
     status: JobStatus
@@ -21,7 +21,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Samples and bytes per second."""
+    """Samples and bytes that a preprocessor decodes per second."""
 
     samples_per_s: float = 0.0
     bytes_per_s: float = 0.0
@@ -29,12 +29,12 @@ class Pace:
 
 @dataclass(slots=True)
 class Looks:
-    """The looks of the last SPAN_S, the first of them or one before it; more while no step was committed, up to MAX_SPAN_S."""
+    """The latest looks at a job. They reach back SPAN_S, further while no step was committed since, but not beyond MAX_SPAN_S."""
 
     held: list[Look] = field(default_factory=list)
 
     def add(self, look: Look) -> None:
-        """The next one. Looks at another job, term or generation, whose counters begin anew, are forgotten."""
+        """Add a look. If it is at another job, term or generation, whose counters start anew, the earlier looks are dropped."""
         if self.held and _life(self.held[-1].status) != _life(look.status):
             self.held.clear()
         self.held.append(look)
@@ -43,24 +43,26 @@ class Looks:
 
 
 def recent(looks: Sequence[Look]) -> Sequence[Look]:
-    """Those of the last SPAN_S; at least two where there are."""
+    """Return the looks of the last SPAN_S; at least two if there are two."""
     first = next(i for i, look in enumerate(looks) if looks[-1].at_s - look.at_s <= SPAN_S)
     return looks[max(0, min(first, len(looks) - 2)) :]
 
 
 def steps_per_s(looks: Sequence[Look]) -> float:
-    """Committed steps."""
+    """Committed steps per second, from the first look to the last."""
     return _rate(looks, looks[0].status.committed_steps, looks[-1].status.committed_steps)
 
 
 def samples_per_s(looks: Sequence[Look]) -> float:
-    """Committed samples."""
+    """Committed samples per second, from the first look to the last."""
     return _rate(looks, looks[0].status.committed_samples, looks[-1].status.committed_samples)
 
 
 def data_wait(looks: Sequence[Look]) -> float | None:
-    """The share of the step time that the slowest ranks waited for data: of the steps committed between the first and the
-    last look, else of all steps; None before the first commit."""
+    """Share of the step time that the slowest ranks waited for data; None before the first commit.
+
+    It is that of the steps committed between the first and the last look, or of all steps if there are none.
+    """
     first, last = looks[0].status, looks[-1].status
     if last.step_s > first.step_s:
         return max(0.0, last.data_wait_s - first.data_wait_s) / (last.step_s - first.step_s)
@@ -68,9 +70,9 @@ def data_wait(looks: Sequence[Look]) -> float | None:
 
 
 def decoding_paces(looks: Sequence[Look]) -> dict[str, Pace]:
-    """Of each preprocessor that is connected now; zero until it has reported twice."""
+    """Return the decoding pace of each preprocessor that is connected now, by name; zero until it has reported twice."""
     looks = recent(looks)
-    # One that has just connected (again) has not said yet how far it is: its counters would leap.
+    # A preprocessor that has just connected (again) has not reported its counters yet: they would leap.
     before = {member.preprocessor: member for member in looks[0].status.preprocessors if member.HasField("occupancy")}
     paces = {}
     for member in looks[-1].status.preprocessors:
@@ -89,7 +91,7 @@ def _life(status: JobStatus) -> tuple[str, int, int]:
 
 
 def _reaches_back(look: Look, last: Look) -> bool:
-    """Whether no look before this one is needed."""
+    """Whether this look is old enough for the looks before it to be dropped."""
     age_s = last.at_s - look.at_s
     return age_s >= MAX_SPAN_S or (age_s >= SPAN_S and look.status.committed_steps < last.status.committed_steps)
 

@@ -1,4 +1,4 @@
-"""`headrace replay`: one sample of a job, read and decoded again on this machine, with everything that was found on the way."""
+"""`headrace replay`: read and decode one sample of a job again on this machine, and show what was found on the way."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.spec import JobSpec
     from headrace.v1.jobs_pb2 import JobStatus
 
-MAX_FIELDS = 40  # of a record, in the table
+MAX_FIELDS = 40  # of a record that the table shows
 _UNITS = {"str": "characters", "bytes": "bytes", "list": "items", "dict": "items"}
 _EPILOG = """\
 SAMPLE is SOURCE/SHARD/KEY, as `headrace job quarantine` and the ledger have it, or the sample's number in the job's global
@@ -37,7 +37,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace replay`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("job", metavar="JOB")
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Replay the sample; 1 where it is refused."""
+    """Replay the sample; return 1 if it is refused, else 0."""
     from headrace.cli.jobs_client import JobsClient
     from headrace.spec import load_spec_json
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wanted:
-    """The sample that is asked for, by its key or by its row."""
+    """The sample to replay, given by its key or by its row."""
 
     name: str
     shard: int
@@ -79,7 +79,10 @@ class _Wanted:
 
 
 def _wanted(client: JobsClient, status: JobStatus, shards: Sequence[ShardInfo], sample: str) -> _Wanted:
-    """Raises NotFoundError where the job has no such sample, ConflictError for a number that its order does not reach yet."""
+    """Find the sample to replay.
+
+    Raises NotFoundError if the job has no such sample, ConflictError for a number that its order does not reach yet.
+    """
     from headrace.cli.watch.order_lookup import job_order
     from headrace.errors import NotFoundError
     from headrace.manifest import split_name
@@ -102,9 +105,9 @@ def _wanted(client: JobsClient, status: JobStatus, shards: Sequence[ShardInfo], 
 
 
 def _replay(spec: JobSpec, info: ShardInfo, wanted: _Wanted) -> dict[str, Any]:
-    """The public JSON form, less what only the service knows.
+    """Replay a sample; return the report in its public JSON form, without what only the service knows.
 
-    Raises NotFoundError where the shard has no such sample, DatasetError where it cannot be read on this machine.
+    Raises NotFoundError if the shard has no such sample, DatasetError if it cannot be read on this machine.
     """
     from headrace.cli.inspect.dissection import dissect, refusal_of
     from headrace.errors import DatasetError, NotFoundError
@@ -128,7 +131,7 @@ def _replay(spec: JobSpec, info: ShardInfo, wanted: _Wanted) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    """For people, on standard output."""
+    """Print the report on standard output, for people."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""The spec of a job to submit, as a file has it."""
+"""Read the spec of a job to submit from its file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from headrace.spec import JobSpec, load_spec_yaml
 
 
 def read_spec(path: Path) -> JobSpec:
-    """With every metadataset among its sources written out. Raises UserError and DatasetError.
+    """Read a spec, with every metadataset among its sources written out. Raises UserError and DatasetError.
 
-    Only for those is what reads data sets needed, which not every installation has.
+    Only metadatasets need the code that reads data sets, which not every installation has.
     """
     spec = load_spec_yaml(path)
     if not any(suffix in source.path for source in spec.sources for suffix in (".yaml", ".yml")):

@@ -1,4 +1,4 @@
-"""What a finished job comes to: one JSON object or one table."""
+"""The summary of a job, as one JSON object or one table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ MAX_QUARANTINE_ROWS = 12
 
 
 def summarise(client: JobsClient, job: str) -> dict[str, Any]:
-    """The public JSON form, less `picture`. Losses are null where no step reported one, `bottleneck` where the job is over."""
+    """Return the summary in its public JSON form, without `picture`.
+
+    Losses are null if no step reported one, `bottleneck` if the job is over.
+    """
     status = client.show(job)
     spec = json.loads(status.spec_json)
     samples = status.committed_samples
@@ -51,7 +54,7 @@ def summarise(client: JobsClient, job: str) -> dict[str, Any]:
 
 
 def print_summary(summary: dict[str, Any], output: str) -> None:
-    """On standard output, as `output` (`json` or `table`) says."""
+    """Print the summary on standard output, in the format `output` (`json` or `table`)."""
     if output == "json":
         print(json.dumps(summary, ensure_ascii=False))
         return
@@ -90,7 +93,7 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
 
 
 def _left_s(status: JobStatus) -> float | None:
-    """Seconds until the last step at the mean pace of those so far; None where it is over, or nothing is known."""
+    """Seconds until the last step at the mean pace so far; None if the job is over, or too little is known."""
     if is_over(status) or not (status.num_steps and status.committed_steps and status.step_s):
         return None
     return float((status.num_steps - status.committed_steps) * status.step_s / status.committed_steps)

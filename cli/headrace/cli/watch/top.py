@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace top`."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="(default: every job)")
     add_endpoint(parser)
     parser.add_argument(
@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look until Ctrl-C, or once. Raises EndpointError where no service answers at the start, NotFoundError for no such job."""
+    """Show the view until Ctrl-C, or once.
+
+    Raises EndpointError if no service answers at the start, NotFoundError if it has no such job.
+    """
     from rich.console import Console
 
     from headrace.cli.jobs_client import JobsClient
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Watch:
-    """The latest looks at a service's jobs, or at one of them."""
+    """The latest looks at all jobs of a service, or at one of them."""
 
     def __init__(self, client: JobsClient, job: str | None) -> None:
         self.endpoint = client.endpoint
@@ -64,7 +67,10 @@ class Watch:
         self._looks: dict[str, Looks] = {}
 
     def look(self) -> None:
-        """Once more. Raises UnavailableError where the service does not answer, NotFoundError where it has no such job."""
+        """Look at the jobs once more.
+
+        Raises UnavailableError if the service does not answer, NotFoundError if it has no such job.
+        """
         from headrace.cli.watch.rates import Look, Looks
         from headrace.v1.jobs_pb2 import JOB_STATE_SET_ASIDE
 
@@ -77,7 +83,7 @@ class Watch:
         self._looks = looks
 
     def figures(self) -> dict[str, Any]:
-        """headrace.cli.watch.top_figures.figures of what was seen."""
+        """Return the figures (headrace.cli.watch.top_figures) of the looks so far."""
         from headrace.cli.watch.top_figures import figures
 
         return figures([looks.held for looks in self._looks.values()])
@@ -97,7 +103,7 @@ def _once(watch: Watch, interval_s: float, output: str, console: Console) -> Non
 
 
 def _live(watch: Watch, interval_s: float, console: Console) -> None:
-    """On the alternate screen; what was seen last stays on the ordinary one."""
+    """Show the view on the alternate screen until Ctrl-C, and leave its last state on the ordinary one."""
     from rich.live import Live
 
     from headrace.cli.watch.top_picture import picture

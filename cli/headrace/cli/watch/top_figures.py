@@ -1,4 +1,4 @@
-"""What `headrace top` shows, as numbers: the public JSON form, which the table is drawn from."""
+"""The figures of `headrace top` in their public JSON form, from which the table is drawn."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace.v1.membership_pb2 import Recovered, Snapshot
 
 
 def figures(jobs: Sequence[Sequence[Look]]) -> dict[str, Any]:
-    """Of a service, from the looks at each of its jobs. Seconds, bytes and shares of 1; null where nothing is known yet.
+    """Return the figures of a service from the looks at each of its jobs: seconds, bytes, shares of 1; null if not known yet.
 
-    The service and its preprocessors are those of the last job: null and empty without one, for no status tells of them.
+    The service and its preprocessors are those of the last job's status, and null and empty without a job.
     """
     service, preprocessors = None, []
     if jobs:
@@ -77,7 +77,7 @@ def _rank(rank: RankStatus) -> dict[str, Any]:
 
 
 def _nodes(snapshot: Snapshot) -> dict[str, Any]:
-    """Of a recoverable job: its newest pipelines, whose layers are counted within their unit."""
+    """Return the newest pipelines of a recoverable job. Layers are counted within their unit."""
     return {
         "generation": snapshot.generation,
         "change": snapshot.change,

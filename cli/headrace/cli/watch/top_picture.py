@@ -1,4 +1,4 @@
-"""The figures of `headrace top` as tables. Knows nothing of services, and of the terminal only its size."""
+"""Draw the figures of `headrace top` as tables. This knows nothing of services, and only the size of the terminal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 OVER = ("done", "failed", "cancelled")
-WIDE = 100  # columns from which on there is room for more than shares
+WIDE = 100  # columns from which on there is room for bytes in place of shares
 MAX_RECOVERIES = 3
-MAX_ENDED = 3  # jobs, where no job is named
-PLAIN_ROWS = 10  # of each table, where there is no end of the screen
+MAX_ENDED = 3  # jobs that have ended to list; further ones are counted
+PLAIN_ROWS = 10  # of each table, if the height is not limited
 MIN_ROWS = 3
-_OTHER_LINES, _LINES_PER_JOB = 5, 9  # around the rows of the preprocessors, and of ranks and sources
+_OTHER_LINES, _LINES_PER_JOB = 5, 9  # besides the rows of the preprocessors, and of ranks and sources
 _NAME_CHARS = 16
 
 
 def picture(figures: dict[str, Any], *, width: int, height: int | None = None, trouble: str = "") -> Group:
-    """For a terminal of this size. `height` None: of any. `trouble`: stands at the head, and the figures are old."""
+    """Draw the figures for a terminal of `width` columns and `height` rows; None: unlimited.
+
+    `trouble`: a message to show at the top if the figures are out of date.
+    """
     jobs = figures["jobs"]
     shown = [job for job in jobs if job["state"] not in OVER] or jobs[-1:]
     ended = [job for job in jobs if job not in shown]
@@ -42,7 +45,7 @@ def picture(figures: dict[str, Any], *, width: int, height: int | None = None, t
 
 
 def _rows_that_fit(height: int, jobs: list[dict[str, Any]], preprocessors: list[dict[str, Any]]) -> int:
-    """The most rows that every table may have; what is beyond them is counted."""
+    """Return the most rows that a table may have for all to fit into `height`; each table counts the rows left out."""
     rows = [len(preprocessors), *(max(len(job["sources"]), len(job["ranks"])) for job in jobs)]
     of_nodes = sum(3 + len(job["recoveries"][-MAX_RECOVERIES:]) for job in jobs if job["nodes"])
     free = height - _OTHER_LINES - _LINES_PER_JOB * len(jobs) - of_nodes
@@ -88,7 +91,7 @@ def _bottleneck(finding: dict[str, str]) -> Table:
 
 
 def _nodes(nodes: dict[str, Any], recoveries: list[dict[str, Any]]) -> list[Text]:
-    """The pipelines of a recoverable job, and its latest recoveries: a line each, and what was chosen last."""
+    """Return lines on the pipelines of a recoverable job, on what was chosen last, and on its latest recoveries."""
     sizes = [sum(stage["node"] is not None for stage in pipeline["stages"]) for pipeline in nodes["pipelines"]]
     shares = "+".join(str(pipeline["microbatches"]) for pipeline in nodes["pipelines"])
     shape = f"{sum(sizes)} nodes in pipelines of {'+'.join(map(str, sizes))} with {shares} microbatches"
@@ -111,7 +114,7 @@ def _side_by_side(*tables: Table) -> Table:
 
 
 def _table(*columns: str, gap: int = 2) -> Table:
-    """Numbers in all columns but the first."""
+    """Return an empty table: text in the first column, numbers in the others."""
     table = Table(box=None, padding=(0, gap, 0, 0), header_style="dim", pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", no_wrap=True)
@@ -128,7 +131,7 @@ def _sources(sources: list[dict[str, Any]], max_rows: int) -> Table:
 
 
 def _ranks(ranks: list[dict[str, Any]], max_rows: int) -> Table:
-    """Where there are many, those that are late and then those that wait most."""
+    """Draw the ranks; of many, those that are late and then those that wait most."""
     table = _table("rank", "next step", "data wait", "of its step")
     if len(ranks) > max_rows:
         ranks = sorted(ranks, key=lambda rank: (rank["next_step"], -(rank["data_wait_fraction"] or 0.0)))
@@ -141,7 +144,7 @@ def _ranks(ranks: list[dict[str, Any]], max_rows: int) -> Table:
 
 
 def _preprocessors(members: list[dict[str, Any]], width: int, max_rows: int) -> Table:
-    """Where there are many, the busiest and of these the slowest."""
+    """Draw the preprocessors; of many, the busiest and among these the slowest."""
     gap = 3 if width >= WIDE else 1
     table = _table("preprocessor", "samples/s", "MB/s", "leases", "ordered", "read", "decoding", "stored", "store", gap=gap)
     count = len(members)
@@ -161,7 +164,7 @@ def _preprocessors(members: list[dict[str, Any]], width: int, max_rows: int) -> 
 
 
 def _store(held: int, budget: int, width: int) -> Table:
-    """A bar, and beside it the share, or the bytes where there is room."""
+    """Draw the use of a store: a bar, and beside it the share, or the bytes if there is room."""
     cell = Table.grid(padding=(0, 1))
     said = f"{held / 2**20:.0f} of {budget / 2**20:.0f} MiB" if width >= WIDE else _share(held / budget if budget else 0.0)
     cell.add_row(ProgressBar(total=budget or 1, completed=held, width=16 if width >= WIDE else 5), said)
@@ -181,7 +184,7 @@ def _count_others(table: Table, count: int, max_rows: int) -> None:
 
 
 def _name(name: str) -> Text:
-    """Its end where it is long: that tells it from others."""
+    """Shorten a long name to its end, which tells it from others."""
     return Text(name if len(name) <= _NAME_CHARS else "…" + name[1 - _NAME_CHARS :])
 
 
@@ -196,7 +199,7 @@ def _seconds(value: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """The two largest of days, hours, minutes and seconds."""
+    """Write a time as the two largest of its days, hours, minutes and seconds."""
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
     if days:
         return f"{days} d {hours % 24} h"

@@ -44,7 +44,7 @@ class Trace:
     nodes: tuple[str, ...]
     """Names of the nodes at the start."""
     changes: tuple[Change, ...]
-    """Changes before `end_s`, in order of time. A node is lost only while it is there, and comes back only while it is not."""
+    """Changes before `end_s`, in order of time. A node is lost only while present, and comes back only while absent."""
     end_s: float
 
     @property
@@ -52,7 +52,7 @@ class Trace:
         return sum(len(change.lost) for change in self.changes)
 
     def counts(self) -> list[tuple[float, float, int]]:
-        """Return (from, until, number of nodes there) for consecutive spans that together cover the whole trace."""
+        """Return (from, until, number of nodes present) for consecutive spans that together cover the whole trace."""
         times = [0.0, *(change.time_s for change in self.changes), self.end_s]
         steps = (len(change.joined) - len(change.lost) for change in self.changes)
         numbers = itertools.accumulate(steps, initial=len(self.nodes))

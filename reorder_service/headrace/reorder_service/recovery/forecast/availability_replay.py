@@ -1,6 +1,6 @@
 """Replay an availability trace: the throughput of a job under a given policy, while nodes are lost and come back.
 
-All steps take their predicted time. A loss interrupts the step in progress; nodes that come back join at the end of a step. The
+Steps all take the same predicted time. A loss interrupts the step in progress; nodes that come back join at the end of one. The
 policy says what a change costs and how fast the job goes on. A change during a recovery adds its own pause.
 """
 

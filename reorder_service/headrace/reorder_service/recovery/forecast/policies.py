@@ -71,7 +71,7 @@ class Job:
 
 
 def failure_free(job: Job, trace: Trace) -> Run:
-    """Return the upper bound: the throughput of the nodes there at each moment, without failures and even with a single replica.
+    """Return the upper bound: the throughput of the nodes present at each moment, without failures, be it one replica.
 
     It takes the best of all sets of pipelines on as many or fewer nodes, and changes between sets cost no time.
     """
