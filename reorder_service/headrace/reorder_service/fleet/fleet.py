@@ -48,7 +48,7 @@ class Fleet:
         self._by_urgency: dict[Callable[[], bool], set[Work]] = {}  # waiting work, by its `urgent` function
         self._trials = Trials(self.submit, self._withdraw, self._back, now_s)
         self._died: dict[str, tuple[float, list[Work]]] = {}
-        """By member name: when it disconnected without a goodbye, and its unfinished work. Forgotten after GONE_S."""
+        """Members that left without a goodbye, by name: the time, and their unfinished work. Forgotten after GONE_S."""
         self._leases = itertools.count(1)
         self._life = uuid.uuid4().hex[:8]  # tells our leases from those that the service gave before it restarted
 

@@ -30,7 +30,7 @@ class OnLoss(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What a recovery costs and how often it happens, which no template tells."""
+    """Costs of a recovery, and the time between changes of nodes; templates do not contain these."""
 
     rebuild_s: float = 0.5
     """Seconds to form new process groups among surviving processes. Measured with gloo: 0.04 s."""

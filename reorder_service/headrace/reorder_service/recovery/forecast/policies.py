@@ -19,7 +19,7 @@ from headrace.reorder_service.recovery.templates import ModelProfile, Templates,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions(Circumstances):
-    """What no template tells: times and rates that all policies assume.
+    """Times and rates that all policies assume, because templates do not contain them.
 
     The defaults were measured or published; where one had to be chosen, it favours the rivals.
     """
