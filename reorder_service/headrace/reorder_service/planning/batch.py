@@ -1,4 +1,4 @@
-"""The planner's input, checked once, and its output in array form."""
+"""The planner's input (`Batch`, checked by `make_batch`) and its output in array form (`Slots`)."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from headrace.reorder_service.planning.execution import Execution
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# (U, n): slot of every sample in every unit. Slot r * K + k is microbatch k of replica r. A sample's slots differ between
-# units where it is deferred (a later microbatch of the same replica) and where a strategy balances each unit for itself
-# (another replica). Its microbatch never falls from one unit to the next in pipeline order.
+# (U, n): slot of every sample in every unit, where slot r * K + k is microbatch k of replica r. A sample's slots differ between
+# units if it is deferred (to a later microbatch of the same replica) or if a strategy balances each unit separately (on another
+# replica). The index of its microbatch never decreases from one unit to the next in pipeline order.
 Slots = Ints
 
-_LARGEST_SUM = 1e300  # a step's time is a small multiple of the sum of costs, and must be a number too
+_LARGEST_SUM = 1e300  # a step's time is a small multiple of the sum of costs, and must be finite too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch:
-    """One global batch of n samples in arrival order, on U units."""
+    """A global batch to plan: n samples, what each costs in each of U units, and the pipeline that will run them."""
 
     sample_ids: Ints
-    """(n,)"""
+    """(n,) ids of the samples, all different, in arrival order."""
     costs: Floats
-    """(U, n), C-contiguous: forward seconds of the whole unit, units in pipeline order."""
+    """(U, n), C-contiguous: forward seconds of a sample in all stages of the unit together; units in pipeline order."""
     memory: Floats
-    """(U, n): activations that the whole unit keeps of a sample from its forward to its backward; `costs` if unknown."""
+    """(U, n): activations of a sample that all stages of the unit keep from its forward to its backward; `costs` if unknown."""
     transfer_bytes: Floats
-    """(U, n): what a stage of the unit passes on of a sample; zeros if unknown."""
+    """(U, n): bytes that a stage of the unit sends on for a sample; zeros if unknown."""
     topology: Topology
     seed: int
     execution: Execution
@@ -46,34 +46,34 @@ class Batch:
 
     @property
     def num_slots(self) -> int:
-        """Microbatches of all replicas."""
+        """Number of microbatches of all replicas together."""
         return self.topology.replicas * self.topology.microbatches
 
     def loads(self, slots: Slots) -> Floats:
-        """(D, K, U) seconds of forward work per microbatch and unit."""
+        """Return the forward seconds of every microbatch in every unit, as a (D, K, U) array."""
         loads = np.empty((self.num_slots, len(self.units)))
         for u, (slot, cost) in enumerate(zip(slots, self.costs, strict=True)):
             loads[:, u] = np.bincount(slot, weights=cost, minlength=self.num_slots)
         return loads.reshape(self.topology.replicas, self.topology.microbatches, len(self.units))
 
     def crosses(self, slots: Slots) -> bool:
-        """Whether a sample passes some of its units on another replica than the others."""
+        """Return whether any sample is processed on different replicas by different units."""
         replicas = slots // self.topology.microbatches
         return bool((replicas != replicas[0]).any())
 
     def occupied(self, slots: Slots) -> NDArray[np.bool_]:
-        """(D, K) whether any unit of the microbatch has a sample."""
+        """Return which microbatches have a sample in any unit, as a (D, K) array."""
         filled = np.zeros(self.num_slots, np.bool_)
         filled[slots.ravel()] = True
         return filled.reshape(self.topology.replicas, self.topology.microbatches)
 
     def replicas(self, slots: Slots) -> Replicas:
-        """The plan's `replicas`; samples of a microbatch stand in arrival order."""
+        """Return the slots in the form of `StepPlan.replicas`, with the samples of a microbatch in arrival order."""
         return Replicas(self.sample_ids, slots, self.topology)
 
 
 class Replicas(Sequence[tuple[Microbatch, ...]]):
-    """`StepPlan.replicas` behind arrays: a replica's microbatches are made when they are asked for."""
+    """A `StepPlan.replicas` that is kept as arrays: a replica's `Microbatch` objects are made when it is indexed."""
 
     def __init__(self, sample_ids: Ints, slots: Slots, topology: Topology) -> None:
         self._topology = topology
@@ -115,7 +115,7 @@ class Replicas(Sequence[tuple[Microbatch, ...]]):
 
 
 def _cut(ids: Ints, ends: Ints, first: int, last: int) -> Iterable[tuple[int, ...]]:
-    """The sample ids of slots first .. last - 1."""
+    """Return the sample ids of each of the slots first .. last - 1."""
     start = int(ends[first - 1]) if first else 0
     local = ids[start : int(ends[last - 1])].tolist()
     bounds = (ends[first:last] - start).tolist()
@@ -123,7 +123,10 @@ def _cut(ids: Ints, ends: Ints, first: int, last: int) -> Iterable[tuple[int, ..
 
 
 def slots_of(plan: StepPlan, sample_ids: NDArray[np.integer]) -> Slots:
-    """(U, n) slots of a finished plan, samples in the order of `sample_ids`. Raises ValueError if the plan has others."""
+    """Return the (U, n) slots of a finished plan, with samples in the order of `sample_ids`.
+
+    Raises ValueError if the plan has a sample that is not among `sample_ids`, or lacks one.
+    """
     row_of = {sample_id: row for row, sample_id in enumerate(np.asarray(sample_ids).tolist())}
     slots = np.full((len(plan.topology.stages), len(row_of)), -1, np.int64)
     for r, replica in enumerate(plan.replicas):
@@ -149,7 +152,10 @@ def make_batch(
     memory: Mapping[str, Floats] | None = None,
     transfer_bytes: Mapping[str, Floats] | None = None,
 ) -> Batch:
-    """The checked batch. Raises ValueError with the unit, the row and the rule that it breaks."""
+    """Check the planner's input and return it as a `Batch`.
+
+    Raises ValueError with the unit, the row and the rule that it breaks.
+    """
     ids = np.ascontiguousarray(sample_ids, dtype=np.int64)
     if ids.ndim != 1 or ids.size == 0:
         raise ValueError(f"a global batch is a list of at least one sample id, got an array of shape {ids.shape}")

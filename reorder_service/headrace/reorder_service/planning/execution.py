@@ -1,4 +1,4 @@
-"""How a plan is going to be run: what the planner must know about the pipeline besides its shape."""
+"""How a pipeline executes a plan: what the planner must know about the pipeline besides its topology."""
 
 from __future__ import annotations
 
@@ -9,36 +9,49 @@ from dataclasses import dataclass, field
 from headrace.backward import WEIGHT_GRADIENTS
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE
 
-BACKWARD_FACTOR = 2.0  # gradients of inputs and of weights: two matrix products for each one of the forward
-_MOST_FACTOR, _MOST_LATENCY_S = 1e3, 1e9  # a step's time stays a number
+BACKWARD_FACTOR = 2.0  # the gradients of inputs and of weights each take one matrix product per matrix product of the forward
+_MOST_FACTOR, _MOST_LATENCY_S = 1e3, 1e9  # keep a step's time finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """Schedule, cost of the backward, links between stages, memory. The defaults are an ideal 1F1B pipeline."""
+    """How a pipeline executes a plan: schedule, cost of the backward, links between stages, memory limit.
+
+    The defaults describe an ideal 1F1B pipeline: transfers take no time and memory is unlimited.
+    """
 
     schedule: str = "1f1b"
-    """One of `headrace.schedule.SCHEDULES`."""
+    """Name of the pipeline schedule, one of `headrace.schedule.SCHEDULES`."""
     chunks: int = 1
-    """Parts of the model on each stage (interleaved 1F1B); 1 for every other schedule."""
+    """Number of model parts on each stage under interleaved 1F1B; 1 for every other schedule."""
     in_flight: int | None = None
-    """Most microbatches between their forward and their backward on a stage (eager-forward 1F1B). None: no limit."""
+    """Most microbatches that a stage may hold between their forward and their backward, with eager-forward 1F1B only.
+
+    None means no limit.
+    """
     split_backward: bool = True
-    """Whether a unit runs the backward of a deferred sample when its gradient comes, apart from the rest of its microbatch."""
+    """Whether a unit runs the backward of a deferred sample when its gradient arrives, apart from the rest of its microbatch."""
     backward: Mapping[str, float] = field(default_factory=dict)
-    """Time of a unit's backward over its forward; BACKWARD_FACTOR where a unit is not named. 0: frozen, nothing to do."""
+    """Ratio of backward to forward time, by unit; a unit that is not named has BACKWARD_FACTOR.
+
+    0 marks a frozen unit that has no backward at all.
+    """
     weights: Mapping[str, float] = field(default_factory=dict)
-    """The part of that for gradients of weights, which 'zero-bubble' computes later; WEIGHT_GRADIENTS, but not more than the
-    backward has, where a unit is not named."""
+    """Ratio of the time for weight gradients to forward time, by unit: a part of `backward` that 'zero-bubble' computes later.
+
+    A unit that is not named has WEIGHT_GRADIENTS, but not more than its whole backward.
+    """
     latency_s: float = 0.0
-    """Of one transfer between two stages."""
+    """Latency of one transfer between two stages."""
     bytes_per_s: float = math.inf
-    """Of a link between two stages."""
+    """Bandwidth of a link between two stages."""
     memory_limit: float = math.inf
-    """Most activations that a stage can hold, in the unit of the batch's `memory`."""
+    """Most activations that a stage can hold, in the unit of `Batch.memory`."""
     crossing: bool = False
-    """Whether samples may pass their units on different replicas. Strategy `auto` takes no plan in which they do where they may
-    not: replicas that share no unit cannot run it."""
+    """Whether different units may process a sample on different replicas.
+
+    If not, strategy `auto` rejects plans that need it: replicas that share no unit cannot run them.
+    """
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -62,11 +75,14 @@ class Execution:
             )
 
     def backward_factor(self, unit: str) -> float:
-        """Of all gradients, in one action or two."""
+        """Return the ratio of a unit's whole backward, inputs and weights together, to its forward."""
         return self.backward.get(unit, BACKWARD_FACTOR)
 
     def factors(self, unit: str) -> tuple[float, float, float]:
-        """Time of a unit's actions over its forward, by `headrace.schedule.Kind`."""
+        """Return the times of a unit's actions relative to its forward, indexed by `headrace.schedule.Kind`.
+
+        The last, for weight gradients, is 0 unless the schedule is 'zero-bubble'.
+        """
         backward = self.backward_factor(unit)
         weights = self.weights.get(unit, min(WEIGHT_GRADIENTS, backward)) if self.schedule == ZERO_BUBBLE else 0.0
         return 1.0, backward - weights, weights

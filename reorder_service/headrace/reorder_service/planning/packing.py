@@ -1,8 +1,8 @@
-"""Packing samples into sequences of one fixed length, as DistTrain trains (section 2.1 of its paper), before planning.
+"""Packing of samples into sequences of one fixed length before planning, as DistTrain does (section 2.1 of its paper).
 
-Best-fit decreasing: lengths from long to short, each into the fullest pack that it fits, into a new one where it fits none.
-It never takes more than 11/9 of the fewest possible packs and 4 (Johnson 1973). Only samples of one global batch share a
-pack, so the batch's content and its gradient stay what they were.
+The algorithm is best-fit decreasing: samples from long to short, each into the fullest pack that it fits, or into a new pack
+if it fits none. It never takes more than 11/9 of the fewest possible packs plus 4 (Johnson 1973). Only samples of one global
+batch share a pack, so packing changes neither the batch's content nor its gradient.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from headrace.jit import kernel
 from headrace.plan import LLM, StepPlan
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
 
-MOST_CAPACITY = 1 << 24  # tokens of a pack, above every model's context: the tree has a leaf for each
+MOST_CAPACITY = 1 << 24  # tokens in a pack, more than any model's context; it bounds a tree that has a leaf per token
 
 
 def pack(lengths: NDArray[np.integer], capacity: int) -> Ints:
-    """(n,) pack of each of n samples of `lengths` tokens, so that no pack has more than `capacity`. O(n log capacity).
+    """Assign n samples of `lengths` tokens to packs of at most `capacity` tokens: (n,) pack numbers. O(n log capacity).
 
-    Packs are numbered in the order of their first samples. Equally long samples are taken in the order of their rows, and
-    of equally full packs the one is filled that was opened first.
+    Packs are numbered in the order of their first samples. Equally long samples are taken in row order, and among equally
+    full packs the one that was opened first is filled.
 
     Raises ValueError for a length below 1 or above the capacity, with the row and the rule.
     """
@@ -45,12 +45,13 @@ def pack(lengths: NDArray[np.integer], capacity: int) -> Ints:
 
 
 def pack_batch(batch: Batch, lengths: NDArray[np.integer], capacity: int) -> tuple[Batch, Ints]:
-    """The batch whose samples are packs, and (n,) the pack of each sample of `batch`; `unpack` leads back.
+    """Return a batch whose samples are packs of the samples of `batch`, and the (n,) pack of each sample.
 
-    A pack has the id of its first sample. What its samples cost adds up, but for the LLM: padding makes all packs equally
-    long, and so each costs it what `capacity` tokens cost on average over the batch; likewise memory and transfers.
+    A pack has the id of its first sample. The costs of its samples add up, except in the LLM: padding makes all packs equally
+    long, so there each costs what `capacity` tokens cost on average over the batch. The same holds for memory and transfers.
+    `unpack` turns slots of packs back into slots of samples.
 
-    Raises ValueError as `pack`, and where there is not one length per sample.
+    Raises ValueError where `pack` does, and unless there is one length per sample.
     """
     if lengths.shape != batch.sample_ids.shape:
         raise ValueError(f"lengths must have one value per sample ({batch.sample_ids.size}), got shape {lengths.shape}")
@@ -75,12 +76,12 @@ def pack_batch(batch: Batch, lengths: NDArray[np.integer], capacity: int) -> tup
 
 
 def unpack(slots_of_packs: Slots, packs: Ints) -> Slots:
-    """(U, n) slots of the samples: each goes where its pack goes."""
+    """Return the (U, n) slots of the samples from the slots of their packs: each sample goes where its pack goes."""
     return np.take(slots_of_packs, packs, axis=1)
 
 
 def plan_of_samples(plan_of_packs: StepPlan, batch: Batch, packs: Ints) -> StepPlan:
-    """The plan of `batch` after its packs, the batch that `pack_batch` made of it, have been planned."""
+    """Turn the plan of the packs that `pack_batch` made of `batch` into the plan of the samples of `batch`."""
     first_row = np.unique(packs, return_index=True)[1]
     slots = unpack(slots_of(plan_of_packs, batch.sample_ids[first_row]), packs)
     return replace(plan_of_packs, replicas=batch.replicas(slots))
@@ -88,16 +89,16 @@ def plan_of_samples(plan_of_packs: StepPlan, batch: Batch, packs: Ints) -> StepP
 
 @kernel
 def _best_fit(lengths: Ints, order: Ints, capacity: int) -> Ints:
-    """(n,) pack of each sample, numbered as opened.
+    """Assign samples to packs by best fit, in the given order: (n,) packs, numbered in the order in which they are opened.
 
-    Open packs lie by the room that they have left. For each amount of room there is a heap of packs, and a tree of flags
-    over the amounts finds the least one that is enough.
+    For each amount of room left there is a heap of the open packs that have it, and a tree of flags over these amounts finds
+    the least one that is enough.
     """
     size = 1
     while size <= capacity:
         size *= 2
-    occupied = np.zeros(2 * size, np.bool_)  # a tree: node i is over 2 i and 2 i + 1, and the leaf of room r is size + r
-    top = np.full(capacity + 1, -1, np.int64)  # pack of the lowest number with so much room
+    occupied = np.zeros(2 * size, np.bool_)  # a binary tree: node i has the children 2 i and 2 i + 1, room r is leaf size + r
+    top = np.full(capacity + 1, -1, np.int64)  # by room left: the first opened pack that has it, the root of its heap
     left = np.empty(lengths.size, np.int64)
     right = np.empty(lengths.size, np.int64)
     packs = np.empty(lengths.size, np.int64)
@@ -122,10 +123,10 @@ def _best_fit(lengths: Ints, order: Ints, capacity: int) -> Ints:
 
 @kernel
 def _least_room(occupied: NDArray[np.bool_], size: int, length: int) -> int:
-    """The least room of at least `length` that any pack has, or -1."""
+    """Return the least room of at least `length` that any open pack has, or -1 if none has."""
     node = size + length
     while not occupied[node]:
-        while node & 1:  # a right child: nothing lies behind it below its parent
+        while node & 1:  # a right child: no leaf below its parent is to the right of it
             node >>= 1
         if node == 0:
             return -1
@@ -154,12 +155,12 @@ def _clear(occupied: NDArray[np.bool_], node: int) -> None:
 
 @kernel
 def _merge(left: Ints, right: Ints, a: int, b: int) -> int:
-    """The root of two skew heaps (Sleator and Tarjan 1986) as one; -1 is an empty one."""
+    """Merge two skew heaps (Sleator and Tarjan 1986), given by their roots, and return the new root; -1 is an empty heap."""
     root, parent = -1, -1
     while a >= 0 and b >= 0:
         if b < a:
             a, b = b, a
-        # a is the parent of what is still to be merged: its right heap, put on the left, in exchange for its left one
+        # a gets its children swapped: its left heap moves to the right; its right heap, merged with b, goes to the left
         if parent < 0:
             root = a
         else:

@@ -1,4 +1,4 @@
-"""What the hot loops share."""
+"""The seeding of the random generators in numba kernels, and the `kernel` decorator itself."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["kernel", "random_state"]
 
 
 def random_state(seed: int) -> np.uint64:
-    """A first state, never 0, for the xorshift generators in kernels; neighbouring seeds give unlike states."""
+    """Turn a seed into the initial state of a kernel's xorshift generator: never 0, and unlike that of neighbouring seeds."""
     return np.uint64((seed * 2862933555777941757 + 3037000493) % (2**64 - 1) + 1)
