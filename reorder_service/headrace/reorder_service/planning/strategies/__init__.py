@@ -1,4 +1,4 @@
-"""The planner's front door: strategies by name, and the plan of a global batch."""
+"""The planner's entry points: the strategies by name, and `plan`, which plans one global batch with one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
     "joint": joint.level,
     "taper": taper.graded,
 }
-"""A strategy says where each sample of a batch goes; it sees nothing but the batch."""
+"""The strategies by name: functions from a batch to the slots of its samples, which depend on nothing but the batch."""
 
 AUTO = "auto"
 STRATEGIES = (*CANDIDATES, AUTO)
@@ -42,12 +42,12 @@ def plan(
     memory: Mapping[str, Floats] | None = None,
     transfer_bytes: Mapping[str, Floats] | None = None,
 ) -> StepPlan:
-    """The plan of one global batch, with the simulator's prediction.
+    """Plan one global batch with the named strategy, and add the simulator's prediction to the plan.
 
     sample_ids: (n,) int64, all different, in arrival order. costs: per unit of the topology (n,) forward seconds of the
     whole unit (any consistent unit of time). execution: how the plan will be run, by default as ideal 1F1B. memory,
     transfer_bytes: per unit (n,), see `Batch`. The same arguments give the same plan. Every replica gets exactly K
-    microbatches; those without a sample come last (with fewer samples than replicas, some replicas have only such).
+    microbatches; empty ones come last (with fewer samples than replicas, some replicas have only empty ones).
 
     Raises ValueError for an unknown strategy, an empty batch, ids that are not different, a missing or superfluous cost
     column, a cost that is negative, infinite or not a number (the message names the row and the rule), and for an
@@ -58,10 +58,10 @@ def plan(
 
 
 def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | None = None) -> StepPlan:
-    """`plan` of a batch that is checked already.
+    """Plan a batch that is already checked, as `plan` does.
 
-    speeds: (D,) of the replicas. Where they differ, shares follow them (planning.unequal), and no time is predicted: the
-    simulator knows replicas of one speed.
+    speeds: (D,) relative speeds of the replicas. If they differ, `search.unequal` shares the work in proportion to them
+    whatever the strategy, and no time is predicted: the simulator knows only replicas of equal speed.
     """
     if speeds is not None and np.ptp(speeds) > 0:
         return StepPlan(
@@ -85,7 +85,10 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
 
 
 def assign(strategy: str, batch: Batch) -> tuple[str, Slots]:
-    """The strategy that was used in the end, and the slots (U, n). Raises ValueError for an unknown strategy."""
+    """Return the strategy that was used in the end (the one that `auto` chose, if asked for) and the (U, n) slots.
+
+    Raises ValueError for an unknown strategy.
+    """
     if strategy == AUTO:
         return fastest(batch, CANDIDATES)
     if strategy not in CANDIDATES:
@@ -94,7 +97,10 @@ def assign(strategy: str, batch: Batch) -> tuple[str, Slots]:
 
 
 def warm_up() -> None:
-    """Compile what strategies by name need, or load it from numba's cache: then the first plan is as fast as later ones."""
+    """Compile the kernels of all strategies and of packing, or load them from numba's cache.
+
+    After this the first plan is as fast as later ones.
+    """
     ids = np.arange(12)
     pack(1 + ids, int(ids[-1]) + 1)
     cost = np.linspace(1.0, 2.0, ids.size)

@@ -1,4 +1,4 @@
-"""Strategy `auto`: simulates the plans of all others and takes the fastest of those that can be run."""
+"""Strategy `auto`: simulate the plans of all other strategies and take the fastest one that can be run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.reorder_service.planning.simulation.work import Work
 
 
 def fastest(batch: Batch, candidates: Mapping[str, Callable[[Batch], Slots]]) -> tuple[str, Slots]:
-    """(name, slots) of the candidate with the shortest simulated step; of equals, the first.
+    """Return the name and the slots of the candidate with the shortest simulated step; the first one wins a tie.
 
-    Plans in which a sample changes its replica are passed over unless the execution is `crossing`. Plans that hold more
-    activations than the execution's memory limit are taken only if all do. Raises ValueError if no candidate's plan can be run
-    with the execution's schedule.
+    Plans in which a sample changes its replica between units are skipped unless the execution is `crossing`. Plans that hold
+    more activations than the execution's memory limit are taken only if all do. Raises ValueError if no candidate's plan can be
+    run with the execution's schedule.
     """
     best: tuple[bool, float, str, Slots] | None = None
     refusal: ValueError | None = None
@@ -27,7 +27,7 @@ def fastest(batch: Batch, candidates: Mapping[str, Callable[[Batch], Slots]]) ->
                 continue
             work = Work.of(batch, slots)
             seconds = simulate(work).iteration_s
-        except ValueError as err:  # its deferral is more than the schedule can wait for
+        except ValueError as err:  # the plan defers more than the schedule can wait for
             refusal = err
             continue
         limit = batch.execution.memory_limit

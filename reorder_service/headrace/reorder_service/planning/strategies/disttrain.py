@@ -1,18 +1,18 @@
-"""Strategy `disttrain`: DistTrain's disaggregated data reordering (section 6), both halves of it.
+"""Strategy `disttrain`: both halves of DistTrain's disaggregated data reordering (section 6).
 
-1. Intra-microbatch reordering (Alg. 2) balances the replicas: LPT on a sample's seconds in all units, there and back. The
-   listing sorts ascending; the 4/3 bound that the text cites holds for descending order, which is what we use.
-2. Microbatches have a fixed number of samples, as in the paper; which ones, it leaves open. Consecutive samples of Alg. 2's
-   sorted result would be alike and the microbatches as different as can be, so a replica's samples are dealt out to its
-   K microbatches in that order, round and round: each gets one of the K largest, one of the next K, and so on.
-3. Inter-microbatch reordering (Alg. 3, see `microbatch_order`) orders the microbatches. It knows one chain of stages, so of
-   several encoders, which run beside each other in front of the LLM, only the slowest over the whole batch counts: the
-   others wait for it. A microbatch's size is its time in that encoder and in the generator, as in the paper, and where the
-   model has neither, its time in the LLM.
+1. Intra-microbatch reordering (Alg. 2) balances the replicas: LPT on a sample's forward and backward seconds in all units.
+   The listing sorts ascending; the 4/3 bound that the text cites holds for descending order, which is used here.
+2. Microbatches have a fixed number of samples, as in the paper, which does not say how to choose them. Consecutive samples of
+   Alg. 2's sorted result would be alike and the microbatches as different as can be, so a replica's samples are dealt in that
+   order to its K microbatches in turn: each gets one of the K largest, one of the next K, and so on.
+3. Inter-microbatch reordering (Alg. 3, see `microbatch_order`) orders the microbatches. It knows only one chain of stages.
+   Several encoders run in parallel in front of the LLM, so only the slowest over the whole batch counts: the others wait for
+   it. A microbatch's size is its time in that encoder and in the generator, as in the paper, or its time in the LLM if the
+   model has neither.
 
-Intervals are a notion of 1F1B. Under interleaved 1F1B a microbatch has several, see `microbatch_order`. Eager-forward 1F1B and
-GPipe run forwards earlier and have no such intervals to fill, and a zero-bubble's are filled with weights as well: they get the
-order of 1F1B.
+The intervals that Alg. 3 fills are a notion of 1F1B. Under interleaved 1F1B a microbatch has several, see `microbatch_order`.
+Eager-forward 1F1B and GPipe run forwards earlier and have no such intervals, and the zero-bubble schedule also fills them with
+weight gradients: these three get the order of 1F1B.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from headrace.reorder_service.planning.search.number_partition import descending
 
 
 def reorder(batch: Batch) -> Slots:
-    """Slots of the samples, equal in all units. Microbatches without a sample are the last of their replica."""
+    """Plan a batch with DistTrain's two reorderings: (U, n) slots, equal in all units.
+
+    Empty microbatches are the last of their replica.
+    """
     replicas, microbatches = batch.topology.replicas, batch.topology.microbatches
     backward = np.array([batch.execution.backward_factor(unit) for unit in batch.units])
     seconds = batch.costs * (1.0 + backward)[:, None]
@@ -48,7 +51,7 @@ def reorder(batch: Batch) -> Slots:
 
 
 def _chain(batch: Batch, seconds: Floats) -> list[int]:
-    """Indices of the units that a microbatch passes one after the other: the slowest encoder, the LLM, the generator."""
+    """Return the indices of the units that a microbatch passes in sequence: the slowest encoder, the LLM, the generator."""
     encoders = [batch.units.index(unit) for unit in batch.topology.encoders]
     slowest = [max(encoders, key=lambda u: seconds[u].sum())] if encoders else []
     return slowest + [u for u, unit in enumerate(batch.units) if unit in (LLM, GENERATOR)]

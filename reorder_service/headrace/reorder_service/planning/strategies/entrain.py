@@ -1,15 +1,16 @@
 """Strategy `entrain`: Entrain's hierarchical microbatch assignment (dissertation, sections 4.3 and 4.5, Alg. 4).
 
-1. Replicas (4.3): samples by falling encoder cost, each to the replica with the least LLM load so far.
-2. Microbatches (4.5.1): a replica uses K_eff of its K microbatches, so that the largest sample is not alone the longest.
-   Samples with much LLM work are spread first, then the others, each by falling encoder cost to the microbatch with the
-   least encoder load. This is list scheduling: the longest is within 2 - 1/K_eff of the optimum.
-3. Deferral (4.5.2, see `deferral`): pairs of microbatches, of which the first passes LLM work on to the second.
+1. Replicas (4.3): samples are taken by falling encoder cost, each to the replica with the least LLM load so far.
+2. Microbatches (4.5.1): a replica uses K_eff of its K microbatches, so few that the largest sample does not make a longest
+   microbatch by itself. Samples with much LLM work are spread first, then the others, both by falling encoder cost and each to
+   the microbatch with the least encoder load. This is list scheduling: the longest microbatch is within 2 - 1/K_eff of the
+   optimum.
+3. Deferral (4.5.2, see `deferral`): microbatches are paired, and the first of a pair passes LLM work on to the second.
 
-Several encoders count as one: their costs are added, and all of them stay in step. A generator keeps the LLM's microbatch;
-its cost is not looked at, as the paper has none. Samples with the same encoder cost go by falling LLM cost, so that without
-any encoder cost each step is LPT on the LLM's. Where few samples carry most of the encoder's work, K_eff is small: that is
-the paper's rule, and costs a mixture with many text-only samples dearly.
+Several encoders count as one: their costs are added, and a sample is in the same microbatch in all of them. A generator keeps
+the LLM's microbatch; its cost is ignored, as the paper has no generator. Samples with the same encoder cost are taken by
+falling LLM cost, so without any encoder cost each step is LPT on LLM costs. If few samples carry most of the encoder's work,
+K_eff is small: that is the paper's rule, and it makes mixtures with many text-only samples slow.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from headrace.reorder_service.planning.search.number_partition import descending
 
 
 def assign(batch: Batch, *, coarse_quantile: float = 0.5) -> Slots:
-    """Slots: encoders share one, the LLM and the generator share one, which is the same or the next of the same replica.
+    """Plan a batch with Entrain's hierarchical assignment: (U, n) slots.
 
-    coarse_quantile: samples above this quantile of their replica's LLM costs are spread first; the paper names no number,
-    0.5 is the median. Raises ValueError if it is not between 0 and 1.
+    A sample has one slot in all encoders, and one in the LLM and the generator: the same, or if it is deferred, the next of the
+    same replica. coarse_quantile: samples above this quantile of their replica's LLM costs are spread first; the paper names no
+    number, 0.5 is the median. Raises ValueError if it is not between 0 and 1.
     """
     if not 0 <= coarse_quantile <= 1:
         raise ValueError(f"coarse_quantile must be between 0 and 1, got {coarse_quantile}")
@@ -55,11 +57,12 @@ def assign(batch: Batch, *, coarse_quantile: float = 0.5) -> Slots:
 
 @kernel
 def stratify(encoder: Floats, llm: Floats, starts: Ints, num_microbatches: int, coarse_quantile: float) -> tuple[Ints, Ints]:
-    """Stratified assignment of every replica's samples: (n,) microbatch of each, (D,) number of microbatches in use.
+    """Assign every replica's samples to its microbatches, those with much LLM work first (section 4.5.1).
 
-    encoder, llm: (n,) costs, samples sorted by replica and there in the order of assignment. starts: (D + 1,), replica r has
-    the samples starts[r] .. starts[r + 1] - 1. Equal loads: the microbatch with fewer samples, then the lower number. A
-    replica without any encoder cost is balanced by LLM cost.
+    encoder, llm: (n,) costs, with samples sorted by replica and, within a replica, in the order of assignment. starts: (D + 1,),
+    replica r has the samples starts[r] .. starts[r + 1] - 1. Among equal loads, the microbatch with fewer samples is taken, then
+    the lower number. A replica without any encoder cost is balanced by LLM cost. Returns the (n,) microbatch of each sample
+    within its replica, and the (D,) number of microbatches that each replica uses.
     """
     microbatch = np.empty(encoder.size, np.int64)
     used = np.zeros(starts.size - 1, np.int64)
@@ -83,9 +86,10 @@ def stratify(encoder: Floats, llm: Floats, starts: Ints, num_microbatches: int, 
 
 @kernel
 def effective_microbatches(encoder: Floats, num_microbatches: int) -> int:
-    """K_eff: as many microbatches as the encoder costs (n,) fill to the height of the largest, at most K and n, at least 1.
+    """Return K_eff: the number of microbatches that encoder costs (n,) fill to the height of the largest cost.
 
-    Without any encoder cost: K, or n if that is less. The quotient may be a rounding error below a whole number.
+    It is at most K and n and at least 1; without any encoder cost, it is K, or n if that is less. The quotient may be a rounding
+    error below a whole number, so 1e-9 is added before it is rounded down.
     """
     largest = encoder.max()
     fills = int(min(encoder.sum() / largest + 1e-9, encoder.size)) if largest > 0 else encoder.size

@@ -1,8 +1,8 @@
-"""Strategy `joint`: all units balanced together, over replicas and microbatches at once. Headrace's own.
+"""Strategy `joint`: balances all units together, over replicas and microbatches at once. It is Headrace's own.
 
-It makes all microbatches alike in every unit (`balance`) and orders what single heavy samples leave unequal (`arrange`).
-Deferral, which Entrain needs because it balances one unit only, has little left to do then: llm work moves on to the next
-microbatch where that still shortens the step, seldom by more than 1 %.
+It makes all microbatches alike in every unit (`balance`) and orders those that single heavy samples leave unequal (`arrange`).
+Deferral, which Entrain needs because it balances one unit only, then has little left to do: LLM work moves on to the next
+microbatch if that still shortens the step, seldom by more than 1 %.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from headrace.reorder_service.planning.simulation.work import Work
 
 
 def level(batch: Batch) -> Slots:
-    """Slots of strategy `joint`. Where transfers have a latency, fewer than K microbatches may be used."""
+    """Plan a batch with strategy `joint`: (U, n) slots.
+
+    If transfers have a latency, fewer than K microbatches of a replica may be used.
+    """
     count = _num_microbatches(batch)
     equal = arrange(batch, _balanced(batch, count))
     slots = np.broadcast_to(equal, batch.costs.shape)
@@ -33,14 +36,14 @@ def level(batch: Batch) -> Slots:
 
 
 def _balanced(batch: Batch, count: int) -> Ints:
-    """(n,) slots of samples spread evenly over the first `count` microbatches of every replica."""
+    """Spread the samples evenly over the first `count` microbatches of every replica: (n,) slots."""
     slot = balance(batch.costs, np.ones(count), batch.topology.replicas, batch.seed)
     wider: Ints = slot + slot // count * (batch.topology.microbatches - count)
     return wider
 
 
 def _seconds(batch: Batch, slots: Slots) -> float:
-    """Of the step; infinite for a plan that the schedule cannot run, as it cannot hold back what is deferred."""
+    """Return the simulated seconds of the step; infinity if the plan defers more than the schedule can wait for."""
     try:
         return simulate(Work.of(batch, slots)).iteration_s
     except ValueError:
@@ -48,10 +51,10 @@ def _seconds(batch: Batch, slots: Slots) -> float:
 
 
 def _num_microbatches(batch: Batch) -> int:
-    """How many of the K microbatches to use: the count with the shortest step, were the work divided evenly.
+    """Choose how many of the K microbatches to use: the count with the shortest step if the work were divided evenly.
 
-    More microbatches fill the pipeline better, and each costs its transfers; fewer hold more activations at once, so a
-    count that exceeds the memory limit is taken only where all do.
+    More microbatches fill the pipeline better, but each costs its transfers. Fewer microbatches hold more activations at once,
+    so a count that exceeds the memory limit is taken only if all do.
     """
     most = batch.topology.microbatches
     if batch.execution.latency_s == 0:
@@ -68,7 +71,7 @@ def _num_microbatches(batch: Batch) -> int:
 
 
 def _even(batch: Batch, count: int) -> tuple[Batch, Slots]:
-    """A batch of one replica whose `count` samples are microbatches of equal work."""
+    """Return a batch of one replica with `count` samples, each a microbatch with an equal share of the work, and its slots."""
 
     def divided(values: Floats) -> Floats:
         mean = values.sum(axis=1, keepdims=True) / (count * batch.topology.replicas)
@@ -87,7 +90,7 @@ def _even(batch: Batch, count: int) -> tuple[Batch, Slots]:
 
 
 def _with_deferral(batch: Batch, slot: Ints) -> Slots:
-    """The slots after llm work that is above the mean has moved on by one microbatch where the next has less."""
+    """Return (U, n) slots: `slot` in the encoders, and from the LLM on the microbatch to which `defer` moves a sample."""
     units = list(batch.units)
     llm = units.index(LLM)
     occupied = batch.occupied(np.broadcast_to(slot, batch.costs.shape)).sum(axis=1)
@@ -97,9 +100,10 @@ def _with_deferral(batch: Batch, slot: Ints) -> Slots:
 
 @kernel
 def defer(costs: Floats, slot: Ints, occupied: Ints, num_microbatches: int) -> Ints:
-    """(n,) slots of the llm unit: a sample moves to the next microbatch if that lowers the sum of the squared loads.
+    """Move LLM work on to the next microbatch if that lowers the sum of the squared LLM loads: (n,) slots in the LLM.
 
-    costs: (n,) llm seconds. slot: (n,) of the encoders; occupied: (D,) microbatches of each replica that hold a sample.
+    costs: (n,) LLM seconds. slot: (n,) slots in the encoders. occupied: (D,) number of microbatches of each replica that hold a
+    sample.
     """
     loads = np.zeros(occupied.size * num_microbatches)
     for i in range(slot.size):

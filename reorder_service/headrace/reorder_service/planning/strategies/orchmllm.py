@@ -1,20 +1,21 @@
-"""Strategy `orchmllm`: OrchMLLM's batch post-balancing (sections 5 and 6), every unit balanced for itself.
+"""Strategy `orchmllm`: OrchMLLM's batch post-balancing (sections 5 and 6), which balances every unit separately.
 
 In OrchMLLM a step is one batch per rank (K = 1), and the samples of a unit are balanced over all D ranks by the form that
-suits the unit (see `post_balancing`). What a form balances are sequence lengths there; here it is the costs of a unit, which
-are in proportion to them or say better how long a sample takes.
+suits the unit (see `post_balancing`). There a form balances sequence lengths; here it balances the costs of a unit, which are
+proportional to the lengths or describe better how long a sample takes.
 
-Pipelines (K > 1) the paper leaves out. A sample may pass its units on different replicas, but its microbatch must not fall
-on the way. So the index of a sample's microbatch is fixed once, by the LLM, which is balanced over the replicas and then, in
-each replica, over its microbatches. Every other unit balances the samples of one index after the other, the index with the
-costliest sample first, and gives the heaviest batch of an index to the replica with the least work so far. Replicas that
-have their share of the unit's work get no more. So do those whose LLM has no sample in that microbatch: then no unit has an
-empty microbatch in front of one that is not. That costs balance only with few samples, or one that outweighs a replica.
+The paper does not treat pipelines (K > 1). A sample may be processed on different replicas by different units, but its
+microbatch index must not decrease on the way. So this index is fixed once, by the LLM, which is balanced over the replicas and
+then, in each replica, over its microbatches. Every other unit balances the samples of one index after the other, starting with
+the index of the costliest sample, and gives the heaviest batch of an index to the replica with the least work so far. Replicas
+that already have their share of the unit's work get no more. Neither do those whose LLM has no sample in that microbatch, so
+that no unit has an empty microbatch in front of an occupied one. That costs balance only if there are few samples, or if one
+sample outweighs a replica.
 
-Strategy `orchmllm` of a job is `balance` with its defaults: the other three forms and the permutation over nodes are there for
-callers of this module only, as is `compose`.
+A job's strategy `orchmllm` is `balance` with its defaults: the other three forms, the permutation over nodes and `compose` are
+only for direct callers of this module.
 
-`compose` gives the all-to-all of what encoders computed (section 6). Raw inputs need none: ranks fetch what they encode.
+`compose` gives the all-to-all of encoder outputs (section 6). Raw inputs need none: ranks fetch the samples that they encode.
 """
 
 from __future__ import annotations
@@ -36,17 +37,22 @@ Arrival = Literal["round_robin", "contiguous"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostBalancing:
-    """What can be chosen. The defaults balance costs and leave the batches where they are."""
+    """Options of OrchMLLM's post-balancing. The defaults balance costs and do not permute the replicas over the nodes."""
 
     forms: Mapping[str, Form] = field(default_factory=dict)
-    """Of each unit; "no_padding" where a unit is not named, as microbatches are packed. A convolutional audio encoder pads
-    its attention: "fourth"."""
+    """Post-balancing form of each unit; a unit that is not named has "no_padding", as microbatches are packed.
+
+    A convolutional audio encoder pads its attention and so needs "fourth".
+    """
     tolerance: float = TOLERANCE
-    """Of the third form, as a share of a bin's mean load."""
+    """Tolerance with which the "third" form compares sums, as a share of a bin's mean load."""
     ranks_per_node: int = 0
-    """Permute the replicas of each unit so that little data crosses nodes; a replica counts as one rank. 0: do not."""
+    """Ranks of a node, for a permutation of each unit's replicas after which little data crosses nodes.
+
+    A replica counts as one rank. With 0, nothing is permuted.
+    """
     arrival: Arrival = "round_robin"
-    """Which rank sampled sample i and has its data: rank i mod D, or each rank n / D samples in a row."""
+    """Which rank sampled sample i and has its data: rank i mod D, or with "contiguous" each rank n / D samples in a row."""
 
     def __post_init__(self) -> None:
         unknown = {unit: form for unit, form in self.forms.items() if form not in FORMS}
@@ -64,9 +70,10 @@ DEFAULT = PostBalancing()
 
 
 def balance(batch: Batch, options: PostBalancing = DEFAULT) -> Slots:
-    """Slots of the samples; units differ in the replica of a sample, never in the index of its microbatch.
+    """Plan a batch with OrchMLLM's post-balancing: (U, n) slots.
 
-    Raises ValueError if a form is chosen for a unit that the topology lacks.
+    Units may differ in the replica of a sample, never in the index of its microbatch. Raises ValueError if a form is chosen for
+    a unit that the topology lacks.
     """
     if not options.forms.keys() <= set(batch.units):
         raise ValueError(f"units are {', '.join(batch.units)}, got forms for {', '.join(options.forms)}")
@@ -83,24 +90,27 @@ def balance(batch: Batch, options: PostBalancing = DEFAULT) -> Slots:
 
 
 def arrival_ranks(num_samples: int, num_ranks: int, arrival: Arrival) -> Ints:
-    """(n,) rank that sampled each sample."""
+    """Return the (n,) rank that sampled each sample."""
     samples = np.arange(num_samples)
     return samples % num_ranks if arrival == "round_robin" else samples * num_ranks // num_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Composition:
-    """The all-to-all from the replicas of an encoder to those of the LLM."""
+    """The single all-to-all that moves encoder outputs from the encoder's replicas to the LLM's."""
 
     traffic: Traffic
     moved: float
-    """Volume that changes its replica."""
+    """Volume of the data that changes its replica."""
     saved: float
-    """What more would move if the data went back to the ranks that sampled it first (two all-to-alls)."""
+    """Additional volume that would move with two all-to-alls, the first one back to the ranks that sampled the data."""
 
 
 def compose(batch: Batch, slots: Slots, unit: str, arrival: Arrival = "round_robin") -> Composition:
-    """The rearrangement of `unit` undone and that of the LLM done at once, in `transfer_bytes` (in costs if unknown)."""
+    """Undo the rearrangement of encoder `unit` and apply that of the LLM in a single all-to-all.
+
+    Volumes are in `transfer_bytes`, or in costs if those are unknown.
+    """
     replicas = slots // batch.topology.microbatches
     encoder, llm = replicas[batch.units.index(unit)], replicas[batch.units.index(LLM)]
     origin = arrival_ranks(llm.size, batch.topology.replicas, arrival)
@@ -112,14 +122,17 @@ def compose(batch: Batch, slots: Slots, unit: str, arrival: Arrival = "round_rob
 
 
 def _volume(batch: Batch, unit: int) -> Floats:
-    """(n,) how much data of a sample moves: what the unit passes on, or its cost, in proportion to its length."""
+    """Return the (n,) amount of data to move for each sample: the unit's transfer bytes or, if unknown, its costs.
+
+    A cost stands in for the data as both are in proportion to the sample's length.
+    """
     known: Floats = batch.transfer_bytes[unit]
     costs: Floats = batch.costs[unit]
     return known if known.any() else costs
 
 
 def _by_replica(batch: Batch, unit: int, options: PostBalancing) -> Ints:
-    """(n,) slots: balanced over the replicas, then each replica's samples over its microbatches."""
+    """Balance samples over the replicas, then each replica's samples over its microbatches: (n,) slots."""
     costs, form = batch.costs[unit], options.forms.get(batch.units[unit], "no_padding")
     num_replicas, num_microbatches = batch.topology.replicas, batch.topology.microbatches
     replica = post_balance(form, costs, num_replicas, options.tolerance)
@@ -131,7 +144,10 @@ def _by_replica(batch: Batch, unit: int, options: PostBalancing) -> Ints:
 
 
 def _by_index(batch: Batch, unit: int, index: Ints, occupied: NDArray[np.bool_], options: PostBalancing) -> Ints:
-    """(n,) slots: the samples of each microbatch index balanced over the replicas that have this microbatch."""
+    """Balance the samples of each microbatch index over the replicas that have this microbatch: (n,) slots.
+
+    index: (n,) microbatch index of each sample. occupied: (D, K) microbatches that have a sample in the LLM.
+    """
     costs, form = batch.costs[unit], options.forms.get(batch.units[unit], "no_padding")
     slots = np.empty_like(index)
     work, share = np.zeros(batch.topology.replicas), costs.sum() / batch.topology.replicas
@@ -150,7 +166,7 @@ def _by_index(batch: Batch, unit: int, index: Ints, occupied: NDArray[np.bool_],
 
 
 def _groups(label: Ints, count: int) -> Iterator[tuple[int, Ints]]:
-    """The positions of each label 0 .. count - 1 that occurs, in rising order."""
+    """Yield each label 0 .. count - 1 that occurs, in rising order, with the positions that have it."""
     if count == 1:
         yield 0, np.arange(label.size)
         return
@@ -162,9 +178,10 @@ def _groups(label: Ints, count: int) -> Iterator[tuple[int, Ints]]:
 
 
 def _permuted(slots: Ints, unit: int, occupied: NDArray[np.bool_] | None, batch: Batch, options: PostBalancing) -> Ints:
-    """(n,) the slots with the unit's replicas permuted over the nodes.
+    """Permute the unit's replicas over the nodes so that little data crosses nodes: (n,) slots.
 
-    As they were if that would leave an empty microbatch in front of one that is not; `occupied` (D, K): those of the LLM.
+    The slots stay as they are if nodes are not given, or if an empty microbatch would come before an occupied one. occupied:
+    (D, K) microbatches that have a sample in the LLM, None for the LLM itself.
     """
     if options.ranks_per_node == 0:
         return slots

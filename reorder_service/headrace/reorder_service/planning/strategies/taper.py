@@ -1,9 +1,9 @@
-"""Strategy `taper`: graded microbatches, balanced in all units. Headrace's own.
+"""Strategy `taper`: microbatches of graded sizes, balanced in all units. It is Headrace's own.
 
-While the pipeline fills and drains, the stages wait until the first and the last microbatches have passed all the others.
+While the pipeline fills and drains, stages wait until the first and the last microbatches have passed all the other stages.
 Equal microbatches, the aim of every published algorithm, leave each stage idle for (S - 1) / K of its work (S stages, K
-microbatches). Here the first and the last ones are light, and the ones between are heavier in return: that brings the idle
-time down by a third to a half. A stage holds up to a third more activations at once.
+microbatches). Here the first and the last microbatches are light, and those between are heavier in return: that reduces the
+idle time by a third to a half. A stage holds up to a third more activations at once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from headrace.reorder_service.planning.search.balance import balance
 from headrace.reorder_service.planning.simulation.makespan import best_grades
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 
-_FIRST = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 1.0])  # of the heaviest microbatch: what the first and the last one may be
-_GROWTH = np.array([1.1, 1.2, 1.3, 1.5])  # from one microbatch to the next
+_FIRST = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 1.0])  # sizes tried for the first and the last microbatch, relative to the heaviest
+_GROWTH = np.array([1.1, 1.2, 1.3, 1.5])  # growth factors tried from one microbatch to the next
 
 
 def graded(batch: Batch) -> Slots:
-    """Slots of the samples, equal in all units."""
+    """Plan a batch with strategy `taper`: (U, n) slots, equal in all units."""
     slot = balance(batch.costs, _grades(batch), batch.topology.replicas, batch.seed)
     return np.broadcast_to(arrange(batch, slot, keep=True), batch.costs.shape)
 
 
 def _grades(batch: Batch) -> Floats:
-    """(K,) what the microbatches of a replica should relate to each other like."""
+    """Choose the (K,) relative sizes of a replica's microbatches with the shortest step."""
     count = batch.topology.microbatches
     stages = np.array(list(batch.topology.stages.values()))
     forward = np.repeat(batch.costs.sum(axis=1) / (stages * batch.execution.chunks), stages)
