@@ -1,1 +1,1 @@
-"""The searches that strategies are made of: balancing, partitioning, deferral, permutation and the order of microbatches."""
+"""Search algorithms that strategies combine: balancing, partitioning, deferral, permutation and the order of microbatches."""

@@ -1,8 +1,8 @@
-"""The order of a replica's microbatches that takes least time: local search on the schedule's real recurrence.
+"""Local search for the order of a replica's microbatches that takes least time, on the schedule's real recurrence.
 
-Where microbatches cannot be made equal, because single samples outweigh the mean one, their order decides how much the stages
-wait. Unlike DistTrain's Alg. 3, which places one microbatch after the other for the first stage of 1F1B, this replays the
-whole schedule for every order tried, for any schedule and any units.
+If microbatches cannot be made equal, because single samples outweigh the mean microbatch, their order decides how long the
+stages wait. Unlike DistTrain's Alg. 3, which places one microbatch after the other for the first stage of 1F1B, this search
+replays the whole schedule for every order that it tries, and works for any schedule and any units.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from headrace.reorder_service.planning.random_state import random_state
 from headrace.reorder_service.planning.simulation.makespan import improve, makespan, opening
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 
-ACTIONS = 1_000_000  # replayed in all: 3 ms
-_TRIES = 64  # orders of one replica tried at once
-_PATIENCE = 6  # times that the slowest replica may be tried in vain
+ACTIONS = 1_000_000  # budget of actions to replay, over all replicas: 3 ms
+_TRIES = 64  # orders of one replica tried before the slowest replica is determined anew
+_PATIENCE = 6  # rounds in a row that may fail to improve the slowest replica
 
 
 def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
-    """(n,) slots with the microbatches of each replica in a better order; empty ones last.
+    """Reorder the microbatches of each replica so that its step is shorter: (n,) slots, with empty microbatches last.
 
-    slot: (n,) of every sample in all units. keep: start from the order given instead of the best simple one. The replica
-    that takes longest is improved until nothing more is found for it: the others wait for it anyway.
+    slot: (n,) slot of every sample, the same in all units. keep: start from the given order instead of the best simple one
+    (`opening`). The replica that takes longest is improved until nothing more is found for it, since the others wait for it
+    anyway, or until ACTIONS actions have been replayed.
     """
     replicas, count = batch.topology.replicas, batch.topology.microbatches
     slots = np.broadcast_to(slot, batch.costs.shape)
@@ -55,7 +56,7 @@ def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
 
 
 def _moved(slot: Ints, orders: list[Ints], count: int) -> Ints:
-    """The slots after microbatch orders[r][p] has become microbatch p of replica r."""
+    """Return the slots after microbatch orders[r][p] has become microbatch p of replica r."""
     position = np.zeros((len(orders), count), np.int64)
     for r, order in enumerate(orders):
         position[r, order] = np.arange(order.size)

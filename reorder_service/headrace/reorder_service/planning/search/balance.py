@@ -1,12 +1,12 @@
 """Vector balancing: spread samples over microbatches so that every unit's time is level, or follows given targets.
 
-Balancing several units at once is hard in the worst case and easy at the sizes of a global batch: a greedy start, then a
-local search. It moves a sample to another microbatch, or swaps two samples, whenever that lowers
+Balancing several units at once is hard in the worst case but easy at the sizes of a global batch: a greedy start and a local
+search are enough. The search moves a sample to another microbatch, or swaps two samples, if that lowers
 
     sum over microbatches m and units u of  t_m (load[m, u] / t_m)^4  +  the same over whole replicas
 
-where loads are in units of the mean microbatch and t_m is a microbatch's target (1 where all are to be equal). The fourth
-power looks mostly at the heaviest ones but still tells apart plans that share their heaviest microbatch.
+where loads are in units of the mean microbatch and t_m is a microbatch's target (1 if all are to be equal). The fourth power
+looks mostly at the heaviest microbatches but still tells apart plans that share their heaviest one.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.random_state import random_state
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
-SEARCH_STEPS = 125_000  # for each sample of the mean microbatch, 1 to 4 of them: 2 to 10 ms
-SEARCH_STEPS_PER_SAMPLE = 3  # at least, in large batches
+SEARCH_STEPS = 125_000  # per sample of the mean microbatch, counted as 1 to 4 samples: 2 to 10 ms
+SEARCH_STEPS_PER_SAMPLE = 3  # least number of steps per sample of the batch, which counts in large batches
 _WINDOW = 4096  # how far apart exchange partners lie in memory: about the first-level cache
-_REPLICA_WEIGHT = 4.0  # of the replicas' term: the slowest replica is the step's time
-_HEAT = 0.03  # first threshold: what one microbatch loses by a load of 1.07 instead of 1
-_LEAST_GAIN = 1e-12  # of a move: nothing is done for a rounding error
+_REPLICA_WEIGHT = 4.0  # weight of the replicas' term in the objective: the slowest replica determines the step's time
+_HEAT = 0.03  # first threshold: about what a microbatch adds to the objective if its load is 1.07 instead of the mean, 1
+_LEAST_GAIN = 1e-12  # least gain of a change that is made: less may be a rounding error
 
 
 def balance(costs: Floats, targets: Floats, num_replicas: int, seed: int) -> Ints:
-    """(n,) microbatch r * K + k of each of n samples.
+    """Spread n samples over the K microbatches of each replica so that all units are balanced: (n,) slots r * K + k.
 
-    costs: (U, n) seconds per unit. targets: (K,) positive, what the microbatches of a replica shall relate to each other
-    like. No replica stays without a sample if n >= num_replicas.
+    costs: (U, n) seconds per unit. targets: (K,) positive, the desired relative sizes of a replica's microbatches. No replica
+    stays without a sample if n >= num_replicas.
     """
     num_microbatches = targets.size
     means = costs.sum(axis=1) / (num_replicas * num_microbatches)
-    means[means == 0] = 1.0  # of costs so small that their mean is none, too
+    means[means == 0] = 1.0  # the costs are zero, or so small that their mean is
     weights = np.ascontiguousarray((costs / means[:, None]).T)
     target = targets * (num_microbatches / targets.sum())
     heaviest = weights.max(axis=1)
@@ -49,9 +49,10 @@ def balance(costs: Floats, targets: Floats, num_replicas: int, seed: int) -> Int
 
 @kernel
 def fill(weights: Floats, order: Ints, replica: Ints, targets: Floats, num_replicas: int) -> Ints:
-    """(n,) slot of samples whose replica is known: in the given order, each into the microbatch where it adds least.
+    """Put each sample, in the given order, into the microbatch of its replica where it does least harm: (n,) slots.
 
-    weights: (n, U). targets: (K,). Adding least means the smallest of the heaviest units; an empty microbatch wins a tie.
+    That is the microbatch whose heaviest unit, relative to its target, is then lightest; the one with the fewest samples wins a
+    tie. weights: (n, U). replica: (n,) replica of each sample. targets: (K,).
     """
     num_samples, num_units = weights.shape
     count = targets.size
@@ -75,13 +76,13 @@ def fill(weights: Floats, order: Ints, replica: Ints, targets: Floats, num_repli
 
 @kernel
 def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, steps: int, state: np.uint64) -> None:
-    """The local search: improves `slots` (n,) in place by `steps` tried moves and swaps.
+    """Improve `slots` (n,) in place by a local search that tries `steps` moves and swaps of samples.
 
-    In the first half it also takes changes for the worse, up to a threshold that cools down to nothing (threshold accepting;
-    Dueck and Scheuer, 1990): from a plain descent, one seed in twenty stays in a poor local optimum.
+    In the first half it also accepts changes for the worse, up to a threshold that falls to zero (threshold accepting; Dueck and
+    Scheuer, 1990): with plain descent, one seed in twenty ends in a poor local optimum.
 
-    weights: (n, U). targets: (K,). Partners are taken from the next _WINDOW samples in the order of the first slots, so
-    that a large batch is searched piece by piece of some replicas, within the processor's cache.
+    weights: (n, U). targets: (K,). state: of the random generator. A sample's partner is one of the next _WINDOW samples in the
+    order of the initial slots, so that a large batch is searched a few replicas at a time, within the processor's cache.
     """
     num_samples, num_units = weights.shape
     count = targets.size
@@ -95,7 +96,7 @@ def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, s
             loads[slots[i], u] += weights[i, u]
             totals[slots[i] // count, u] += weights[i, u]
     of_replicas = _REPLICA_WEIGHT / (float(count) * count * count)
-    replica_of = np.empty(num_replicas * count, np.int64)  # looked up: divisions would be half of a step's time
+    replica_of = np.empty(num_replicas * count, np.int64)  # a lookup table: divisions would take half of a step's time
     steepness_of = np.empty(num_replicas * count)
     for slot in range(replica_of.size):
         replica_of[slot] = slot // count
@@ -145,7 +146,7 @@ def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, s
 
 @kernel
 def _by_slot(slots: Ints, num_slots: int) -> Ints:
-    """(n,) samples in the order of their slots, stable: a counting sort."""
+    """Return the (n,) samples in the order of their slots, by a stable counting sort."""
     first = np.zeros(num_slots + 1, np.int64)
     for slot in slots:
         first[slot + 1] += 1

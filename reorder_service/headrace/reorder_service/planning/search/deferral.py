@@ -1,12 +1,13 @@
 """Pairwise deferral: even out LLM work by passing samples from a heavy microbatch on to the next one.
 
-Entrain (dissertation, section 4.5.2 and Alg. 4, lines 7-15), for all replicas at once. A replica's microbatches are sorted
-by LLM load, the top half is *overloaded*, the bottom half *underloaded*. For every such pair a subset sum finds the samples
-of the overloaded one that are best deferred; a bottleneck matching then chooses the pairs. What the paper leaves open:
+This is Entrain's algorithm (dissertation, section 4.5.2 and Alg. 4, lines 7-15), for all replicas at once. A replica's
+microbatches are sorted by LLM load; the top half is *overloaded*, the bottom half *underloaded*. For every pair of an overloaded
+and an underloaded microbatch, a subset sum finds the samples of the overloaded one that are best deferred; a bottleneck matching
+then chooses the pairs. What the paper leaves open:
 
-* The subset sum works on CELLS cells of the largest sum that can help any pair of the overloaded microbatch, not of its
-  whole load, so that the same table is finer. Only the first MOST_ITEMS samples that matter enter it. Afterwards samples
-  are flipped one by one where that brings the true sum nearer: this repairs what rounding lost.
+* The subset sum divides the largest sum that can help any pair of the overloaded microbatch into CELLS cells, not its whole
+  load, so that a table of the same size is finer. Only the first MOST_ITEMS samples that matter enter it. Afterwards samples
+  are flipped one by one if that brings the true sum nearer, which repairs what rounding lost.
 * With an odd number of microbatches the middle one is in neither half: it neither defers nor receives.
 * Pairs (and the middle one, counted double) run in a hill by LLM load: light ones first and last, where the pipeline fills
   and drains, heavy ones in the middle. In simulated 1F1B steps that took 3 % less time than pairs by rising encoder load.
@@ -28,11 +29,11 @@ MOST_ITEMS = 128  # bounds the table to 132 KB; more samples than that are fine-
 
 @kernel
 def reachable_sums(weights: Floats, span: float, table: Bools) -> Ints:
-    """Subset sum by dynamic programming: which cells can be hit by subsets of the weights. O(N CELLS).
+    """Find by dynamic programming which sums, rounded to cells, subsets of the weights can have. O(N CELLS).
 
     weights: (N,). span: the largest useful sum, which falls into the last cell; a weight that reaches it is left out.
-    table: (MOST_ITEMS + 1, CELLS), of which row t is set to the sums of the first t weights that are not left out.
-    Returns the rounded weights (N,), 0 where left out.
+    table: (MOST_ITEMS + 1, CELLS), filled in place: row t tells which sums the first t weights that are not left out can have.
+    Returns the weights in cells (N,), 0 where left out.
     """
     cells = np.zeros(weights.size, np.int64)
     num_items = 0
@@ -52,10 +53,10 @@ def reachable_sums(weights: Floats, span: float, table: Bools) -> Ints:
 
 @kernel
 def closest_subset(weights: Floats, span: float, cells: Ints, table: Bools, target: float) -> tuple[Bools, float]:
-    """The subset of `weights` whose sum is nearest to the target (at most span / 2), up to rounding: (N,) mask and sum.
+    """Return the subset of `weights` whose sum is nearest to the target, up to rounding: its (N,) mask and its sum.
 
-    `cells` and `table` come from `reachable_sums`. The sum lies strictly between 0 and twice the target, or the subset is
-    empty. Of equally near cells the lower one is taken.
+    `cells` and `table` come from `reachable_sums`; the target is at most span / 2. The sum lies strictly between 0 and twice the
+    target, or the subset is empty. Of equally near cells the lower one is taken.
     """
     taken = np.zeros(weights.size, np.bool_)
     if target <= 0.0:
@@ -96,14 +97,14 @@ def _closest_cell(reachable: Bools, aim: float) -> int:
 def bottleneck_match(values: Floats, alone: Floats) -> tuple[float, Ints]:
     """Pair H overloaded microbatches with H underloaded ones so that the slowest is as fast as possible.
 
-    values: (H, H), the greater load of a pair after deferral (eq. 4.3). alone: (H,), load of an overloaded microbatch that
-    defers nothing. Returns the least threshold T of `values` and `alone` such that all with alone > T can be matched within
-    T, and the (H,) partners. The others get the partners that are left and need not defer. Binary search over T.
+    values: (H, H), the greater load of a pair after deferral (eq. 4.3). alone: (H,), the load of each overloaded microbatch if it
+    defers nothing. Returns the least threshold T of `values` and `alone` such that all microbatches with alone > T can be matched
+    within T, and the (H,) partners. The others get the partners that are left and need not defer. T is found by binary search.
     """
     size = alone.size
     partner, owner = np.empty(size, np.int64), np.empty(size, np.int64)
     candidates = np.sort(np.concatenate((values.ravel(), alone)))
-    low, high = 0, candidates.size - 1  # with the greatest T nobody needs a partner, or everybody can have any
+    low, high = 0, candidates.size - 1  # the greatest T always works: no microbatch needs a partner, or any partner will do
     while low < high:
         middle = (low + high) // 2
         if _match_within(candidates[middle], values, alone, partner, owner):
@@ -123,7 +124,10 @@ def bottleneck_match(values: Floats, alone: Floats) -> tuple[float, Ints]:
 
 @kernel
 def _match_within(threshold: float, values: Floats, alone: Floats, partner: Ints, owner: Ints) -> bool:
-    """Whether all that exceed the threshold alone can be matched within it; `partner` and `owner` hold the matching."""
+    """Return whether all microbatches that exceed the threshold alone can be matched within it.
+
+    partner, owner: (H,) filled with the matching of overloaded and of underloaded microbatches, -1 where there is none.
+    """
     partner[:] = -1
     owner[:] = -1
     matched = True
@@ -135,7 +139,7 @@ def _match_within(threshold: float, values: Floats, alone: Floats, partner: Ints
 
 @kernel
 def _augment(threshold: float, values: Floats, start: int, partner: Ints, owner: Ints) -> bool:
-    """Match `start` too, along a shortest alternating path. False, and nothing changed, if there is none."""
+    """Add `start` to the matching along a shortest alternating path; return False, with nothing changed, if there is none."""
     reached_from = np.full(owner.size, -1)
     queue = np.empty(owner.size, np.int64)
     queue[0] = start
@@ -163,11 +167,12 @@ def _augment(threshold: float, values: Floats, start: int, partner: Ints, owner:
 
 @kernel
 def defer_all(llm: Floats, starts: Ints, microbatch: Ints, used: Ints) -> Ints:
-    """(2, n) place in its replica's order of the microbatch that encodes each sample, and of the one with its LLM work.
+    """Choose which samples each replica defers and the order of its microbatches: (2, n) places of the samples in that order.
 
-    The second is the first or, where the sample is deferred, the one after. llm: (n,) costs, samples sorted by replica.
-    starts: (D + 1,), replica r has the samples starts[r] .. starts[r + 1] - 1. microbatch: (n,) of each sample in its
-    replica. used: (D,) number of microbatches of each replica, none of them empty.
+    The first row is the place of the microbatch that encodes a sample, the second the place of the one that does its LLM work:
+    the same or, if the sample is deferred, the next. llm: (n,) costs, samples sorted by replica. starts: (D + 1,), replica r has
+    the samples starts[r] .. starts[r + 1] - 1. microbatch: (n,) microbatch of each sample in its replica. used: (D,) number of
+    microbatches of each replica, none of them empty.
     """
     places = np.empty((2, llm.size), np.int64)
     table = np.empty((MOST_ITEMS + 1, CELLS), np.bool_)
@@ -191,7 +196,10 @@ def _sums(weights: Floats, group: Ints, num_groups: int) -> Floats:
 
 @kernel
 def _defer(llm: Floats, microbatch: Ints, loads: Floats, table: Bools) -> tuple[Bools, Ints]:
-    """One replica: (n,) whether each sample is deferred; (K,) which microbatch comes right after each, itself if any may."""
+    """Choose the samples that one replica defers, (n,), and the microbatch that must follow each microbatch, (K,).
+
+    A microbatch that any other may follow is given as its own follower.
+    """
     deferred, follower = np.zeros(llm.size, np.bool_), np.arange(loads.size)
     half = loads.size // 2
     if half == 0:
@@ -226,7 +234,10 @@ def _defer(llm: Floats, microbatch: Ints, loads: Floats, table: Bools) -> tuple[
 
 @kernel
 def interleave(loads: Floats, follower: Ints) -> Ints:
-    """(K,) place of each microbatch in its replica's order: the pairs in a hill by load, a follower right after its leader."""
+    """Order the microbatches of a replica: pairs in a hill by load, light ones outside, a follower right after its leader.
+
+    Returns the (K,) place of each microbatch. follower: (K,) its follower, or itself if it has none.
+    """
     leads = np.ones(loads.size, np.bool_)
     leads[follower[follower != np.arange(loads.size)]] = False
     leaders = np.flatnonzero(leads)

@@ -1,4 +1,4 @@
-"""Order of one replica's microbatches: DistTrain's inter-microbatch reordering (section 6.2, Alg. 3).
+"""DistTrain's inter-microbatch reordering (section 6.2, Alg. 3): the order of each replica's microbatches.
 
 On the first stage of 1F1B, *interval* 1 lies between the first forward and the first backward, interval i between backwards
 i - 1 and i. The stage is idle in an interval except for the forwards that it runs there: p - 1 of them in the first
@@ -9,18 +9,18 @@ gets the microbatches whose forwards fill it best.
 Where the listing leaves something open:
 
 * Its loop ends too late; ours ends when no microbatch is left.
-* l <= p microbatches: all but the first are the rear. l < 2p: the first interval gets what is left, fewer than p - 1.
-* The rear stands in falling order, so that the step ends with its shortest backward.
+* With l <= p microbatches, all but the first form the rear. With l < 2p, the first interval gets what is left, fewer than p - 1.
+* The rear is in falling order, so that the step ends with its shortest backward.
 * SELECTCLOSEST of several microbatches picks them one by one, each nearest to its share of what is left of the interval.
 
-Interleaved 1F1B (v chunks of the model on every stage) has v intervals per microbatch, filled by its v chunk forwards. How
-these intervals come about, the paper leaves open:
+Interleaved 1F1B (v chunks of the model on every stage) has v intervals per microbatch, filled by its v chunk forwards. The paper
+leaves open how these intervals come about:
 
 * A microbatch counts as v pieces, which pass the p stages one behind the other like microbatches of 1F1B, each in 1/v of the
   time. That divides the time to fill and to drain the pipeline by v, as section 5 does. So the first interval takes pieces
-  2 to p, the first microbatch's own among them, and every later interval one piece.
-* Of a microbatch's v intervals only the first is settled when it is chosen; for the others, the microbatch that fits the first
-  one best stands in for it. It is chosen for the mean of the v intervals: their sum is what its v pieces fill.
+  2 to p, the first microbatch's own among them, and every later interval takes one piece.
+* When a microbatch is chosen, only the first of its v intervals is known. For the others, the microbatch that fits the first
+  interval best stands in for it. It is then chosen for the mean of the v intervals: their sum is what its v pieces fill.
 * The rear is p - 1 microbatches, not p - 1 pieces: interleaved 1F1B drains more microbatches at once than 1F1B does.
 * v = 1 is plain 1F1B.
 """
@@ -36,10 +36,10 @@ from headrace.reorder_service.planning.batch import Floats, Ints
 
 @kernel
 def fill_intervals(forward: Floats, sizes: Floats, backward: Floats, chunks: int = 1) -> Ints:
-    """(K,) order in which K microbatches should run.
+    """Return the (K,) order in which the K microbatches of one replica should run.
 
-    forward: (K, S) forward seconds per stage. sizes: (K,) what "smallest" means, encoder and generator seconds; not negative.
-    backward: (S,) how much longer a stage's backward takes than its forward. chunks: parts of the model on every stage.
+    forward: (K, S) forward seconds per stage. sizes: (K,) encoder and generator seconds, by which the smallest microbatches are
+    found; not negative. backward: (S,) ratio of each stage's backward to its forward. chunks: parts of the model on every stage.
     """
     count, num_stages = forward.shape
     position = fill_intervals_of_all(
@@ -53,9 +53,10 @@ def fill_intervals(forward: Floats, sizes: Floats, backward: Floats, chunks: int
 
 @kernel
 def fill_intervals_of_all(forward: Floats, sizes: Floats, occupied: NDArray[np.bool_], backward: Floats, chunks: int) -> Ints:
-    """(D, K) position at which each microbatch of each replica should run; empty ones come last, in their old order.
+    """Return the (D, K) position at which each microbatch of each replica should run.
 
-    forward: (D, K, S). sizes, occupied: (D, K). backward, chunks: as for `fill_intervals`. O(D K (K + S chunks)).
+    Empty ones come last, in their old order. forward: (D, K, S). sizes: (D, K). occupied: (D, K) whether the microbatch has any
+    sample. backward, chunks: as for `fill_intervals`. O(D K (K + S chunks)).
     """
     num_replicas, num_microbatches, num_stages = forward.shape
     position = np.empty((num_replicas, num_microbatches), np.int64)
@@ -91,7 +92,10 @@ def _fill(
     now: Floats,
     later: Floats,
 ) -> None:
-    """Alg. 3: order[:count] of the microbatches waiting[:count]. The last three are room to work in, see `_advance`."""
+    """Run Alg. 3 on one replica: fill order[:count] with the microbatches of waiting[:count].
+
+    `waiting` is used up. pieces, now and later are scratch arrays, see `_advance`.
+    """
     if count == 0:
         return
     num_stages = backward.size
@@ -102,12 +106,12 @@ def _fill(
 
     now[:] = 0.0
     _append(forward, pieces, 0, order[0], backward, chunks, now)
-    left = -(chunks - 1) * forward[order[0], 0]  # there and back with nothing in the way, less own pieces
+    left = -(chunks - 1) * forward[order[0], 0]  # the unhindered way through the later stages and back, less own other pieces
     for s in range(1, num_stages):
         left += (1.0 + backward[s]) * forward[order[0], s]
     for place in range(1, count - num_rear):
         num_waiting = count - num_rear - place
-        free_slots = num_stages - place * chunks  # of the first interval
+        free_slots = num_stages - place * chunks  # pieces that the first interval still takes
         if free_slots > 0:
             target = left / free_slots
         else:
@@ -129,7 +133,7 @@ def _mean_interval(
     now: Floats,
     later: Floats,
 ) -> float:
-    """Mean of the `chunks` intervals that the microbatch at `place` is going to fill."""
+    """Return the mean length of the `chunks` intervals that the microbatch at `place` is going to fill."""
     first = _interval(now)
     if chunks == 1:
         return first
@@ -145,13 +149,13 @@ def _mean_interval(
 
 @kernel
 def _interval(pipeline: Floats) -> float:
-    """Seconds from the first stage's latest action until the next backward comes back to it."""
+    """Return the seconds from the end of the first stage's latest action until the next gradient arrives there."""
     return pipeline[1, 1] - pipeline[0, 0] if pipeline.shape[1] > 1 else 0.0
 
 
 @kernel
 def _closest(times: Floats, waiting: Ints, num_waiting: int, target: float) -> int:
-    """Index into `waiting` of the microbatch whose time is nearest to the target, the first of equals."""
+    """Return the index into `waiting` of the microbatch whose time is nearest to the target, the first of equals."""
     best, best_gap = 0, abs(times[waiting[0]] - target)
     for i in range(1, num_waiting):
         gap = abs(times[waiting[i]] - target)
@@ -162,7 +166,10 @@ def _closest(times: Floats, waiting: Ints, num_waiting: int, target: float) -> i
 
 @kernel
 def _take(times: Floats, waiting: Ints, num_waiting: int, target: float) -> int:
-    """SELECTCLOSEST, and SELECTMIN where the target is 0: takes that microbatch out of waiting[:num_waiting]."""
+    """Take the microbatch whose time is nearest to the target out of waiting[:num_waiting], and return it.
+
+    This is the paper's SELECTCLOSEST and, with the target 0, its SELECTMIN.
+    """
     best = _closest(times, waiting, num_waiting, target)
     chosen = int(waiting[best])
     for i in range(best + 1, num_waiting):
@@ -172,7 +179,7 @@ def _take(times: Floats, waiting: Ints, num_waiting: int, target: float) -> int:
 
 @kernel
 def _append(forward: Floats, pieces: Ints, place: int, microbatch: int, backward: Floats, chunks: int, pipeline: Floats) -> None:
-    """Let the pieces of the microbatch at `place` run."""
+    """Put `microbatch` at `place` in the order and add its pieces to the pipeline."""
     for piece in range(place * chunks, (place + 1) * chunks):
         pieces[piece] = microbatch
         _advance(forward, pieces, piece, backward, pipeline)
@@ -180,7 +187,7 @@ def _append(forward: Floats, pieces: Ints, place: int, microbatch: int, backward
 
 @kernel
 def _advance(forward: Floats, pieces: Ints, piece: int, backward: Floats, pipeline: Floats) -> None:
-    """GETINTERVAL's recurrence: what a piece adds to every stage, O(S).
+    """Add a piece to the times of every stage in `pipeline`, by the recurrence of the paper's GETINTERVAL. O(S).
 
     Stage s runs the forward of `piece` and then the backward of `piece - (S - 1 - s)`, which stage s + 1 finished as its
     latest one. pieces: the microbatch of every piece; the clock runs `chunks` times as fast, so a piece takes as long as its

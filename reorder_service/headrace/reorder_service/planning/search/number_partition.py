@@ -1,7 +1,7 @@
 """Number partitioning: spread weights over bins so that the heaviest bin is as light as possible.
 
 LPT (longest processing time first; Graham, 1969) takes weights in descending order and puts each into the lightest bin so
-far. Its heaviest bin is at most 4/3 - 1/(3 m) times the optimum of m bins.
+far. With m bins, its heaviest bin is at most 4/3 - 1/(3 m) times that of the optimum.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from headrace.reorder_service.planning.batch import Floats, Ints
 _HALF = np.uint64(32)  # bits of a sort key that hold the weight; the others hold its position
 _POSITION = np.uint64(0xFFFFFFFF)
 _LAST_BIT = np.uint64(63)
-_SHORT = 32  # a run of neighbours up to which insertion is faster than merging
+_SHORT = 32  # longest run of neighbours for which insertion sort is faster than merge sort
 
 
 def descending(weights: Floats) -> Ints:
-    """(n,) positions by falling weight; equal weights keep their order, so that plans are reproducible. n < 2^32.
+    """Return (n,) positions by falling weight; equal weights keep their order, so that plans are reproducible. n < 2^32.
 
-    Keys of 64 bits, the upper half of the weight and the position, differ from each other: numpy's vectorised sort brings
-    them into one order on every machine. Weights that agree in 20 bits of their fraction are put right afterwards.
+    The sort keys have 64 bits, the upper half of the weight and the position, so all differ and numpy's vectorised sort gives
+    the same order on every machine. Weights that agree in the upper 20 bits of their fraction are sorted afterwards.
     """
     keys = _keys(np.ascontiguousarray(weights, np.float64))
     keys.sort()
@@ -31,9 +31,9 @@ def descending(weights: Floats) -> Ints:
 
 @kernel
 def _keys(weights: Floats) -> NDArray[np.uint64]:
-    """(n,) numbers that rise as the weights fall and, for equal upper halves of the weights, as the position rises."""
+    """Return (n,) sort keys that rise as the weights fall and, for equal upper halves of the weights, as the position rises."""
     keys = np.empty(weights.size, np.uint64)
-    bits = (weights + 0.0).view(np.uint64)  # -0.0 is no less than 0.0
+    bits = (weights + 0.0).view(np.uint64)  # the sum turns -0.0 into 0.0
     for i in range(weights.size):
         upper = bits[i] >> _HALF
         if bits[i] >> _LAST_BIT == 0:  # not negative: the bits rise with the weight
@@ -44,7 +44,7 @@ def _keys(weights: Floats) -> NDArray[np.uint64]:
 
 @kernel
 def _by_weight(weights: Floats, keys: NDArray[np.uint64]) -> Ints:
-    """(n,) positions by falling weight, from sorted keys: only runs of equal upper halves are still to be sorted."""
+    """Turn sorted keys into (n,) positions by falling weight, by sorting the runs of equal upper halves."""
     order = np.empty(weights.size, np.int64)
     for i in range(order.size):
         order[i] = np.int64(keys[i] & _POSITION)
@@ -75,14 +75,14 @@ def _insert(weights: Floats, order: Ints, start: int, end: int) -> None:
 
 @kernel
 def lpt(weights: Floats, order: Ints, num_bins: int) -> Ints:
-    """(n,) bin of each of n weights, taken in the given order (see `descending`). O(n log bins).
+    """Put each of n weights, taken in the given order, into the lightest bin so far: (n,) bin of each. O(n log bins).
 
-    Equally light bins: the one with fewer items, then the lower number. So weights of zero are dealt out evenly, and no
-    bin stays empty while there are items enough.
+    With the order of `descending` this is LPT. Of equally light bins, the one with fewer items is taken, then the lower number.
+    So weights of zero are dealt out evenly, and no bin stays empty while there are items enough.
 
-    The bins form a tournament (loser tree): a node keeps the loser of its match, so that the path from the winner's leaf to
-    the root is all that is played again when the winner grew heavier. What is left of a tie is decided by a bin's `turn`,
-    its number of items times the tree's width, plus its own number.
+    The bins form a tournament (loser tree): a node keeps the loser of its match, so that only the path from the winner's leaf to
+    the root is replayed after the winner grew heavier. Ties of load are decided by a bin's `turn`: its number of items times the
+    tree's width, plus its own number.
     """
     bins = np.empty(weights.size, np.int64)
     width = 1
@@ -108,9 +108,10 @@ def lpt(weights: Floats, order: Ints, num_bins: int) -> Ints:
 
 @kernel
 def _opening_losers(width: int, num_bins: int) -> tuple[Floats, Ints]:
-    """(width,) load and turn of each node's loser while all bins are empty: the first bin of its right half.
+    """Return the (width,) loads and turns of the losers in a loser tree whose bins are all empty.
 
-    Node i has the children 2 i and 2 i + 1, and bin b is leaf width + b. Bins that do not exist are infinitely heavy.
+    The loser of a node is the first bin of its right half. Node i has the children 2 i and 2 i + 1, and bin b is leaf width + b.
+    Bins that do not exist are infinitely heavy.
     """
     loads, turns = np.zeros(width), np.zeros(width, np.int64)
     level, span = 1, width  # nodes of a level, and leaves below each of them
@@ -124,7 +125,7 @@ def _opening_losers(width: int, num_bins: int) -> tuple[Floats, Ints]:
 
 @kernel
 def rank_in_bin(order: Ints, bins: Ints) -> Ints:
-    """(n,) place of each item among its bin's items, counted along `order`."""
+    """Return the (n,) place of each item among the items of its bin, counted along `order`."""
     rank = np.empty(order.size, np.int64)
     if order.size == 0:
         return rank

@@ -1,27 +1,27 @@
 """OrchMLLM's post-balancing forms (section 5.1 and appendix A): spread samples over bins for four kinds of model.
 
-`lengths` are what a form balances: sequence lengths in the paper, costs where a unit's time is not proportional to length.
+`lengths` are what a form balances: sequence lengths in the paper, or costs if a unit's time is not proportional to length.
 A bin's load depends on how the model batches (b samples of lengths l, an attention that costs `lambda` per squared length):
 
 | form       | load of a bin                | algorithm                                                                     |
 |------------|------------------------------|-------------------------------------------------------------------------------|
-| no_padding | sum l                        | Alg. 1: LPT (see `partition`), at most 4/3 - 1/(3 bins) times the optimum     |
+| no_padding | sum l                        | Alg. 1: LPT (`number_partition`), at most 4/3 - 1/(3 bins) times the optimum  |
 | padded     | b max l                      | Alg. 2: least bound under which a greedy packing of the rising lengths fits   |
 | third      | sum l + lambda sum l^2       | Alg. 4: LPT on sums in steps of a tolerance, then on the sum of squares       |
 | fourth     | sum l + lambda b (max l)^2   | Alg. 5: long samples packed together as far as they go, the rest by LPT       |
 
 What the listings leave open, or cannot mean:
 
-* Alg. 2 starts its search from the shortest length; the bound is at least the longest one, and at most that times
+* Alg. 2 starts its search from the shortest length, but the bound is at least the longest one, and at most that times
   ceil(n / bins). It returns the packing of its last guess; ours is the packing of the bound found. Lengths are real numbers
   here: the bound is the least floating-point number that fits.
-* Alg. 4 compares sums with a tolerance, which is not transitive, so that no heap is valid on it. We compare floor(sum / v).
+* Alg. 4 compares sums with a tolerance v. That is not transitive, so no heap can use it. We compare floor(sum / v).
 * Alg. 5 bounds a batch by its count times its shortest sample, not its longest, to which it is padded. That looks like a
   slip, but it is what keeps long samples with long ones: bounding the longest leaves room that short samples then fill,
   and loads are up to four times higher. The form pays from about lambda * longest = 0.1; below that, LPT is better.
-* Equal bins: the one with fewer samples, then the lower number. Every form leaves as few bins empty as it can, and those
-  last: a bin that stays empty (where lengths are alike, fewer batches may do) gets the longer half of the fullest bin,
-  which makes no bin heavier.
+* Of equally loaded bins, the one with fewer samples is taken, then the lower number. Every form leaves as few bins empty as it
+  can, the last ones: a bin that stays empty (if lengths are alike, fewer batches may do) gets the longer half of the fullest
+  bin, which makes no bin heavier.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ TOLERANCE = 0.01  # the paper sets its tolerance by hand and does not say how; h
 
 
 def post_balance(form: Form, lengths: Floats, num_bins: int, tolerance: float = TOLERANCE) -> Ints:
-    """(n,) bin of each sample. tolerance: of the third form, as a share of the mean sum of a bin; positive.
+    """Spread n samples over bins with one of OrchMLLM's post-balancing forms: (n,) bin of each sample.
 
-    Bins 0 .. min(n, num_bins) - 1 have samples. O(n log n), the padded form O(n log n + n log bins).
+    lengths: (n,) sequence lengths or costs. tolerance: positive, used by the "third" form only, as a share of the mean sum of a
+    bin. Bins 0 .. min(n, num_bins) - 1 all get samples. O(n log n), the padded form O(n log n + n log bins).
     """
     falling = descending(lengths)
     if form == "no_padding":
@@ -59,7 +60,10 @@ def post_balance(form: Form, lengths: Floats, num_bins: int, tolerance: float = 
 
 @kernel
 def pack(lengths: Floats, falling: Ints, num_bins: int, bound: float, bins: Ints) -> bool:
-    """Whether num_bins bins do, filled one after the other with rising lengths up to a padded length of `bound`."""
+    """Fill one bin after the other with rising lengths up to a padded length of `bound`; return whether num_bins bins suffice.
+
+    falling: (n,) positions by falling length. bins: (n,) filled in place with the bin of each sample.
+    """
     current, count = 0, 0
     for place in range(falling.size - 1, -1, -1):
         item = falling[place]
@@ -74,7 +78,7 @@ def pack(lengths: Floats, falling: Ints, num_bins: int, bound: float, bins: Ints
 
 @kernel
 def pack_padded(lengths: Floats, falling: Ints, num_bins: int) -> Ints:
-    """(n,) bins of the packing for the least bound that fits (Alg. 2)."""
+    """Pack samples under the least bound on a bin's padded length for which `pack` succeeds (Alg. 2): (n,) bins."""
     bins = np.zeros(lengths.size, np.int64)
     if lengths.size == 0:
         return bins
@@ -96,7 +100,7 @@ def pack_padded(lengths: Floats, falling: Ints, num_bins: int) -> Ints:
 
 @kernel
 def by_sum_then_squares(lengths: Floats, falling: Ints, num_bins: int, step: float) -> Ints:
-    """(n,) bins: each length to the bin of least (floor(sum / step), sum of squares) (Alg. 4)."""
+    """Put each length, in falling order, into the bin with the least (floor(sum / step), sum of squares) (Alg. 4): (n,) bins."""
     bins = np.empty(lengths.size, np.int64)
     sums = np.zeros(num_bins)
     keys, squares = np.zeros(num_bins), np.zeros(num_bins)
@@ -114,7 +118,10 @@ def by_sum_then_squares(lengths: Floats, falling: Ints, num_bins: int, step: flo
 
 @kernel
 def pack_then_lpt(lengths: Floats, falling: Ints, num_bins: int, bound: float) -> Ints:
-    """(n,) bins: falling lengths bin by bin up to a count times shortest of `bound`, the rest to the lightest bin (Alg. 5)."""
+    """Pack falling lengths bin by bin, then put each of the rest into the lightest bin (Alg. 5): (n,) bins.
+
+    bound: most that a packed bin's count of samples times its shortest length may be.
+    """
     bins = np.empty(lengths.size, np.int64)
     sums, nothing = np.zeros(num_bins), np.zeros(num_bins)
     counts, heap = np.zeros(num_bins, np.int64), np.arange(num_bins)
@@ -137,7 +144,7 @@ def pack_then_lpt(lengths: Floats, falling: Ints, num_bins: int, bound: float) -
 
 @kernel
 def fill_empty(bins: Ints, falling: Ints, num_bins: int) -> Ints:
-    """(n,) bins of which no more than must are empty: an empty bin gets the longer half of the one with most samples."""
+    """Give each empty bin the longer half of the bin with the most samples, as long as there are samples enough: (n,) bins."""
     counts = np.zeros(num_bins, np.int64)
     for item in range(bins.size):
         counts[bins[item]] += 1
@@ -162,7 +169,7 @@ def fill_empty(bins: Ints, falling: Ints, num_bins: int) -> Ints:
 
 @kernel
 def _sink(heap: Ints, hole: int, first: Floats, second: Floats, counts: Ints) -> None:
-    """Restore the order of a heap of bins below `hole`, whose bin may be too heavy for its place."""
+    """Restore the order of a heap of bins at and below `hole`, where the bin may be too heavy for its place."""
     moving = heap[hole]
     while 2 * hole + 1 < heap.size:
         child = 2 * hole + 1
@@ -177,7 +184,7 @@ def _sink(heap: Ints, hole: int, first: Floats, second: Floats, counts: Ints) ->
 
 @kernel
 def _precedes(a: int, b: int, first: Floats, second: Floats, counts: Ints) -> bool:
-    """Whether bin a is to be filled before bin b."""
+    """Return whether bin a is to be filled before bin b: by least `first`, then `second`, then count, then number."""
     if first[a] != first[b]:
         return bool(first[a] < first[b])
     if second[a] != second[b]:

@@ -1,8 +1,8 @@
-"""Replicas of unequal speeds: each gets work in proportion, so that all end together. Headrace's own.
+"""Load sharing for replicas of unequal speeds: each gets work in proportion to its speed, so that all end together.
 
-LPT for machines of different speeds: samples by falling cost, each into the microbatch that is through with it first (Gonzalez,
-Ibarra and Sahni, SIAM J. Comput. 6(1), 1977: the slowest end is less than twice the optimum). Then the microbatches of every
-replica are put into the order that fills its pipeline.
+This use is Headrace's own. The algorithm is LPT for machines of different speeds: samples are taken by falling cost, each into
+the microbatch that would finish it first (Gonzalez, Ibarra and Sahni, SIAM J. Comput. 6(1), 1977: the latest finish is less than
+twice the optimum). Then the microbatches of every replica are put into the order that fills its pipeline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from headrace.reorder_service.planning.search.number_partition import descending
 
 
 def share(batch: Batch, speeds: Floats) -> Slots:
-    """Slots of the samples, equal in all units. speeds: (D,) positive, of the replicas, in any unit."""
+    """Share a batch among replicas in proportion to their speeds: (U, n) slots, equal in all units.
+
+    speeds: (D,) positive speed of each replica, on any scale.
+    """
     cost = batch.costs.sum(axis=0)
     slots = _earliest(cost, descending(cost), np.ascontiguousarray(speeds, np.float64), batch.topology.microbatches)
     return np.broadcast_to(arrange(batch, slots), batch.costs.shape)
@@ -24,7 +27,10 @@ def share(batch: Batch, speeds: Floats) -> Slots:
 
 @kernel
 def _earliest(cost: Floats, order: Ints, speeds: Floats, num_microbatches: int) -> Ints:
-    """(n,) slots. Of microbatches that would be through at the same time, the one with the fewest samples."""
+    """Put each sample, in the given order, into the microbatch that would finish it first: (n,) slots.
+
+    Of microbatches that would finish at the same time, the one with the fewest samples is taken.
+    """
     loads = np.zeros(speeds.size * num_microbatches)
     samples = np.zeros(loads.size, np.int64)
     slots = np.empty(cost.size, np.int64)
