@@ -1,19 +1,19 @@
-"""Node-wise rearrangement (OrchMLLM, section 5.2.2): which rank takes which of the balanced batches.
+"""Node-wise rearrangement (OrchMLLM, section 5.2.2): choose which rank takes which of the balanced batches.
 
 Ranks of one node exchange data much faster than ranks of different nodes. Balanced batches may be permuted over the ranks
-at will; the permutation sought makes the heaviest volume that any one rank sends to other nodes as light as possible. Only
-the node of a batch matters. With d ranks and c ranks per node, node j has the ranks j c .. j c + c - 1 (the last node has
-fewer if c does not divide d).
+at will; the permutation sought minimises the largest volume that any one rank sends to other nodes. Only the node of a batch
+matters. With d ranks and c ranks per node, node j has the ranks j c .. j c + c - 1 (the last node has fewer if c does not
+divide d).
 
 `solve` is the paper's integer program (Alg. 3), for some dozens of ranks. `improve` is a heuristic for thousands of ranks:
 
-1. Draw: again and again, the rank that sends most to other nodes draws for its node the batch to which it sends most, of
+1. Draw: repeatedly, the rank that sends most to other nodes draws for its node the batch to which it sends most, among
    those that no node has yet, as long as there is room.
-2. Swap: again and again, the node of the rank that sends most swaps one of its batches for one from elsewhere, so that
-   no rank of the two nodes then sends as much; it ends where no swap helps.
-3. Kick: a random swap for that rank, and 2 again; undone if the heaviest rank then sends more.
+2. Swap: repeatedly, the node of the rank that sends most swaps one of its batches for one from another node, so that no rank
+   of the two nodes then sends as much. This ends when no swap helps.
+3. Kick: a random swap for that rank, followed by step 2; both are undone if the heaviest rank then sends more.
 
-`node_bound` says how far from the best a permutation of thousands of ranks can be.
+`node_bound` bounds how far from the best a permutation of thousands of ranks can be.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
 
-# (first, rank or batch, volume): the edges of i are first[i] .. first[i + 1] - 1, their other ends rising.
+# (first, rank or batch, volume): the edges of i are first[i] .. first[i + 1] - 1, ordered by their other ends.
 Edges = tuple[Ints, Ints, Floats]
 
-# Of the search: (d,) node of every batch; (d,) batches, those of node j at j c and behind; (d,) what every rank sends to other
-# nodes; (d,) scratch.
+# State of the search: (d,) node of every batch; (d,) batches by node, those of node j from place j c on; (d,) volume that every
+# rank sends to other nodes; (d,) scratch.
 State = tuple[Ints, Ints, Floats, Floats]
 
 LEAST_GAIN = 1e-9  # share of the heaviest volume by which a swap must lower it; less may be rounding
@@ -40,19 +40,19 @@ NUM_KICKS = 400  # more did not get nearer to the optimum on 16 to 64 ranks; the
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traffic:
-    """An all-to-all of d ranks as sparse triples, ordered by sender and then receiver: each pair that exchanges anything once."""
+    """An all-to-all of d ranks as m sparse triples, one per pair that exchanges data, ordered by sender and then receiver."""
 
     num_ranks: int
     sender: Ints
-    """(m,)"""
+    """(m,) rank that sends."""
     receiver: Ints
-    """(m,) rank, or balanced batch, which is on the rank of its number until it is permuted."""
+    """(m,) rank that receives, or equally the balanced batch that does: before a permutation, batch b is on rank b."""
     volume: Floats
-    """(m,)"""
+    """(m,) amount of data sent, in any unit."""
 
     @classmethod
     def of_samples(cls, sender: Ints, receiver: Ints, volume: Floats, num_ranks: int) -> Traffic:
-        """Traffic in which sample i moves `volume[i]` from rank `sender[i]` to rank `receiver[i]`; all are (n,)."""
+        """Build the traffic in which sample i moves `volume[i]` from rank `sender[i]` to rank `receiver[i]`; all are (n,)."""
         some = volume > 0
         pairs, pair_of_sample = np.unique((sender * num_ranks + receiver)[some], return_inverse=True)
         total = np.zeros(pairs.size)
@@ -60,11 +60,11 @@ class Traffic:
         return cls(num_ranks=num_ranks, sender=pairs // num_ranks, receiver=pairs % num_ranks, volume=total)
 
     def moved(self) -> float:
-        """Volume that leaves its rank."""
+        """Return the volume that leaves its rank."""
         return float(self.volume[self.sender != self.receiver].sum())
 
     def leaving(self, node_of_batch: Ints, ranks_per_node: int) -> Floats:
-        """(d,) volume that each rank sends to other nodes if batch b is on node `node_of_batch[b]`."""
+        """Return the (d,) volume that each rank sends to other nodes if batch b is on node `node_of_batch[b]`."""
         leaves = self.sender // ranks_per_node != node_of_batch[self.receiver]
         volume = np.zeros(self.num_ranks)
         np.add.at(volume, self.sender[leaves], self.volume[leaves])
@@ -76,17 +76,17 @@ class Permutation:
     """A permutation of the d balanced batches over the ranks."""
 
     rank_of_batch: Ints
-    """(d,): a batch that keeps its node keeps its rank."""
+    """(d,) rank that takes each batch; a batch that stays on its node stays on its rank."""
     heaviest: float
-    """What the rank sends to other nodes that sends most."""
+    """Largest volume that any one rank sends to other nodes."""
     lower_bound: float = 0.0
-    """No permutation has a lighter heaviest rank; the solver's proof."""
+    """Bound below which no permutation can bring `heaviest`, as proved by `solve`; 0 if not known."""
 
 
 def improve(traffic: Traffic, ranks_per_node: int, seed: int = 0, num_kicks: int = NUM_KICKS) -> Permutation:
-    """A good permutation of any number of ranks, never worse than the identity. The same seed, the same permutation.
+    """Find a good permutation for any number of ranks by a heuristic (see the module docstring); never worse than the identity.
 
-    Raises ValueError unless there is at least one rank per node.
+    The same seed gives the same permutation. Raises ValueError unless there is at least one rank per node.
     """
     node_of_rank = _node_of_rank(traffic, ranks_per_node)
     outgoing = (_starts(traffic.sender, traffic.num_ranks), traffic.receiver, traffic.volume)
@@ -100,13 +100,13 @@ def improve(traffic: Traffic, ranks_per_node: int, seed: int = 0, num_kicks: int
 
 
 def solve(traffic: Traffic, ranks_per_node: int, time_limit_s: float) -> Permutation:
-    """The best permutation by HiGHS, or the best one known when the time is up.
+    """Find the best permutation with the HiGHS solver, or the best one it knows when the time is up.
 
     x[b, j] says that batch b is on node j: d d / c binary variables. Every batch is on one node, node j has as many batches
     as ranks, and what rank i sends to batches that are not on its node is at most t, which is minimised. What is found in
     limited time depends on the machine, so plans do not use this function.
 
-    Raises ValueError unless there is at least one rank per node, TimeoutError if no permutation was found in time.
+    Raises ValueError unless there is at least one rank per node, and TimeoutError if no permutation was found in time.
     """
     node_of_rank = _node_of_rank(traffic, ranks_per_node)
     num_ranks, capacity = traffic.num_ranks, np.bincount(node_of_rank)
@@ -123,10 +123,10 @@ def solve(traffic: Traffic, ranks_per_node: int, time_limit_s: float) -> Permuta
 
 
 def node_bound(traffic: Traffic, ranks_per_node: int, node: int, time_limit_s: float) -> float:
-    """No permutation has a lighter heaviest rank: what one node could reach if it had first choice of all batches.
+    """Return a lower bound of `Permutation.heaviest`: what one node could reach if it had first choice of all batches.
 
-    An integer program of the few hundred batches to which the node's ranks send. For the node of the heaviest rank
-    of a good permutation the bound is often that rank's volume, which proves the permutation the best.
+    It comes from an integer program of the few hundred batches to which the node's ranks send. For the node of the heaviest
+    rank of a good permutation, the bound is often that rank's volume, which proves the permutation optimal.
     """
     of_node = traffic.sender // ranks_per_node == node
     if not of_node.any():
@@ -149,12 +149,12 @@ def _minimise_heaviest(
     most: NDArray[np.generic],
     time_limit_s: float,
 ) -> tuple[Floats | None, float]:
-    """Minimise the heaviest rank: rank[e] sends volume[e] to other nodes unless the binary variable[e] is 1.
+    """Minimise what the heaviest rank sends, where rank[e] sends volume[e] to other nodes unless the binary variable[e] is 1.
 
     choices: (sum, variable) pairs; the variables of sum s add up to least[s] .. most[s]. Returns the variables, None if none
     were found in time, and a proved lower bound.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp  # not at the top: planning starts without it
+    from scipy.optimize import Bounds, LinearConstraint, milp  # not at the top, so that planning need not load scipy
     from scipy.sparse import csr_array
 
     total = np.bincount(rank, weights=volume)
@@ -184,18 +184,18 @@ def _permutation(traffic: Traffic, node_of_batch: Ints, ranks_per_node: int) -> 
     batches = np.arange(traffic.num_ranks)
     moving = np.flatnonzero(node_of_batch != batches // ranks_per_node)
     rank_of_batch = batches.copy()
-    rank_of_batch[moving[np.argsort(node_of_batch[moving], kind="stable")]] = moving  # a rank is free where its batch leaves
+    rank_of_batch[moving[np.argsort(node_of_batch[moving], kind="stable")]] = moving  # onto the ranks whose own batches leave
     return Permutation(rank_of_batch=rank_of_batch, heaviest=float(traffic.leaving(node_of_batch, ranks_per_node).max()))
 
 
 def _starts(values: Ints, count: int) -> Ints:
-    """(count + 1,) where the run of each number 0 .. count - 1 starts in the sorted values, and where the last one ends."""
+    """Return (count + 1,) where the run of each number 0 .. count - 1 starts in the sorted values, and where the last ends."""
     return np.concatenate([[0], np.cumsum(np.bincount(values, minlength=count))])
 
 
 @kernel
 def counting_order(values: Ints, first: Ints) -> Ints:
-    """(m,) positions of the values in rising order, equal ones in theirs; first: see `_starts`."""
+    """Sort (m,) values stably by counting, and return the (m,) positions in rising order; first: `_starts` of the values."""
     free = first.copy()
     order = np.empty(values.size, np.int64)
     for i in range(values.size):
@@ -206,7 +206,7 @@ def counting_order(values: Ints, first: Ints) -> Ints:
 
 @kernel
 def draw(outgoing: Edges, incoming: Edges, ranks_per_node: int) -> Ints:
-    """(d,) node of every batch, by step 1 of the module docstring."""
+    """Draw the batches for the nodes greedily (step 1 of the module docstring): (d,) node of every batch."""
     first_sent, receiver, sent = outgoing
     first_got, sender, got = incoming
     num_ranks = first_sent.size - 1
@@ -214,7 +214,7 @@ def draw(outgoing: Edges, incoming: Edges, ranks_per_node: int) -> Ints:
     room = np.full(num_nodes, ranks_per_node)
     room[-1] = num_ranks - (num_nodes - 1) * ranks_per_node
     outside = np.zeros(num_ranks)
-    heaviest = np.zeros(num_nodes)  # of `outside`, so that each turn looks at the nodes and at the ranks of one of them
+    heaviest = np.zeros(num_nodes)  # maximum of `outside` by node, so that a turn looks at the nodes and at the ranks of only one
     for rank in range(num_ranks):
         for e in range(first_sent[rank], first_sent[rank + 1]):
             outside[rank] += sent[e]
@@ -251,7 +251,7 @@ def draw(outgoing: Edges, incoming: Edges, ranks_per_node: int) -> Ints:
 
 @kernel
 def swap(outgoing: Edges, incoming: Edges, start: Ints, ranks_per_node: int, num_kicks: int, seed: int) -> Ints:
-    """(d,) node of every batch, by steps 2 and 3 of the module docstring, from the nodes `start`."""
+    """Improve the nodes `start` by swaps and kicks (steps 2 and 3 of the module docstring): (d,) node of every batch."""
     first_sent, receiver, sent = outgoing
     num_ranks = first_sent.size - 1
     node_of_batch = start.copy()
@@ -287,9 +287,9 @@ def swap(outgoing: Edges, incoming: Edges, start: Ints, ranks_per_node: int, num
 
 @kernel
 def _descend(outgoing: Edges, incoming: Edges, state: State, ranks_per_node: int) -> None:
-    """Swap until no swap helps the rank that sends most.
+    """Swap batches between nodes, in place, until no swap helps the rank that sends most.
 
-    Of all swaps that help, the one after which the ranks of the two nodes send least at most; of equal ones the first.
+    Of all swaps that help, the one is made after which the heaviest rank of the two nodes sends least; of equal ones, the first.
     """
     first_sent, receiver, sent = outgoing
     node_of_batch, batches, outside, change = state
@@ -318,7 +318,7 @@ def _descend(outgoing: Edges, incoming: Edges, state: State, ranks_per_node: int
 
 @kernel
 def _apply(incoming: Edges, batch_in: int, place: int, state: State, ranks_per_node: int) -> None:
-    """Swap batch_in with the batch at `place`."""
+    """Swap batch_in with the batch at `place` of the state's batches, and update the state in place."""
     node_of_batch, batches, outside, change = state
     batch_out = batches[place]
     node, other = node_of_batch[batch_out], node_of_batch[batch_in]
@@ -335,7 +335,10 @@ def _apply(incoming: Edges, batch_in: int, place: int, state: State, ranks_per_n
 
 @kernel
 def _exchange(incoming: Edges, batch_in: int, batch_out: int, node: int, other: int, ranks_per_node: int, change: Floats) -> None:
-    """Sets by how much more the ranks of two nodes send when batch_in comes from `other` to `node`, for batch_out."""
+    """Compute how much more each rank of two nodes sends to other nodes after an exchange, into `change`.
+
+    The exchange moves batch_in from `other` to `node`, and batch_out the opposite way.
+    """
     first_got, sender, got = incoming
     for touched in (node, other):
         first, end = touched * ranks_per_node, min((touched + 1) * ranks_per_node, change.size)
