@@ -1,1 +1,1 @@
-"""What a sample costs in each unit of a model: forward seconds, kept activations and bytes between stages."""
+"""The cost model of a sample in each unit: forward seconds, kept activations and bytes sent between stages."""

@@ -1,7 +1,7 @@
-"""What a layer costs on x positions: a x^2 + b x + c, measured (Entrain: dissertation, section 4.4.1).
+"""Measured layer costs: a layer takes a x^2 + b x + c seconds on x positions (Entrain: dissertation, section 4.4.1).
 
 Counting operations misses memory bandwidth and kernel launches; a curve through a few measured times does not. Entrain
-measures every layer alone, because attention grows with the square of the length and the MLP does not, at
+measures every layer separately, because attention grows with the square of the length and the MLP does not, at
 x = 64, 256, 1024, 4096 and 16384.
 """
 
@@ -22,9 +22,12 @@ from headrace.reorder_service.planning.batch import Floats
 VISION = "vision"
 AUDIO = "audio"
 PARTS = (VISION, AUDIO, LLM, GENERATOR)
-"""What costs are given for: the vision encoder on patches before merging, the audio encoder on its own frames (half of the
-mel frames), the LLM on tokens, and the generator on image tokens. A projector counts as a layer of its encoder, that to the
-generator and both of its ends as layers of the generator, the output layer as one of the LLM."""
+"""Parts of a model for which costs are given, each on positions of its own.
+
+The vision encoder is measured on patches before merging, the audio encoder on its own frames (half of the mel frames), the LLM
+on tokens, and the generator on image tokens. An encoder's projector counts as one of its layers, the projector to the generator
+and the layers at both ends of the generator as layers of the generator, and the output layer as a layer of the LLM.
+"""
 
 _POWERS = ("quadratic", "linear", "constant")
 _FIELDS = tuple(f"{power}_s" for power in _POWERS)
@@ -35,10 +38,10 @@ _LARGEST = 1e9  # sums of costs stay far from the largest float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """Forward seconds of a layer on x positions: `quadratic` * x^2 + `linear` * x + `constant`.
+    """The forward seconds of a layer on x positions, as the polynomial `quadratic` * x^2 + `linear` * x + `constant`.
 
-    x counts the positions that see each other, so the square is taken image by image and recording by recording. The
-    constant comes once per sample that has any position.
+    x counts the positions that attend to each other, so the square is taken image by image and recording by recording. The
+    constant is added once per sample that has any position.
     """
 
     quadratic: float = 0.0
@@ -47,22 +50,22 @@ class LayerCost:
 
 
 Coefficients = Mapping[str, Sequence[LayerCost]]
-"""The layers of each of PARTS, in order."""
+"""The costs of the layers, in order, by part of the model (see PARTS)."""
 
 
 def total(layers: Iterable[LayerCost]) -> LayerCost:
-    """All layers as one: polynomials add up."""
+    """Add up the polynomials of several layers, as if they were one layer."""
     layers = tuple(layers)
     return LayerCost(**{power: math.fsum(getattr(layer, power) for layer in layers) for power in _POWERS})
 
 
 def fit(positions: ArrayLike, seconds: ArrayLike) -> LayerCost:
-    """The layer through measured (m,) positions and (m,) seconds: least squares of relative errors, no coefficient below 0.
+    """Fit a layer to (m,) positions and (m,) measured seconds, by least squares of relative errors with no coefficient below 0.
 
-    Relative, because the time at 16384 positions would leave that at 64 no say. The best non-negative coefficients are the
-    free optimum of the columns that they use, so the 7 choices of columns are tried.
+    Errors are relative because otherwise the time at 16384 positions would outweigh that at 64. The best non-negative
+    coefficients are the unconstrained optimum of the columns that they use, so all 7 choices of columns are tried.
 
-    Raises ValueError for times that are not positive, and for fewer than 3 different positions.
+    Raises ValueError for positions or times that are not positive, and for fewer than 3 different positions.
     """
     x, y = np.asarray(positions, np.float64), np.asarray(seconds, np.float64)
     if x.ndim != 1 or x.shape != y.shape:
@@ -81,7 +84,7 @@ def fit(positions: ArrayLike, seconds: ArrayLike) -> LayerCost:
 
 
 def _non_negative(columns: Floats) -> Floats:
-    """(3,) the weights >= 0 with which the (m, 3) columns come nearest to all ones."""
+    """Return the (3,) weights >= 0 for which the weighted sum of the (m, 3) columns is nearest to all ones."""
     best, best_error = np.zeros(columns.shape[1]), math.inf
     for count in range(columns.shape[1], 0, -1):
         for used in itertools.combinations(range(columns.shape[1]), count):
@@ -95,13 +98,13 @@ def _non_negative(columns: Floats) -> Floats:
 
 
 def parse_coefficients(document: Any) -> dict[str, tuple[LayerCost, ...]]:
-    """The layers of each part that a coefficients file names, from its plain data.
+    """Read the layers of each part of a model from the content of a coefficients file.
 
         {"units": {"vision": {"layers": 32, "quadratic_s": 1e-12, "linear_s": 2e-8, "constant_s": 1e-6},
                    "llm": {"layers": [{"linear_s": 4e-8}, {"positions": [64, 256, 1024], "seconds": [...]}]}}}
 
-    A part is a number of equal layers or a list of single ones. A layer is its coefficients, 0 where not given, or what
-    was measured of it, to be fitted. Raises ValueError with one sentence that names the part and the field.
+    A part is a number of equal layers or a list of single ones. A layer is given by its coefficients, 0 if left out, or by
+    measurements to which they are fitted. Raises ValueError with one sentence that names the part and the field.
     """
     units = document.get("units") if isinstance(document, Mapping) else None
     if not isinstance(units, Mapping) or not units or set(document) != {"units"}:
@@ -150,7 +153,10 @@ def _numbers(where: str, values: Any) -> list[float]:
 
 
 def _number(where: str, value: Any) -> float:
-    """YAML 1.1 reads 1e-12, without a point, as text: so text that is a number is taken as one."""
+    """Return the value of a field as a number from 0 to _LARGEST; raises ValueError if it is none.
+
+    Text that is a number is accepted, because YAML 1.1 reads 1e-12, which has no point, as text.
+    """
     try:
         number = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
     except (ValueError, OverflowError):

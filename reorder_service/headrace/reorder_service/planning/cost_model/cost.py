@@ -1,9 +1,9 @@
-"""What a sample costs, estimated from its probe: forward seconds, activations kept for the backward, bytes between stages.
+"""Estimates of a sample's cost from its probe: forward seconds, activations kept for the backward, bytes between stages.
 
-Seconds come from coefficients that were measured, or else from the floating-point work at a nominal device rate: only
-ratios between samples and between units matter to the planner. A transformer layer on x positions takes a * x^2 + b * x: a
-from attention (scores and their product with the values), b from the query, key, value and output projections and the MLP.
-Attention stays inside one image, one recording or one sample, so the squares are of their lengths, one by one.
+Seconds come from measured coefficients, or else from the floating-point work at a nominal device rate: only ratios between
+samples and between units matter to the planner. A transformer layer on x positions takes a * x^2 + b * x, where a comes from
+attention (scores and their product with the values) and b from the query, key, value and output projections and the MLP.
+Attention stays inside one image, one recording or one sample, so their lengths are squared one by one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.cost_model.coefficients import AUDIO, VISION, Coefficients, LayerCost, total
 
-if TYPE_CHECKING:  # a fifth of a second of imports
+if TYPE_CHECKING:  # importing these takes a fifth of a second
     from headrace.sample import Probe
     from headrace.spec import AudioSpec, ImageSpec
 
 ENCODER = "encoder"
 DEVICE_FLOPS_PER_S = 1e14  # nominal: about what an accelerator of 2020-2022 reaches in bf16 training
 _PER_MULTIPLY_ADD = 2
-_BYTES = 2  # of a number in bf16
-_AUDIO_STRIDE = 2  # of the convolution before the audio encoder's attention
+_BYTES = 2  # per number in bf16
+_AUDIO_STRIDE = 2  # stride of the convolution before the audio encoder's attention
 
 _PARTS_OF = {ENCODER: (VISION, AUDIO), VISION: (VISION,), AUDIO: (AUDIO,), LLM: (LLM,), GENERATOR: (GENERATOR,)}
 _MEDIA = {VISION: "images", AUDIO: "recordings", GENERATOR: "images"}
@@ -36,14 +36,14 @@ _MEDIA = {VISION: "images", AUDIO: "recordings", GENERATOR: "images"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleCosts:
-    """Columns of n samples, one (n,) float64 for each unit."""
+    """Estimated costs of n samples: for each quantity, one (n,) float64 column per unit."""
 
     seconds: dict[str, Floats]
-    """Forward time of the whole unit."""
+    """Forward time of a sample in the whole unit."""
     memory_bytes: dict[str, Floats]
-    """Activations that all layers of the unit keep from the forward to the backward."""
+    """Activations of a sample that all layers of the unit keep from the forward to the backward."""
     transfer_bytes: dict[str, Floats]
-    """Hidden states that one stage of the unit hands to the next."""
+    """Hidden states of a sample that one stage of the unit sends to the next."""
 
 
 def sample_costs(
@@ -55,7 +55,7 @@ def sample_costs(
     vocab: int = 0,
     units: Sequence[str] = (ENCODER, LLM),
 ) -> dict[str, Floats]:
-    """The nominal `seconds` of `estimate`."""
+    """Estimate the (n,) forward seconds of the samples in each unit, at the nominal device rate (see `estimate`)."""
     return estimate(probes, shape, image=image, audio=audio, vocab=vocab, units=units).seconds
 
 
@@ -71,16 +71,16 @@ def estimate(
     checkpointing: Collection[str] = (),
     backward: Mapping[str, float] | None = None,
 ) -> SampleCosts:
-    """Columns of n samples in each of `units`: of `vision`, `audio` and `llm`, or with `encoder` for the first two together; and
-    of `generator`, where the shape has one.
+    """Estimate seconds, kept activations and transfers of n samples in each of `units`.
 
-    The projectors, which join neighbours as `image` and `audio` say, count as encoders. vocab: size of the job's vocabulary,
-    0 for the published one; the output layer counts on every token, unless neither is known. A sample without images and
-    recordings costs the encoder nothing. measured: takes the place of the shape's operations (see `parse_coefficients`).
-    checkpointing: units that keep only each layer's input. backward: factors as of `backward_factors`; a unit with 0 keeps
-    nothing.
+    units: `vision`, `audio` and `llm`, or `encoder` for the first two together; and `generator`, if the shape has one. The
+    projectors, which merge neighbouring positions as `image` and `audio` say, count as part of the encoders. vocab: size of the
+    job's vocabulary, 0 for the published one; the output layer counts on every token, unless neither is known. A sample without
+    images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
+    `parse_coefficients`). checkpointing: units that keep only each layer's input. backward: factors as of `backward_factors`;
+    a unit with 0 keeps nothing.
 
-    Raises ValueError for units that are not those, and where a sample has what no unit or no measurement stands for.
+    Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
     _check(units, shape)
     stacks = {VISION: shape.vision, AUDIO: shape.audio, LLM: shape.llm}
@@ -106,8 +106,10 @@ def estimate(
 
 
 def published(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0) -> Coefficients:
-    """The layers of a shape at the nominal rate, each encoder's projector and the LLM's output layer behind them, and with a
-    generator's layers the projector to it and the layers at both ends of it.
+    """Return the layer costs of a model's published shape at the nominal device rate.
+
+    Each encoder's layers are followed by its projector, the LLM's by the output layer, and a generator's by the projector to it
+    and one entry for the layers at both of its ends.
     """
     frames = max(1, audio.frames_per_token // _AUDIO_STRIDE)
     head = shape.llm.width * (vocab or shape.llm.vocab)
@@ -125,10 +127,10 @@ def published(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: i
 
 
 def layer_costs(shape: TransformerShape, *, causal: bool = False) -> tuple[LayerCost, ...]:
-    """The layers of a stack at the nominal rate. A causal layer computes half of the attention matrix.
+    """Return the costs of a transformer stack's layers at the nominal device rate.
 
-    With window attention a position meets `window` others however long the segment is: a cost per position. A segment that
-    is shorter than a window is overrated by that.
+    A causal layer computes half of the attention matrix. With window attention, a position attends to `window` others however
+    long the segment is, so the cost is per position. That overestimates a segment that is shorter than a window.
     """
     attention = _PER_MULTIPLY_ADD * 2 * shape.width * (0.5 if causal else 1.0) / DEVICE_FLOPS_PER_S
     dense = _dense(shape.layer_weights)
@@ -138,13 +140,13 @@ def layer_costs(shape: TransformerShape, *, causal: bool = False) -> tuple[Layer
 
 
 def kept_bytes(shape: TransformerShape, checkpointing: bool) -> int:
-    """Bytes that a stack keeps per position from its forward to its backward, in bf16 and without dropout.
+    """Return the bytes that a stack keeps per position from its forward to its backward, in bf16 and without dropout.
 
-    The count of Korthikanti et al. 2022 (Reducing Activation Recomputation, section 4.1: 34 s h bytes a layer and the
-    attention matrix), here without the matrix, which flash attention does not keep, and without the masks of dropout: 32.
-    Grouped queries and a gate change it. Kept are the inputs of both norms, of the projections, of attention (queries, keys,
-    values), of the output projection and of the MLP (6 widths and keys and values), and inside of the MLP each matrix's
-    output and what goes into the last one. With checkpointing: each layer's input.
+    This is the count of Korthikanti et al. 2022 (Reducing Activation Recomputation, section 4.1: 34 s h bytes a layer plus the
+    attention matrix), without the matrix, which flash attention does not keep, and without the masks of dropout: 32 s h bytes.
+    Grouped queries and a gate change it. A layer keeps the inputs of both norms, of the projections, of attention (queries, keys,
+    values), of the output projection and of the MLP (6 widths plus keys and values), and inside the MLP each matrix's output and
+    the input of the last one. With checkpointing, only each layer's input is kept.
     """
     inside = (3 if shape.gated else 2) * shape.mlp
     values = shape.width if checkpointing else 6 * shape.width + 2 * shape.kv_width + inside
@@ -152,20 +154,23 @@ def kept_bytes(shape: TransformerShape, checkpointing: bool) -> int:
 
 
 def _dense(weights: int) -> LayerCost:
-    """Matrices of so many elements, each met once by every position."""
+    """Return the cost of matrix products with `weights` elements in all, each used once by every position."""
     return LayerCost(linear=_PER_MULTIPLY_ADD * weights / DEVICE_FLOPS_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Lengths:
-    """Per sample, over its images or recordings: (n,) sum of the lengths and (n,) sum of their squares."""
+    """The lengths of the images or recordings of n samples: per sample, (n,) their sum and (n,) the sum of their squares."""
 
     sums: Floats
     squares: Floats
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], *, stride: int = 1) -> _Lengths:
-        """`stride`: so many inputs become one position, rounded up. Sums below 2^53 are exact."""
+        """Add up the lengths and their squares, a row of lengths per sample. Sums below 2^53 are exact.
+
+        stride: how many inputs become one position; each length is divided by it and rounded up.
+        """
         counts = np.fromiter(map(len, rows), np.int64, len(rows))
         flat = np.fromiter(itertools.chain.from_iterable(rows), np.float64, int(counts.sum()))
         flat = np.ceil(flat / stride)
@@ -177,7 +182,7 @@ class _Lengths:
         return cls(sums=summed(flat), squares=summed(flat * flat))
 
     def on(self, cost: LayerCost) -> Floats:
-        """(n,) seconds."""
+        """Return the (n,) forward seconds of the samples in a layer of that cost."""
         return cost.quadratic * self.squares + cost.linear * self.sums + cost.constant * (self.sums > 0)
 
 

@@ -1,1 +1,1 @@
-"""The simulator: a schedule timed with the microbatches of a plan, and the memory that its stages hold meanwhile."""
+"""The simulator: times a schedule with the microbatches of a plan, and adds up the memory that its stages hold."""

@@ -1,4 +1,4 @@
-"""How long one replica takes under a schedule, and the two things that shorten it: order and size of its microbatches."""
+"""The makespan of one replica under a schedule, and searches for the order and sizes of microbatches that shorten it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
 
-_STAGE, _KIND, _POSITION, _WAITS = 0, 1, 2, 7  # columns of a schedule's table: see `replay`
+_STAGE, _KIND, _POSITION, _WAITS = 0, 1, 2, 7  # columns of a schedule's table: see `timed_schedule`
 
 
 @kernel
 def makespan(seconds: Floats, order: Ints, table: Ints) -> float:
-    """When a replica is done whose microbatches wait for nothing but themselves: no deferral, no transfer times.
+    """Return the seconds that one replica takes if nothing is deferred and transfers take no time.
 
-    seconds: (K, S, kinds) of one action. order: the microbatches as they run; table: of their schedule (see
-    `replay`), which may be of fewer microbatches: then the last ones of `order` do not run.
+    seconds: (K, S, kinds) of one action. order: the microbatches in the order in which they run. table: of their schedule (see
+    `timed_schedule`); if it is for fewer microbatches, the last ones of `order` do not run.
     """
     ends = np.empty(table.shape[0])
     free = np.zeros(seconds.shape[1])
@@ -34,7 +34,10 @@ def makespan(seconds: Floats, order: Ints, table: Ints) -> float:
 
 @kernel
 def slowest_makespan(seconds: Floats, replicas: Ints, table: Ints) -> float:
-    """The longest makespan of the given replicas (R,), whose microbatches run as they stand. seconds: (D, K, S, kinds)."""
+    """Return the longest makespan of the given replicas, whose microbatches run in the order of their indices.
+
+    seconds: (D, K, S, kinds) of one action. replicas: (R,) indices. table: of the schedule of all of them.
+    """
     order = np.arange(seconds.shape[1])
     slowest = 0.0
     for r in replicas:
@@ -44,7 +47,10 @@ def slowest_makespan(seconds: Floats, replicas: Ints, table: Ints) -> float:
 
 @kernel
 def opening(seconds: Floats, sizes: Floats, filled: Ints, table: Ints) -> Ints:
-    """(m,) the best of three simple orders of the m filled microbatches: rising, falling, and the smallest before falling."""
+    """Return the fastest of three simple orders of the (m,) filled microbatches.
+
+    They are: by rising size, by falling size, and the smallest first and the others by falling size. sizes: (K,).
+    """
     rising = filled[np.argsort(sizes[filled], kind="mergesort")]
     falling = rising[::-1].copy()
     small_first = falling.copy()
@@ -62,7 +68,10 @@ def opening(seconds: Floats, sizes: Floats, filled: Ints, table: Ints) -> Ints:
 
 @kernel
 def improve(seconds: Floats, order: Ints, table: Ints, tries: int, state: np.uint64) -> float:
-    """Try so many changes of `order` in place, swaps of two places and moves from one place to another; its makespan then."""
+    """Improve `order` in place by `tries` random swaps and moves of microbatches, and return its makespan then.
+
+    A change is kept unless the replica takes longer with it. state: of the random generator.
+    """
     count = np.uint64(order.size)
     least = makespan(seconds, order, table)
     if order.size < 2:
@@ -95,9 +104,11 @@ def improve(seconds: Floats, order: Ints, table: Ints, tries: int, state: np.uin
 
 @kernel
 def best_grades(work: Floats, table: Ints, count: int, first: Floats, growth: Floats) -> Floats:
-    """(count,) relative sizes of microbatches, rising geometrically at the front and falling at the rear: the fastest pair.
+    """Find the (count,) relative sizes of microbatches with which a replica is fastest.
 
-    work: (S, kinds) seconds of all that a replica has to do. table: of the schedule of `count` microbatches.
+    Sizes rise geometrically at the front, from one of `first` by one of `growth`, up to 1, and fall likewise at the rear; all
+    combinations are tried. work: (S, kinds) seconds of all that the replica has to do. table: of the schedule of `count`
+    microbatches.
     """
     best, least = np.ones(count), np.inf
     grades = np.empty(count)

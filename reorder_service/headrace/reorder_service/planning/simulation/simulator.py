@@ -1,9 +1,9 @@
-"""Time and memory of a step, by replaying its schedule with the times of a plan's microbatches.
+"""Simulation of a step's time and memory, by replaying its schedule with the times of a plan's microbatches.
 
-An action starts when its stage is free and its last input has arrived: from the neighbouring stage, or, between units, from
-every microbatch of any replica that holds one of its samples. Of a microbatch that passes in parts (deferral), it is enough that
-the parts come as fast as they are needed. A transfer between two stages delays the receiver and keeps nobody busy. Replicas that
-exchange no samples meet only at the end of the step: the slowest one is the step's time.
+An action starts when its stage is free and its last input has arrived: from the neighbouring stage or, between units, from
+every microbatch of any replica that holds one of its samples. If a microbatch is passed on in parts (deferral), its parts need
+only arrive as fast as they are needed. A transfer between two stages delays the receiver and keeps no stage busy. Replicas that
+exchange no samples meet only at the end of the step, so the slowest one determines the step's time.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ __all__ = ["Timeline", "Work", "peak_memory", "simulate", "timeline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timeline:
-    """Every action of a step as columns of equal length, ordered by replica, then stage, then time."""
+    """All actions of a step, as columns of one entry per action, ordered by replica, then stage, then time."""
 
     replica: Ints
     stage: Ints
     """Physical stage, 0 .. S - 1."""
     microbatch: Ints
-    """Its index in the plan."""
+    """Index of the action's microbatch in the plan."""
     kind: Ints
-    """`headrace.schedule.Kind`"""
+    """What the action does, as the value of a `headrace.schedule.Kind`."""
     chunk: Ints
     start_s: Floats
     end_s: Floats
     critical: NDArray[np.bool_]
-    """Whether the action lies on the critical path: a chain from the start of the step to its end in which every action
-    starts when the one before ends, or when what that one sent has arrived. Of several such chains, one."""
+    """Whether the action lies on the critical path; if there are several such paths, on one of them.
+
+    That is a chain from the start of the step to its end in which every action starts when the one before it ends, or when
+    what that one sent has arrived.
+    """
     memory_after: Floats
-    """Activations that the stage holds when the action is over."""
+    """Activations that the stage holds after the action, in the unit of `Batch.memory`."""
 
 
 def simulate(work: Work) -> Predicted:
-    """Iteration time, idle share and lower bound of a step.
+    """Simulate a step: return its iteration time, idle share and lower bound.
 
-    `bubble`: share of the D * S stages' time up to the end of the slowest replica in which they are idle. `lower_bound_s`:
-    see `work.lower_bound`. Raises ValueError if the plan's schedule waits for itself.
+    `bubble` is the share of the D * S stages' time, up to the end of the slowest replica, in which they are idle. For
+    `lower_bound_s` see `work.lower_bound`. Raises ValueError if the plan makes its schedule wait for itself.
     """
     iteration = _iteration_s(work)
     busy = float(work.seconds.sum()) * work.execution.chunks
@@ -61,7 +64,10 @@ def simulate(work: Work) -> Predicted:
 
 
 def timeline(work: Work) -> Timeline:
-    """When every action of a step starts and ends, seen from the start of the step. Raises ValueError as `simulate` does."""
+    """Simulate a step: return when each of its actions starts and ends, counted from the start of the step.
+
+    Raises ValueError if the plan makes its schedule wait for itself.
+    """
     layout = _Layout.of(work)
     starts, ends, causes = _replay(work, layout)
     memory_after, _ = _memory(work, layout)
@@ -84,11 +90,12 @@ def timeline(work: Work) -> Timeline:
 
 
 def peak_memory(work: Work) -> Floats:
-    """(D, S) most activations that a stage holds at any time, in the unit of the batch's `memory`.
+    """Return the (D, S) most activations that each stage holds at any time, in the unit of `Batch.memory`.
 
-    Each chunk takes its share when its forward starts and gives it back when its backward ends, a deferred sample's when its
-    own backward ends, and where weights are put off (`headrace.held`) when those are done. A unit without a backward keeps
-    nothing. A stage does one thing at a time, so what it holds depends on the order of its actions only, not on their times.
+    Each chunk takes its share when its forward starts and releases it when its backward ends. A deferred sample's share is
+    released when its own backward ends, and if weight gradients are put off (`headrace.held`), when those are done. A unit
+    without a backward keeps nothing. A stage does one thing at a time, so what it holds depends only on the order of its
+    actions, not on their times.
     """
     _, peaks = _memory(work, _Layout.of(work))
     return peaks
@@ -96,7 +103,7 @@ def peak_memory(work: Work) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Layout:
-    """Where the kernels find each replica's actions; see `replay`."""
+    """Index arrays with which the kernels find each replica's actions; see `timed_schedule.replay`."""
 
     tables: Ints
     first_row: Ints
@@ -135,7 +142,7 @@ def _iteration_s(work: Work) -> float:
 
 
 def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
-    """Start, end and cause of every action."""
+    """Return the (A,) starts, ends and causes of all actions. Raises ValueError if the schedule waits for itself."""
     num_slots = work.occupied.size
     links = work.links or Links(
         hop_s=np.zeros((2, num_slots, len(work.topology.stages))),
@@ -164,7 +171,7 @@ def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
 
 
 def _critical(ends: Floats, causes: Ints) -> NDArray[np.bool_]:
-    """The actions on the way back from the one that ends last."""
+    """Mark the (A,) actions on the critical path: the action that ends last, its cause, the cause of that, and so on."""
     critical = np.zeros(ends.size, np.bool_)
     action = int(ends.argmax()) if ends.size else -1
     while action >= 0:
@@ -174,7 +181,7 @@ def _critical(ends: Floats, causes: Ints) -> NDArray[np.bool_]:
 
 
 def _memory(work: Work, layout: _Layout) -> tuple[Floats, Floats]:
-    """(what its stage holds after each action; (D, S) most that it ever holds)."""
+    """Return (A,) what its stage holds after each action, and (D, S) the most that each stage ever holds."""
     execution, units = work.execution, list(work.topology.stages)
     until = [held_until(execution.schedule, has_weights=execution.factors(unit)[Kind.WEIGHT] > 0) for unit in units]
     after = np.zeros(layout.first_action[-1])

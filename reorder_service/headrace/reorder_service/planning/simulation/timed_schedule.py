@@ -1,9 +1,9 @@
-"""A schedule executed with times: the table form of a schedule, and the kernels that run it.
+"""The table form of a pipeline schedule, and the kernels that run such tables with times.
 
 A table is an int64 array with one row per action of a replica, in an order in which every action comes after all that it
-waits for if equal microbatches wait for each other. Its columns are STAGE, KIND, POSITION (of the microbatch among those
-that run), CHUNK, UNIT, EXIT (1: what it computes leaves the unit), BEFORE (the row of the stage's
-previous action) and, from WAITS on, the rows whose results it needs; -1 stands for none.
+waits for, provided that microbatches wait only for equal ones. Its columns are STAGE, KIND, POSITION (of the microbatch among
+those that run), CHUNK, UNIT, EXIT (1 if the result leaves the unit), BEFORE (the row of the stage's previous action) and, from
+WAITS on, the rows whose results it needs; -1 stands for none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_YET = -1.0
 
 
 def schedule_table(stages: Mapping[str, int], execution: Execution, num_microbatches: int) -> Ints:
-    """(A, 7 + W) table of the execution's schedule, read-only and kept for the next call.
+    """Return the (A, 7 + W) table of the execution's schedule for one replica; it is read-only and cached.
 
     stages: stage count of each unit in pipeline order. Raises ValueError where `headrace.schedule.build` does.
     """
@@ -54,7 +54,7 @@ def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_fligh
 
 
 def _executable_order(graph: Sequence[Stage], chunks: int, schedule: Schedule) -> dict[tuple[int, Action], int]:
-    """Rows of all (stage, action): by turns, every stage runs its actions for as long as their inputs are there."""
+    """Number all (stage, action) pairs in an executable order: in turn, each stage runs its actions until an input is missing."""
     row_of: dict[tuple[int, Action], int] = {}
     left = [list(reversed(actions)) for actions in schedule]
     while any(left):
@@ -79,17 +79,17 @@ def replay(
     link_s: Floats,
     together: bool,
 ) -> tuple[Floats, Floats, Ints]:
-    """Start, end and cause of every action of D replicas.
+    """Run the schedules of D replicas with times: return the start, end and cause of every action.
 
-    tables: several tables, one after another. first_row: (D,) where the table of a replica begins. first_action: (D + 1,)
-    where its actions begin in the result. slot_at: (D, K) slot of the microbatch at a position. seconds: (D * K, S,
-    kinds) of one action. hop_s: (2, D * K, U) seconds from a stage of the unit to the next one, below 0 where they overlap. Of
-    kind k, the action that enters a unit over link l (between unit l and the unit behind it) with slot i needs what other slots
-    of the unit on the other side send: those from link_offsets[k, l, i] to link_offsets[k, l, i + 1] in link_slots[k, l] and
-    link_s[k, l]. Without links, it needs its equal. together: whether replicas wait for each other (then all have the same
-    table); else each is run by itself.
+    tables: several tables (see the module docstring), one after another. first_row: (D,) where the table of a replica begins.
+    first_action: (D + 1,) where its actions begin in the result. slot_at: (D, K) slot of the microbatch at a position. seconds:
+    (D * K, S, kinds) of one action. hop_s: (2, D * K, U) seconds from a stage of the unit to the next one, negative if they
+    overlap. An action of kind k that enters a unit over link l (between unit l and the unit behind it) with slot i needs what the
+    slots from link_offsets[k, l, i] to link_offsets[k, l, i + 1] in link_slots[k, l], of the unit on the other side, send it in
+    link_s[k, l] seconds. Without links, it needs the equal microbatch. together: whether replicas wait for each other (then all
+    have the same table); otherwise each is run by itself.
 
-    The cause of an action is the one that it waited for last, -1 if it did not wait. An action that never gets its inputs
+    The cause of an action is the action that it waited for last, -1 if it did not wait. An action that never gets its inputs
     keeps the end -1.
     """
     starts = np.zeros(first_action[-1])
@@ -126,7 +126,7 @@ def _run_once(
     causes: Ints,
     exits: Ints,
 ) -> int:
-    """Go through the replicas' common table and run what can be run; returns how many actions that were.
+    """Go once through the table that the given replicas share, run every action that can run, and return how many did.
 
     One pass is enough unless microbatches wait for later ones.
     """
@@ -174,7 +174,10 @@ def _run_once(
 
 @kernel
 def _sent(ends: Floats, exits: Ints, slots: Ints, seconds: Floats) -> tuple[float, int]:
-    """(when all that the slots send is there, _NOT_YET if one has not run; the action that sent it, -1 if there is none)."""
+    """Return when everything that the slots send has arrived, and the action that sent the last of it.
+
+    If one of the slots has not run yet, the time is _NOT_YET and the action -1; it is also -1 if there is nothing to wait for.
+    """
     there, sender = 0.0, -1
     for i in range(slots.size):
         action = exits[slots[i]]

@@ -1,4 +1,4 @@
-"""What a plan gives the stages to do: the simulator's input, made from a batch and the slots of its samples."""
+"""The simulator's input: the work that a plan gives to the stages, made from a batch and the slots of its samples."""
 
 from __future__ import annotations
 
@@ -16,50 +16,57 @@ from headrace.schedule import Kind
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Links:
-    """Who waits for whom where a microbatch does not just wait for itself, and for how long data are on their way.
+    """Dependencies between microbatches of different units, and transfer times, for plans with deferral or slow transfers.
 
-    Link l lies between unit l and the unit behind it. First axis: `headrace.schedule.Kind`.
+    Link l lies between unit l and the unit behind it. The first axis of every array is `headrace.schedule.Kind`, of which only
+    forward and backward occur.
     """
 
     hop_s: Floats
-    """(2, D * K, U) from the end of a slot's action until the next stage of the unit may begin with it, of gradients on the way
-    back: its transfer, less what both work on it at once."""
+    """(2, D * K, U) seconds from the end of a slot's action until the next stage of the unit may start on it.
+
+    On the way back, that is the previous stage. It is the slot's transfer time, less the time that both stages work on it at
+    once, so it may be negative.
+    """
     offsets: Ints
-    """(2, L, D * K + 1) where the inputs of a slot begin and end in the next two arrays."""
+    """(2, L, D * K + 1) where the inputs of each slot begin and end in `slots` and `seconds`."""
     slots: Ints
-    """(2, L, n) slots, of the unit on the other side, from which a slot gets its samples (gradients, on the way back)."""
+    """(2, L, n) slots of the unit on the other side of the link that send samples (or on the way back, gradients) to a slot."""
     seconds: Floats
-    """(2, L, n) from the end of their actions until what they send is there: its transfer, less what they compute after it."""
+    """(2, L, n) seconds from the end of the sending slot's action until its data have arrived.
+
+    That is the transfer time, less the time that the sender still computes after it has sent them.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """What D replicas of S stages do in their K microbatches."""
+    """The work of one step: the time and memory of every action of D replicas with S stages and K microbatches each."""
 
     topology: Topology
     execution: Execution
     seconds: Floats
-    """(D, K, S, kinds) of one action on the stage, of one chunk if there are several; by `headrace.schedule.Kind`."""
+    """(D, K, S, kinds) of one action, on one chunk if a stage has several; the last axis is `headrace.schedule.Kind`."""
     memory: Floats
-    """(2, D * K, U) activations that a stage of the unit takes when a microbatch goes forth, and gives back afterwards."""
+    """(2, D * K, U) activations that a stage of the unit takes with a microbatch's forward, and that it releases afterwards."""
     occupied: NDArray[np.bool_]
-    """(D, K) microbatches that run: those that hold a sample in any unit, on this replica or one that runs together with it."""
+    """(D, K) whether a microbatch runs: it holds a sample in any unit, on its replica or one that runs together with it."""
     links: Links | None
-    """None: every microbatch waits for its equal only, and no transfer takes time."""
+    """Dependencies and transfers; None if microbatches wait only for equal ones of other stages and no transfer takes time."""
     together: bool
-    """Whether the replicas wait for each other."""
+    """Whether replicas wait for each other within the step, because they exchange samples."""
     lower_bound_s: float
-    """See `lower_bound`."""
+    """Seconds that no plan of the batch can beat, see `lower_bound`."""
 
     @classmethod
     def of(cls, batch: Batch, slots: Slots) -> Work:
-        """The work of a plan under the batch's execution.
+        """Compute the work of a plan, given by its slots, under the batch's execution.
 
         A microbatch's cost in a unit is spread evenly over the unit's stages and chunks. With split backward, a sample's
-        backward runs in every unit at the position that its microbatch has in the last unit; else with its microbatch.
+        backward runs in every unit at the position that its microbatch has in the last unit; otherwise with its microbatch.
 
-        Empty microbatches are left out. Where replicas exchange samples, all run the microbatches that hold a sample on any
-        of them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself.
+        Empty microbatches are left out. If replicas exchange samples, all run the microbatches that hold a sample on any of
+        them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself.
         """
         topology, execution = batch.topology, batch.execution
         stages = np.array(list(topology.stages.values()))
@@ -98,10 +105,10 @@ class Work:
 
 
 def lower_bound(batch: Batch) -> float:
-    """Seconds that no plan of this batch on this topology can beat.
+    """Return the seconds that no plan of this batch on this topology can beat.
 
-    The larger of: the work of a unit, spread over its stages of all replicas; and the longest way of one sample there and
-    back, through the slowest of its encoders, without the weights that are put off.
+    That is the larger of two times: the work of the busiest unit, spread over its stages of all replicas; and the longest path
+    of one sample forward and backward, through the slowest of its encoders, without weight gradients that are put off.
     """
     factors = np.array([batch.execution.factors(unit) for unit in batch.units])
     seconds = batch.costs * factors.sum(axis=1, keepdims=True)
@@ -116,7 +123,7 @@ def lower_bound(batch: Batch) -> float:
 
 
 def _forth_and_back(batch: Batch, values: Floats, slots: Slots, back: Slots) -> tuple[Floats, Floats]:
-    """(D * K, U) sums of (U, n) values by forward and by backward slot."""
+    """Add up (U, n) values by forward slot and by backward slot: two (D * K, U) arrays."""
     forth = _by_slot(batch, values, slots)
     return forth, forth if back is slots else _by_slot(batch, values, back)
 
@@ -134,11 +141,11 @@ def _transfers_take_time(batch: Batch) -> bool:
 
 
 def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.bool_], per_action: Floats) -> Links:
-    """The links of all units. Nothing is sent back to a unit without a backward.
+    """Compute the links between all units. Nothing is sent back to a unit without a backward.
 
-    With split backward, a microbatch of deferred samples passes in parts: those that come back together, one part after the
-    other, in that order, and each is sent when it is done (`pipeline.routes`). per_action: (U,) share of a sample's cost
-    in a unit that one action is.
+    With split backward, a microbatch of deferred samples is passed in parts: the samples that share a microbatch the other way,
+    in the order of those microbatches. Each part is sent when it is done (`pipeline.routes`). per_action: (U,) share of a
+    sample's cost in a unit that one action takes.
     """
     num_links, num_encoders, latency_s = len(batch.units) - 1, len(batch.topology.encoders), batch.execution.latency_s
     seconds = batch.transfer_bytes / batch.execution.bytes_per_s
@@ -182,11 +189,11 @@ def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.boo
 
 @kernel
 def parts_of_slots(slots: Ints, others: Ints, seconds: Floats, num_slots: int, num_microbatches: int) -> tuple[Floats, Floats]:
-    """How the parts of slots pass from stage to stage: those of a slot's samples that have the same microbatch on the other way.
+    """Compute how the parts of slots overlap between stages; a part is a slot's samples with the same microbatch the other way.
 
-    slots, others: (n,) of the samples, on the one way and on the other. seconds: (n,) of one action. Returns (num_slots,) how
-    long two neighbouring stages of a unit work on a slot at once, since the second begins as soon as it need not wait in
-    between; and (n,) how long the parts take that follow a sample's own.
+    slots, others: (n,) slots of the samples in one direction (forward or backward) and in the other. seconds: (n,) of one action.
+    Returns (num_slots,) how long two neighbouring stages of a unit work on a slot at once, where the second starts as soon as it
+    need not wait between parts; and (n,) how long the parts take that follow a sample's own part.
     """
     parts = np.zeros((num_slots, num_microbatches))
     for i in range(slots.size):
@@ -196,7 +203,7 @@ def parts_of_slots(slots: Ints, others: Ints, seconds: Floats, num_slots: int, n
         total, longest = 0.0, 0.0
         for k in range(num_microbatches - 1, -1, -1):
             part = parts[slot, k]
-            parts[slot, k] = total  # from here on, what follows
+            parts[slot, k] = total  # from here on, the seconds of the parts behind this one
             total += part
             longest = max(longest, part)
         overlap[slot] = total - longest
@@ -217,12 +224,12 @@ def link_inputs(
     slots: Ints,
     slot_seconds: Floats,
 ) -> None:
-    """Which source slots send something to each target slot, O(n + number of slots).
+    """Find the source slots that send samples over a link to each target slot, and how long that takes. O(n + number of slots).
 
     source, target: (n,) slots of the samples. seconds: (n,) a sample's transfer over the link's bandwidth. early_s: (n,) how
     long before the end of its source's action a sample is sent. Fills offsets (number of slots + 1,), and in slots and
-    slot_seconds (n,), from offsets[t] to offsets[t + 1], every source of t once with the seconds of all its samples and one
-    latency, less what the last of them is early.
+    slot_seconds (n,), from offsets[t] to offsets[t + 1], every source of t once: with the seconds of all its samples to t and one
+    latency, less the time by which the last of them is early.
     """
     num_slots = offsets.size - 1
     place = np.zeros(num_slots + 1, np.int64)
@@ -235,7 +242,7 @@ def link_inputs(
         by_target[place[target[i]]] = i
         place[target[i]] += 1
     early = np.empty(target.size)
-    at = np.full(num_slots, -1)  # where a source stands; what lies before this target's first place is of other targets
+    at = np.full(num_slots, -1)  # place of each source in `slots`; one before offsets[t] is that of an earlier target
     filled = 0
     first = 0
     for t in range(num_slots):
