@@ -1,1 +1,1 @@
-"""Commands that plan and simulate without a running service, and the figures and pictures that they are made of."""
+"""Commands that plan and simulate without a running service, and the figures and pictures that they show."""

@@ -1,4 +1,4 @@
-"""`headrace compare`: what planning would gain on a data set, before anything is trained."""
+"""`headrace compare`: simulates what planning would gain on a data set, before anything is trained."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from headrace.reorder_service.planning.batch import Batch
     from headrace.sample import Probe
 
-BASELINE, SHUFFLED = "random", "shuffled order"  # samples are shuffled before they are dealt
-NO_GAIN = 1.01
+BASELINE, SHUFFLED = "random", "shuffled order"  # `random` keeps the order, and samples are shuffled before they are dealt
+NO_GAIN = 1.01  # a lower speed-up is reported as no gain
 DEFAULT_GLOBAL_BATCH, DEFAULT_LIMIT = 512, 4096
-MAX_BATCHES = 8  # enough for a mean; the rest of the samples would take longer and say the same
-SAMPLES_PER_MICROBATCH = 4  # with as many, single samples no longer outweigh a microbatch in most data sets
+MAX_BATCHES = 8  # enough for a mean: more batches would take longer and change little
+SAMPLES_PER_MICROBATCH = 4  # enough that in most data sets no single sample outweighs a microbatch
 _EPILOG = f"""\
 DATASET is what `headrace inspect` takes, or a cost table (.parquet or .jsonl with columns cost_<unit>). Of a data set, headers
 and texts are read, and the costs are counted in operations of --model. Samples are shuffled, dealt into global batches of
@@ -58,7 +58,7 @@ strategy: of the batch whose gain is the nearest to the mean.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace compare` to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("path", metavar="DATASET", help="folder, file, glob or URL of shards, or a cost table (- for JSONL)")
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Estimate costs, plan with every strategy, and say what is gained."""
+    """Run `headrace compare`: estimate costs, plan with every strategy, and report what is gained. Raises UserError."""
     from headrace.cli.costs.cost_table import SECONDS
     from headrace.cli.planning.gain import measure
     from headrace.cli.planning.gain_picture import draw_gains
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
-    """The global batches on their pipelines, and how many samples there are to choose from. Raises UserError."""
+    """Return the global batches to plan, and the number of samples from which they were chosen. Raises UserError."""
     from headrace.cli.costs.cost_table import read_cost_table
 
     if _is_table(args):
@@ -127,7 +127,7 @@ def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
         return _deal(args, table.take(spread([num_samples], args.limit)[1])), num_samples
     probes, estimator, num_samples, note = _probe(args)
     problems = _deal(args, estimator.table(probes), estimator.layers())
-    if args.checkpointing or args.frozen:  # they change what memory is kept, and are checked against the pipeline first
+    if args.checkpointing or args.frozen:  # these change the memory kept, and must be checked against the pipeline first
         backward = problems[0].batch.execution.backward
         table = estimator.table(probes, checkpointing=args.checkpointing.split(","), backward=backward)
         problems = _deal(args, table, estimator.layers())
@@ -136,9 +136,10 @@ def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
 
 
 def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
-    """At least one sample of the data set, what estimates their costs, the number of all samples, and what was read in words.
+    """Probe samples of the data set.
 
-    Raises UserError.
+    Returns at least one probe, the estimator of their costs, the number of samples in the data set, and a note that says what
+    was read. Raises UserError.
     """
     from headrace.cli.costs.survey import MeasuringJob
     from headrace.preprocessor.sources import list_shards
@@ -160,7 +161,7 @@ def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
 
 
 def _deal(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] | None = None) -> list[Problem]:
-    """Shuffled samples as global batches of equal size, at least one. Raises UserError."""
+    """Shuffle the samples of a cost table and deal them into global batches of equal size, 1 to MAX_BATCHES. Raises UserError."""
     import numpy as np
 
     num_samples = len(table.sample_ids)
@@ -185,7 +186,10 @@ def _deal(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] 
 
 
 def _microbatches(samples: float, num_stages: int) -> int:
-    """Of a replica with so many samples: enough to fill the pipeline, but with samples enough in each."""
+    """Choose the number of microbatches of a replica with that many samples.
+
+    It is large enough to fill the pipeline, yet leaves enough samples in each.
+    """
     wanted = max(samples / SAMPLES_PER_MICROBATCH, min(num_stages, samples))
     return max(1, min(DEFAULT_MICROBATCHES, int(wanted)))
 
@@ -203,7 +207,7 @@ def _is_table(args: argparse.Namespace) -> bool:
 
 
 def _assumed(args: argparse.Namespace) -> str:
-    """Where the costs come from, in words."""
+    """Return in words where the costs come from."""
     if _is_table(args):
         return "the costs of the table"
     if args.coefficients is not None:
@@ -216,7 +220,7 @@ def _source(args: argparse.Namespace) -> str:
 
 
 def _report(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequence[Gain], num_samples: int) -> dict[str, Any]:
-    """The public JSON form, less `picture`."""
+    """Return the public JSON form of the report, except for `picture`."""
     from headrace.cli.planning.gain import best_of
 
     batch = problems[0].batch
@@ -238,7 +242,7 @@ def _report(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequen
 
 
 def _row(gain: Gain, baseline: Gain, limit: float) -> dict[str, Any]:
-    """The public JSON form of one strategy. Where it chose different ones for several batches, `chosen` names them all."""
+    """Return the public JSON form of one strategy. If it chose different strategies for several batches, `chosen` names all."""
     return {
         "strategy": gain.strategy,
         **({"chosen": ", ".join(gain.chosen)} if gain.chosen else {}),
@@ -252,7 +256,7 @@ def _row(gain: Gain, baseline: Gain, limit: float) -> dict[str, Any]:
 
 
 def _print(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequence[Gain], report: dict[str, Any]) -> None:
-    """The table and what it comes to."""
+    """Print the report: its table, what it means in words, and where the picture is."""
     topology, batches = problems[0].batch.topology, count(len(problems), "global batch")
     stages = ", ".join(f"{unit} {number}" for unit, number in topology.stages.items())
     title = (
@@ -287,7 +291,7 @@ def _table(title: str, problem: Problem, report: dict[str, Any]) -> Table:
 
 
 def _in_words(batch: Batch, gains: Sequence[Gain]) -> str:
-    """What the table comes to."""
+    """Return in words what planning gains: the GPU time and idle time of the best strategy beside those of shuffled order."""
     from headrace.cli.planning.gain import best_of
 
     shuffled, best = gains[0], best_of(gains)

@@ -1,9 +1,9 @@
 """`headrace train --emulate COSTS`: planned steps on real processes and messages, with sleeps for computing.
 
-What the simulator predicts of a cost table, beside what the pipeline runtime makes of it. Every time is marked as EMULATED.
+It shows what the simulator predicts for a cost table beside what the pipeline runtime measures. Every time is marked EMULATED.
 
-A plan with deferred samples is faster than predicted: what goes forth in one microbatch and comes back in several passes from
-stage to stage in portions, and the simulator has the next stage wait for all of them.
+Samples that go forward in one microbatch and, because of deferral, backward in several pass from stage to stage in portions. The
+simulator, too, lets the next stage start as soon as these come fast enough (`parts_of_slots`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What goes with --emulate."""
+    """Add the options of `headrace train` that go with --emulate, among them those of the pipelines."""
     group = parser.add_argument_group("with --emulate")
     group.add_argument("--batch", type=int, metavar="N", help="rows of COSTS in a step, one batch after the other (default: all)")
     group.add_argument("--steps", type=int, default=1, metavar="N", help="(default: %(default)s)")
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_options(args: argparse.Namespace) -> None:
-    """Raise UserError where an option of `add_options` is given, for a command without --emulate."""
+    """Raise UserError if an option of `add_options` is given; called for commands without --emulate."""
     options = argparse.ArgumentParser()
     add_options(options)
     for name, default in vars(options.parse_args([])).items():
@@ -51,7 +51,10 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, emulate, print; write the trace and the picture."""
+    """Run `headrace train --emulate`: plan and emulate every step, print the figures, and write the trace and the picture.
+
+    Raises UserError.
+    """
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.planning.outcome import Outcome, plan_timed
     from headrace.cli.planning.problem import Problem
@@ -63,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     whole = problem_of(args, table)
 
     from headrace.cli.planning.emulated_ranks import (
-        EmulatedRanks,  # takes three seconds, which a wrong argument need not wait for
+        EmulatedRanks,  # imported here: it takes three seconds, for which an error in the arguments should not wait
     )
     from headrace.trainer.pipeline.emulated_stage import EMULATED
 
@@ -111,13 +114,13 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _scaled(table: CostTable, time_scale: float) -> CostTable:
-    """Costs in seconds; memory stays what it was."""
+    """Return the cost table with costs in seconds, `time_scale` per unit of the table, and the memory that it had."""
     costs = {unit: column * time_scale for unit, column in table.costs.items()}
     return dataclasses.replace(table, costs=costs, memory=table.memory or table.costs, time_unit="s")
 
 
 def _rows(table: CostTable, batch: int | None, step: int) -> CostTable:
-    """Of a step: batches follow each other, and begin again with the first row where the table ends."""
+    """Return the rows of one step: steps take one batch of rows after the other, and start over where the table ends."""
     import numpy as np
 
     size = batch or len(table.sample_ids)
@@ -125,7 +128,7 @@ def _rows(table: CostTable, batch: int | None, step: int) -> CostTable:
 
 
 def _row(outcome: Outcome, measured: MeasuredStep) -> dict[str, Any]:
-    """The public JSON form of a step."""
+    """Return the public JSON form of an emulated step."""
     return {
         "strategy": outcome.plan.chosen or outcome.plan.strategy,
         "samples": len(outcome.batch.sample_ids),

@@ -1,8 +1,7 @@
 """One process of an emulated pipeline: `python -m headrace.cli.planning.emulated_rank RANK COUNT STORE`.
 
-It reads a planned step a line and writes what it did a line.
-
-Both are JSON. `headrace.cli.planning.emulated_ranks` starts these and talks to them.
+It reads one planned step per line of standard input, and for each writes one line with what it did. Both are JSON.
+`headrace.cli.planning.emulated_ranks` starts these processes and talks to them.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from headrace.trainer.pipeline.topology import PipelineTopology
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Join the process group and run this rank's share of every step on standard input, until it ends."""
     rank, count, store = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # gloo prints its own words on standard output
+    os.dup2(2, 1)  # gloo prints messages of its own on standard output: send them to standard error
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(count))
     for line in sys.stdin:

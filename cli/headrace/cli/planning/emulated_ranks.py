@@ -1,4 +1,4 @@
-"""The processes of an emulated pipeline on this machine, and one planned step after the other on them."""
+"""The processes of an emulated pipeline on this machine, started and fed with one planned step after the other."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from headrace.schedule import Action, Kind
 from headrace.trainer.pipeline.events import Event, Recording, duration_s
 from headrace.trainer.pipeline.topology import PipelineTopology, UnitTopology
 
-START_S = 120.0  # for processes that share a core to start and to meet
-SLOWER = 10.0  # than predicted, and it counts as hanging
+START_S = 120.0  # time limit for the processes, which may share a core, to start and to join the process group
+SLOWER = 10.0  # a step that takes so many times as long as predicted counts as hanging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """What the processes of a pipeline did of a step."""
+    """What the processes of an emulated pipeline did in one step."""
 
     recordings: Sequence[Recording]
-    """By rank."""
+    """The recordings of the processes, by rank."""
     asked_s: float
-    """Sleeps of all processes as they should have been."""
+    """Seconds that all processes together were to sleep."""
     slept_s: float
-    """As they were."""
+    """Seconds that all processes together actually slept."""
 
     @property
     def iteration_s(self) -> float:
@@ -50,16 +50,16 @@ class MeasuredStep:
 
     @property
     def oversleep(self) -> float:
-        """By how much sleeps were too long, relative to what they should have been."""
+        """The share by which sleeps were too long, relative to the seconds asked for."""
         return self.slept_s / self.asked_s - 1 if self.asked_s else 0.0
 
     @property
     def overheads_s(self) -> list[float]:
-        """Of every action: see `headrace.trainer.pipeline.events.Event.overhead_s`."""
+        """The overhead of every action of all processes: see `headrace.trainer.pipeline.events.Event.overhead_s`."""
         return [event.overhead_s for recording in self.recordings for event in recording.events]
 
     def timeline(self, topology: Topology) -> Timeline:
-        """Its actions as the simulator has them, without a critical path and memory."""
+        """Return the measured actions in the form of the simulator's timeline, without a critical path and memory."""
         first = dict(zip(topology.stages, np.cumsum([0, *topology.stages.values()]).tolist(), strict=False))
         events = [event for recording in self.recordings for event in recording.events]
         origin_s = min((event.start_s for event in events), default=0.0)
@@ -81,14 +81,17 @@ class MeasuredStep:
         )
 
     def measured(self, outcome: Outcome) -> Predicted:
-        """In the form of the simulator's figures."""
+        """Return the measured time, idle share and lower bound in the form of the simulator's prediction."""
         iteration_s, num_stages = self.iteration_s, len(self.recordings)
         bubble = max(0.0, 1 - self.slept_s / (num_stages * iteration_s)) if iteration_s else 0.0
         return Predicted(iteration_s=iteration_s, bubble=bubble, lower_bound_s=min(iteration_s, outcome.predicted.lower_bound_s))
 
 
 class EmulatedRanks:
-    """As many processes as a pipeline has stages in all replicas. They end with the `with` block, and with us."""
+    """The processes of an emulated pipeline, one for each stage of each replica.
+
+    They end with the `with` block, and when this process ends.
+    """
 
     def __init__(self, count: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-emulate-")
@@ -110,13 +113,14 @@ class EmulatedRanks:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # the terminal's Ctrl-C comes to us alone, and we end them
+                start_new_session=True,  # the terminal's Ctrl-C reaches this process only, which then ends them
             )
 
     def run(self, outcome: Outcome) -> MeasuredStep:
-        """A planned step: every sample takes the forward time that it has in the outcome's batch, in seconds.
+        """Run a planned step on the processes and return what they measured.
 
-        Raises HeadraceError where a process ends, or takes far longer than predicted.
+        Every sample's forward takes the time that it costs in the outcome's batch, in seconds. Raises HeadraceError if a process
+        ends or takes far longer than predicted.
         """
         topology = pipeline_of(outcome.batch)
         line = json.dumps(_document(outcome, topology)) + "\n"
@@ -136,7 +140,7 @@ class EmulatedRanks:
         )
 
     def warm_up(self, outcome: Outcome) -> None:
-        """Take the step without its sleeps: what the processes do for the first time takes longer."""
+        """Run the step once without its sleeps, because what the processes do for the first time takes longer."""
         no_costs = np.zeros_like(outcome.batch.costs)
         self.run(dataclasses.replace(outcome, batch=dataclasses.replace(outcome.batch, costs=no_costs)))
 
@@ -173,7 +177,7 @@ class EmulatedRanks:
 
 
 def pipeline_of(batch: Batch) -> PipelineTopology:
-    """The processes of a batch's pipelines: one for every stage of every replica."""
+    """Return the topology of the processes for a batch's pipelines: one for every stage of every replica."""
     execution = batch.execution
     units = {
         unit: UnitTopology(dp=batch.topology.replicas, pp=stages, frozen=execution.backward_factor(unit) == 0)

@@ -1,4 +1,4 @@
-"""The picture of what planning gains: a bar for each strategy, above the pipelines without planning and with the best."""
+"""The picture of what planning gains: a bar for each strategy, above the pipelines in shuffled order and as best planned."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BUSY, _BUSY_BEST, _WAITING = "#9fb3c1", "#12807a", "#f0d9cf"
 
 
 def draw_gains(out: Path, gains: Sequence[Gain], *, title: str, seconds: bool) -> Path:
-    """Write the PNG; returns `out`. The first of the gains is shuffled order, which all are measured against.
+    """Write a PNG with the gains of all strategies and the pipelines of one batch; return `out`.
 
-    seconds: whether costs are seconds; else they are in a unit of their own. Of several batches, the one is drawn whose gain
-    is the nearest to that of all.
+    gains: the first is that of shuffled order, against which all are measured. seconds: whether costs are seconds; otherwise
+    they are in a unit of their own. Of several batches, the one whose gain is the nearest to that of all is drawn.
     """
     best = best_of(gains)
     each, batch = best.speedups_over(gains[0]), best.typical_batch(gains[0])

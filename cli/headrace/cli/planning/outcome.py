@@ -1,4 +1,4 @@
-"""A plan of one global batch together with what the simulator says of it: all that tables, pictures and traces show."""
+"""A plan of one global batch together with its simulation: everything that tables, pictures and traces show."""
 
 from __future__ import annotations
 
@@ -17,78 +17,84 @@ from headrace.reorder_service.planning.strategies import plan_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """One plan. D replicas, K microbatches, S stages, U units, n samples."""
+    """A plan of one global batch and its simulation: D replicas, K microbatches, S stages, U units, n samples."""
 
     plan: StepPlan
     batch: Batch
     slots: Slots
-    """(U, n)"""
+    """(U, n) slot of every sample in every unit, see `Slots`."""
     work: Work
     predicted: Predicted
 
     @classmethod
     def of(cls, plan: StepPlan, batch: Batch) -> Outcome:
-        """What the simulator says of `plan`; the plan's own prediction is not read."""
+        """Simulate `plan`, a plan of `batch`; the prediction that the plan itself carries is not used."""
         slots = slots_of(plan, batch.sample_ids)
         work = Work.of(batch, slots)
         return cls(plan=plan, batch=batch, slots=slots, work=work, predicted=simulate(work))
 
     @property
     def stage_names(self) -> list[str]:
-        """(S) `llm` where a unit has one stage, else `llm 0`, `llm 1`, ..."""
+        """Names of the S stages: `llm` if that unit has one stage, otherwise `llm 0`, `llm 1`, ..."""
         return [unit if n == 1 else f"{unit} {i}" for unit, n in self.plan.topology.stages.items() for i in range(n)]
 
     @property
     def unit_of_stage(self) -> list[int]:
-        """(S)"""
+        """Index of the unit of each of the S stages."""
         return [u for u, n in enumerate(self.plan.topology.stages.values()) for _ in range(n)]
 
     def timeline(self) -> Timeline:
-        """Every action of the step."""
+        """Return all actions of the simulated step with their times."""
         return timeline(self.work)
 
     def loads(self) -> Floats:
-        """(D, K, U) forward time of whole units."""
+        """Return the (D, K, U) forward time of every microbatch in every whole unit."""
         return self.batch.loads(self.slots)
 
     def spread(self) -> dict[str, float]:
-        """By unit: standard deviation over mean of the loads of the microbatches that hold samples; 0 where all are 0."""
+        """Return, by unit, how unequal microbatches are: the standard deviation of their loads over the mean.
+
+        Only microbatches that hold samples count. It is 0 for a unit whose loads are all 0.
+        """
         loads = self.loads()[self.batch.occupied(self.slots)]
         mean = loads.mean(axis=0)
         relative = np.divide(loads.std(axis=0), mean, out=np.zeros_like(mean), where=mean > 0)
         return dict(zip(self.batch.units, relative.tolist(), strict=True))
 
     def peak_memory(self) -> Floats:
-        """(D, S)"""
+        """Return the (D, S) most activations that each stage holds at any time, in the unit of `Batch.memory`."""
         return peak_memory(self.work)
 
     @property
     def fits(self) -> bool:
-        """Whether every stage keeps the memory limit."""
+        """Whether every stage stays within the memory limit of the batch's execution."""
         return float(self.peak_memory().max()) <= self.batch.execution.memory_limit
 
     def num_filled(self) -> int:
-        """Microbatches of all replicas that hold samples."""
+        """Return the number of microbatches, over all replicas, that hold samples."""
         return int(self.batch.occupied(self.slots).sum())
 
     def num_moved(self) -> int:
-        """Samples whose units lie on different replicas."""
+        """Return the number of samples that different units process on different replicas."""
         replica = self.slots // self.plan.topology.microbatches
         return int((replica != replica[0]).any(axis=0).sum())
 
     def deferred(self) -> NDArray[np.bool_]:
-        """(U, n) whether the sample's next unit, counted from this one, takes it in a later microbatch."""
+        """Return (U, n) whether the unit behind this one takes the sample in a later microbatch."""
         units, index = self.batch.units, self.slots % self.plan.topology.microbatches
         llm = index[units.index(LLM)]
         behind = index[units.index(GENERATOR)] if GENERATOR in units else llm
         return np.stack([index[u] < (llm if unit not in (LLM, GENERATOR) else behind) for u, unit in enumerate(units)])
 
     def num_deferred(self) -> int:
-        """Samples that are deferred at all."""
+        """Return the number of samples that are deferred between any two units."""
         return int(self.deferred().any(axis=0).sum())
 
     def samples(self, where: NDArray[np.bool_] | None = None) -> Ints:
-        """(U, D, K) number of samples, of those that the (U, n) mask `where` has."""
+        """Return the (U, D, K) number of samples in every microbatch of every unit.
+
+        where: (U, n) mask of the samples to count; None counts all.
+        """
         topology = self.plan.topology
         count = [
             np.bincount(slot if where is None else slot[where[u]], minlength=self.batch.num_slots)
@@ -97,7 +103,10 @@ class Outcome:
         return np.stack(count).reshape(len(count), topology.replicas, topology.microbatches).astype(np.int64)
 
     def slowest(self, most: int) -> list[int]:
-        """At most so many replicas, by index: those that end last, and of these the ones on the critical path."""
+        """Return the sorted indices of the `most` replicas that end last.
+
+        Among replicas that end at the same time, those with more actions on the critical path are preferred.
+        """
         actions = self.timeline()
         ends = np.zeros(self.plan.topology.replicas)
         np.maximum.at(ends, actions.replica, actions.end_s)
@@ -106,7 +115,10 @@ class Outcome:
 
 
 def plan_timed(batch: Batch, strategy: str) -> tuple[StepPlan, float]:
-    """The plan, and how many seconds planning takes once code is compiled and schedules are cached. Raises UserError."""
+    """Plan a batch, and return the plan and the seconds that planning takes. Raises UserError.
+
+    The batch is planned twice and the second time counts, when kernels are compiled and schedules are cached.
+    """
     try:
         plan_of(strategy, batch)
     except ValueError as err:

@@ -1,4 +1,4 @@
-"""One simulated step as a drawing: a row per stage, a box per action, the critical path and the deferrals marked."""
+"""Drawing of one simulated step: a row per stage, a box per action, with the critical path and deferrals marked."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from headrace.schedule import Kind
 INK, QUIET, IDLE, GAIN = "#22303c", "#66757f", "#e9edf0", "#2b7a43"
 WIDTH_IN, LEFT, RIGHT = 13.0, 0.105, 0.985
 AXES_IN = WIDTH_IN * (RIGHT - LEFT)
-MAX_ROWS = 16  # stage rows of one panel; beyond that the slowest replicas stand for all
+MAX_ROWS = 16  # stage rows of one panel; if all replicas need more, only the slowest are drawn
 _ROW_IN, _HEAD_IN, _GAP_IN = 0.27, 0.3, 0.45
 _ROW_FILL = 0.86  # height of a box; the rest separates the rows
 _REPLICA_GAP = 0.55
-_NARROW_IN = 0.08  # boxes of less would drown in their white edges
+_NARROW_IN = 0.08  # narrower boxes get thinner white edges, in which they would vanish otherwise
 _DEFERRED = "#f2b134"
-# (forward, backward, weight) of the units in pipeline order: the strong colour, its tint and one between
+# colours of (forward, backward, weight) for the units in pipeline order: a strong colour, its tint, and a shade between them
 _COLOURS = (
     ("#12807a", "#93d1cb", "#56a8a3"),
     ("#d1603d", "#f5bfa8", "#e39073"),
@@ -40,32 +40,32 @@ _CHUNK_FADE = 0.16  # how much whiter each further part of the model on a stage 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Panel:
-    """A plan, ready to be drawn."""
+    """The part of a picture that shows one plan: its actions over time, on the replicas that are drawn."""
 
     outcome: Outcome
     timeline: Timeline
     replicas: list[int]
-    """Those that are drawn, from the top."""
+    """Indices of the replicas that are drawn, from the top."""
 
     @classmethod
     def of(cls, outcome: Outcome, max_rows: int = MAX_ROWS) -> Panel:
-        """Of as many replicas as fit into `max_rows` stage rows, the slowest first; at least one."""
+        """Make the panel of a plan from its slowest replicas: as many as fit into `max_rows` stage rows, at least one."""
         most = max(1, max_rows // outcome.plan.topology.num_stages)
         return cls(outcome=outcome, timeline=outcome.timeline(), replicas=outcome.slowest(most))
 
     @property
     def height_in(self) -> float:
-        """With headline and time axis."""
+        """Height of the panel in inches, with headline and time axis."""
         rows = len(self.replicas) * (self.outcome.plan.topology.num_stages + _REPLICA_GAP)
         return rows * _ROW_IN + _HEAD_IN + _GAP_IN
 
     @property
     def axes_in(self) -> float:
-        """Height of the axes alone."""
+        """Height of the axes in inches, without headline and time axis."""
         return self.height_in - _HEAD_IN - _GAP_IN
 
     def rows(self) -> NDArray[np.float64]:
-        """(D, S) where a stage is drawn, from the top; NaN for replicas that are left out."""
+        """Return the (D, S) row in which each stage is drawn, from the top; NaN for replicas that are left out."""
         topology = self.outcome.plan.topology
         rows = np.full((topology.replicas, topology.num_stages), np.nan)
         for place, replica in enumerate(self.replicas):
@@ -74,7 +74,10 @@ class Panel:
 
 
 def draw_panel(axes: Axes, panel: Panel, scale: float, end: float) -> None:
-    """Fill `axes`: times are multiplied by `scale`, the time axis goes to `end`, scaled already."""
+    """Draw a panel's stages and actions into `axes`.
+
+    scale: factor by which times are multiplied. end: where the time axis ends, in scaled time.
+    """
     axes.set_xlim(0, end * 1.012)
     rows = panel.rows()
     shown = rows[np.isfinite(rows)]
@@ -93,7 +96,7 @@ def draw_panel(axes: Axes, panel: Panel, scale: float, end: float) -> None:
 
 
 def write_headline(axes: Axes, panel: Panel, headline: str, figures: str) -> None:
-    """Above the panel: what it shows, its figures, and which replicas are drawn."""
+    """Write above a panel what it shows, its figures, and which replicas are drawn if not all are."""
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(headline, (0, 1), (0, 5), fontsize=11.5, fontweight="bold", color=INK, **place)
     axes.annotate(figures, (0, 1), (225, 5), fontsize=11, color=INK, **place)
@@ -104,7 +107,7 @@ def write_headline(axes: Axes, panel: Panel, headline: str, figures: str) -> Non
 
 
 def legend_handles(panel: Panel) -> list[Patch | Line2D]:
-    """What the colours and marks mean."""
+    """Return the legend entries for the colours and marks of a panel."""
     handles: list[Patch | Line2D] = [
         Patch(facecolor=_COLOURS[u % len(_COLOURS)][kind], label=f"{unit} {kind.name.lower()}")
         for u, unit in enumerate(panel.outcome.batch.units)
@@ -128,7 +131,7 @@ def _add_boxes(
 
 
 def _face_colours(panel: Panel, drawn: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """(boxes, 3)"""
+    """Return the (boxes, 3) RGB colours of the drawn actions, by unit, kind and chunk."""
     actions = panel.timeline
     palette = np.array([[to_rgb(colour) for colour in of_unit] for of_unit in _COLOURS])
     unit = np.array(panel.outcome.unit_of_stage)[actions.stage[drawn]] % len(_COLOURS)
@@ -139,7 +142,7 @@ def _face_colours(panel: Panel, drawn: NDArray[np.bool_]) -> NDArray[np.float64]
 
 
 def _mark_deferred(axes: Axes, panel: Panel, drawn: NDArray[np.bool_], scale: float) -> None:
-    """A corner on the forward of every microbatch that holds samples which the next unit takes later."""
+    """Mark, by a corner, every forward on a unit's last stage with samples that the next unit takes in a later microbatch."""
     actions, late = panel.timeline, panel.outcome.samples(panel.outcome.deferred())
     unit = np.array(panel.outcome.unit_of_stage)
     last_stage = np.append(np.diff(unit) > 0, True)[actions.stage]
@@ -156,7 +159,7 @@ def _mark_deferred(axes: Axes, panel: Panel, drawn: NDArray[np.bool_], scale: fl
 
 
 def _mark_critical(axes: Axes, panel: Panel, drawn: NDArray[np.bool_], scale: float) -> None:
-    """A line under the actions that the end of the step waited for, and from each to the next."""
+    """Draw the critical path: a line under each of its actions, and thinner lines from each to the next."""
     actions = panel.timeline
     path = np.flatnonzero(actions.critical & (actions.end_s > actions.start_s))
     path = path[np.lexsort((actions.end_s[path], actions.start_s[path]))]
@@ -178,7 +181,7 @@ def _write_numbers(
     width: NDArray[np.float64],
     row: NDArray[np.float64],
 ) -> None:
-    """The microbatch's index, in boxes that are wide enough."""
+    """Write the index of the microbatch into the boxes that are wide enough for it."""
     width_in = width / axes.get_xlim()[1] * AXES_IN
     for number, of_kind, left, length, at, inches in zip(
         *(column.tolist() for column in (microbatch, kind, start, width, row, width_in)), strict=True

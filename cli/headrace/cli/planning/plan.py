@@ -1,4 +1,4 @@
-"""`headrace plan`: the plan of one global batch, from a cost table."""
+"""`headrace plan`: plans one global batch from a cost table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.cli.planning.outcome import Outcome
     from headrace.cli.planning.problem import Problem
 
-MAX_REPLICAS, MAX_MICROBATCHES = 16, 64  # rows of the tables
+MAX_REPLICAS, MAX_MICROBATCHES = 16, 64  # most rows of the two tables that are printed
 COST_TABLE_HELP = """\
 A cost table has a column sample_id (int64, all different) and one column cost_<unit> for each unit: how long the whole
 unit takes for the forward of that sample, in any one unit of time. Optional: memory_<unit> (activations that the unit
@@ -47,7 +47,7 @@ replicas, and what one unit makes of them travels. The JSON names, for each repl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace plan` to its parser."""
     parser.epilog = _EPILOG
     add_table_arguments(parser)
     parser.add_argument("--strategy", default="auto", metavar="NAME", help=f"{STRATEGY_NAMES} (default: %(default)s)")
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, and print the plan."""
+    """Run `headrace plan`: plan the global batch, and print and write the plan. Raises UserError."""
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.planning.outcome import Outcome, plan_timed
     from headrace.reorder_service.planning import warm_up
@@ -85,7 +85,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_whole(table: Table) -> None:
-    """On standard output, wider than the terminal if columns that do not wrap need more: no number is cut off."""
+    """Print a table on standard output without cutting off numbers.
+
+    It is wider than the terminal if columns that do not wrap need that.
+    """
     from rich.console import Console
     from rich.measure import Measurement
 
@@ -97,7 +100,10 @@ def print_whole(table: Table) -> None:
 
 
 def say_none_fits(problem: Problem, peaks: Sequence[tuple[str, float]]) -> str:
-    """One sentence. peaks: (strategy, peak memory) of all plans there are."""
+    """Return a sentence that says that no plan fits into the memory limit, how much the best needs, and what helps.
+
+    peaks: (strategy, peak memory) of every plan.
+    """
     strategy, least = min(peaks, key=lambda peak: peak[1])
     limit = problem.memory_in_words(problem.batch.execution.memory_limit)
     return (

@@ -1,4 +1,7 @@
-"""The arguments that `plan`, `simulate` and `compare` share, and what they stand for: a pipeline and how it runs."""
+"""The arguments that planning commands (`plan`, `simulate`, `compare`, `train --emulate`) share, and what they are turned into.
+
+They describe a pipeline and how it runs: a `Topology`, an `Execution` and a `Problem`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _UNIT_FLAGS = {"encoder": "--encoder-stages", LLM: "--llm-stages", GENERATOR: "-
 
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
-    """COSTS and which of its rows make the global batch."""
+    """Add the argument COSTS, a cost table, and the option that says which of its rows make up the global batch."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "costs", metavar="COSTS", help="cost table: a .parquet or .jsonl file, or - for JSONL on standard input (see below)"
@@ -33,7 +36,10 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str = str(DEFAULT_MICROBATCHES)) -> None:
-    """Replicas, microbatches, stages, and how they run. `microbatches` names the default in the help."""
+    """Add the options for replicas, microbatches and stages, and for how they run.
+
+    microbatches: the default number of microbatches as the help names it.
+    """
     shape = parser.add_argument_group("pipelines")
     shape.add_argument(
         "--replicas", type=int, default=DEFAULT_REPLICAS, metavar="D", help="data-parallel pipelines (default: %(default)s)"
@@ -78,7 +84,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Raise UserError for what is wrong whatever the data are."""
+    """Raise UserError if --replicas, --microbatches or --seed is out of range, which does not depend on the data."""
     for flag, number in (("--replicas", args.replicas), ("--microbatches", args.microbatches)):
         if number is not None and number < 1:
             raise UserError(f"{flag} must be at least 1, got {number}")
@@ -87,7 +93,10 @@ def check_numbers(args: argparse.Namespace) -> None:
 
 
 def topology_of(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] | None = None) -> Topology:
-    """The pipelines that the arguments ask for. layers: of the model's units, where known. Raises UserError."""
+    """Return the topology that the arguments ask for. Raises UserError.
+
+    layers: number of layers of the model's units, if known, which limits their stages; --layers takes precedence.
+    """
     check_numbers(args)
     layers = dict(layers or {}) | (_counts("--layers", args.layers) if args.layers else {})
     parts = {unit: number // max(1, args.chunks) for unit, number in layers.items()}
@@ -97,7 +106,7 @@ def topology_of(args: argparse.Namespace, table: CostTable, layers: Mapping[str,
 
 
 def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable) -> Execution:
-    """How the pipelines run. Raises UserError."""
+    """Return how the pipelines run, as the arguments ask for: schedule, backward, links and memory limit. Raises UserError."""
     from headrace.reorder_service.planning.execution import Execution
 
     frozen = _units("--frozen", args.frozen, topology)
@@ -120,7 +129,10 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
 
 
 def problem_of(args: argparse.Namespace, table: CostTable) -> Problem:
-    """The global batch of `add_table_arguments` on the pipelines of `add_pipeline_arguments`. Raises UserError."""
+    """Return the global batch that the arguments take from the cost table, on the pipelines they describe. Raises UserError.
+
+    Prints a hint on standard error if there are fewer packs than microbatches.
+    """
     if args.batch is not None and not 1 <= args.batch <= len(table.sample_ids):
         raise UserError(f"--batch must be from 1 to the {len(table.sample_ids)} rows of {table.name}, got {args.batch}")
     table = table.take(slice(args.batch))
@@ -132,7 +144,7 @@ def problem_of(args: argparse.Namespace, table: CostTable) -> Problem:
 
 
 def check_strategies(names: Iterable[str]) -> list[str]:
-    """The names, `all` replaced by every strategy. Raises UserError for one that is none."""
+    """Return the given strategies, each once, with `all` replaced by every strategy. Raises UserError for an unknown name."""
     from headrace.reorder_service.planning import STRATEGIES
 
     wanted = list(dict.fromkeys(name for given in names for name in (STRATEGIES if given == "all" else [given])))
@@ -143,7 +155,10 @@ def check_strategies(names: Iterable[str]) -> list[str]:
 
 
 def _stages_of(args: argparse.Namespace, table: CostTable, most: Mapping[str, int]) -> dict[str, int]:
-    """most: stages of a unit, where its layers are known."""
+    """Return the number of stages of each unit that the arguments ask for, by default in proportion to the costs.
+
+    most: the most stages that a unit can have, if its layers are known. Raises UserError.
+    """
     totals = table.totals()
     by_flag = {unit: getattr(args, f"{unit}_stages") for unit in _UNIT_FLAGS}
     by_flag = {unit: count for unit, count in by_flag.items() if count is not None}
@@ -190,7 +205,7 @@ def _check_layers(stages: Mapping[str, int], chunks: int, layers: Mapping[str, i
 
 
 def _check_execution(args: argparse.Namespace) -> None:
-    """What `Execution` refuses too, in the words of the command line."""
+    """Raise UserError, in the words of the command line, for arguments that `Execution` would refuse."""
     if args.schedule not in SCHEDULES:
         raise UserError(f"no schedule {args.schedule!r}; there are {', '.join(SCHEDULES)}")
     for flag, number, schedule, none in (
@@ -209,7 +224,7 @@ def _check_execution(args: argparse.Namespace) -> None:
 
 
 def _counts(flag: str, text: str) -> dict[str, int]:
-    """`vision=2,llm=5` as a dict. Raises UserError."""
+    """Parse an option's text like `vision=2,llm=5` into a dict. Raises UserError."""
     counts: dict[str, int] = {}
     for item in text.split(","):
         unit, _, number = item.strip().partition("=")

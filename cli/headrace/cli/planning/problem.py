@@ -1,4 +1,4 @@
-"""One global batch on the pipelines that it is planned for: what plans, pictures and gains are made of."""
+"""A global batch together with the pipelines that it is planned for: the input of the planning commands."""
 
 from __future__ import annotations
 
@@ -20,24 +20,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """One global batch on the pipelines that it is planned for."""
+    """A global batch of samples or packs, with the pipelines that it is planned for and the units of its figures."""
 
     samples: Batch
+    """The global batch before packing."""
     batch: Batch
-    """What is planned: the samples, or the packs that they are in."""
+    """The batch to plan: of samples, or of the packs that they are in."""
     packs: NDArray[np.int64] | None
-    """(n,) pack of each sample; None: samples are not packed."""
+    """(n,) pack of each sample; None if samples are not packed."""
     time_unit: str = ""
-    """Of the costs; empty: unknown."""
+    """Unit of the costs, like `s`; empty if unknown."""
     memory_unit: str = ""
+    """Unit of the activations, like `bytes`; empty if unknown."""
 
     @classmethod
     def of(
         cls, table: CostTable, topology: Topology, execution: Execution, *, seed: int = 0, pack_tokens: int | None = None
     ) -> Problem:
-        """The samples of `table` on pipelines of that shape. Raises UserError with the row and the rule that it breaks.
+        """Take the samples of a cost table as one global batch on the given pipelines.
 
-        seed: of the strategies that search. pack_tokens: length of the sequences that samples are packed into first, if any.
+        seed: for the strategies that search. pack_tokens: length of the sequences into which samples are packed first, if any.
+        Raises UserError with the row and the rule that it breaks.
         """
         from headrace.reorder_service.planning.batch import make_batch
         from headrace.reorder_service.planning.packing import pack_batch
@@ -59,18 +62,18 @@ class Problem:
 
     @property
     def size(self) -> str:
-        """`512 samples in 93 packs`"""
+        """Size of the global batch in words, like `512 samples in 93 packs`."""
         packs = "" if self.packs is None else f" in {count(len(self.batch.sample_ids), 'pack')}"
         return f"{count(len(self.samples.sample_ids), 'sample')}{packs}"
 
     @property
     def planned(self) -> str:
-        """What the plan places and its figures count: `samples` or `packs`."""
+        """Name of what is planned and counted in figures: `samples` or `packs`."""
         return "samples" if self.packs is None else "packs"
 
     @property
     def empty_places(self) -> str:
-        """A hint, where there are fewer packs than microbatches to put them into; else empty."""
+        """A hint for the user if there are fewer packs than microbatches to put them into; otherwise empty."""
         packs, places = len(self.batch.sample_ids), self.batch.num_slots
         if self.packs is None or packs >= places:
             return ""
@@ -80,27 +83,28 @@ class Problem:
         )
 
     def memory_in_words(self, amount: float) -> str:
-        """`1.25 GiB` where memory is known to be in bytes, else just the number."""
+        """Return an amount of memory in words: like `1.25 GiB` if memory is known to be in bytes, otherwise only the number."""
         return f"{amount / 2**30:.3g} GiB" if self.memory_unit == "bytes" else f"{amount:.4g}"
 
     def of_samples(self, plan: StepPlan) -> StepPlan:
-        """A plan of the batch as one of the samples."""
+        """Turn a plan of `batch`, which may consist of packs, into a plan of the samples."""
         from headrace.reorder_service.planning.packing import plan_of_samples
 
         return plan if self.packs is None else plan_of_samples(plan, self.samples, self.packs)
 
 
 def count(number: int, noun: str) -> str:
-    """`1 pack`, `2 packs`, `3 microbatches`"""
+    """Return a number with its noun in singular or plural, like `1 pack`, `2 packs` or `3 microbatches`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def deal_stages(totals: Mapping[str, float], num_stages: int, most: Mapping[str, int] | None = None) -> dict[str, int]:
-    """At least one stage for every unit, and the heaviest stage as light as can be.
+    """Divide pipeline stages among units so that the heaviest stage is as light as possible, at least one stage for each unit.
 
-    totals: cost by unit. most: stages that a unit can have at most, where there is such a bound. One by one, a stage goes to
-    the unit whose stages are the heaviest so far, among those that can have more: since every split with a lighter heaviest
-    stage has at least as many stages in that unit, no split is better. Raises UserError.
+    totals: cost by unit. most: most stages that a unit can have, for the units that have such a bound. One by one, a stage goes
+    to the unit whose stages are the heaviest so far, among those that can have more: since every split with a lighter heaviest
+    stage has at least as many stages in that unit, no split is better. Raises UserError if there are fewer stages than units, or
+    more than the bounds allow.
     """
     if num_stages < len(totals):
         raise UserError(f"--num-stages must be at least 1 per unit ({', '.join(totals)}), got {num_stages}")

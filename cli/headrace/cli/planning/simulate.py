@@ -1,4 +1,4 @@
-"""`headrace simulate`: what every strategy would make of one global batch, from a cost table."""
+"""`headrace simulate`: plans one global batch of a cost table with every strategy, and simulates the plans."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ How to read the table:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the command."""
+    """Add the arguments of `headrace simulate` to its parser."""
     parser.epilog = _EPILOG
     add_table_arguments(parser)
     parser.add_argument("--strategies", default="all", metavar="NAME,...", help=f"some of {STRATEGY_NAMES} (default: all)")
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan with every strategy, and print, draw and trace what comes of it."""
+    """Run `headrace simulate`: plan with every strategy, and print, draw and trace the simulated steps. Raises UserError."""
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.planning.outcome import Outcome, plan_timed
     from headrace.reorder_service.planning import warm_up
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, Any]:
-    """The public JSON form of one strategy, less its files."""
+    """Return the public JSON form of one strategy, except for the files that are written."""
     predicted = outcome.predicted
     return {
         "strategy": outcome.plan.strategy,
@@ -125,12 +125,12 @@ def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, An
 
 
 def _ratio(above: float, below: float) -> float:
-    """1 where nothing costs anything."""
+    """Return above / below, or 1 if nothing costs anything and `below` is 0."""
     return above / below if below > 0 else 1.0
 
 
 def _settings(problem: Problem) -> dict[str, Any]:
-    """The public JSON form of what all strategies share; what is not known or not asked for is left out."""
+    """Return the public JSON form of the settings that all strategies share, without those that are unknown or not asked for."""
     batch = problem.batch
     limit, packs = batch.execution.memory_limit, problem.packs
     return {
@@ -148,7 +148,10 @@ def _settings(problem: Problem) -> dict[str, Any]:
 
 
 def _draw_all(rows: list[dict[str, Any]], outcomes: Sequence[Outcome], source: str, problem: Problem, out: Path) -> None:
-    """Write the files and name them in the rows. A plan that has been drawn already is not drawn again for `auto`."""
+    """Write the picture and the trace of every plan, and add their names to the rows.
+
+    A plan that has been drawn already is not drawn again for `auto`.
+    """
     from headrace.cli.planning.timeline import draw_timeline
     from headrace.cli.planning.trace_events import write_trace
 

@@ -1,4 +1,4 @@
-"""Pictures of simulated steps: a strategy's pipelines over time, and a batch in arrival order above the same as planned."""
+"""Pictures of simulated steps over time: one plan, a plan as predicted and measured, or a batch before and after planning."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _AXIS, _UNKNOWN = "time since the start of the step", "unit of the costs"
 
 
 def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: str = "") -> Path:
-    """Write a PNG with one plan's pipelines; returns `out`.
+    """Write a PNG with the simulated pipelines of one plan; return `out`.
 
-    end: of the time axis, in the unit of the costs, so that several pictures can be compared side by side. unit: its name,
-    empty if it is not known.
+    end: where the time axis ends, in the unit of the costs, so that several pictures can be compared side by side. unit: name of
+    that unit, empty if it is not known.
     """
     panel = Panel.of(outcome)
     height = panel.height_in + _TOP_IN + legend_in(panel)
@@ -58,9 +58,9 @@ def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: 
 
 
 def draw_measured(out: Path, predicted: Panel, measured: Panel, *, title: str, label: str) -> Path:
-    """Write a PNG with a step as predicted above the same as it was measured, in seconds; returns `out`.
+    """Write a PNG with a step as predicted above the same step as measured, in seconds; return `out`.
 
-    label: in front of both headlines, where what was measured is not the real thing.
+    label: put in front of both headlines, to say if what was measured is not the real thing.
     """
     panels = {f"{label} predicted".lstrip(): predicted, f"{label} measured".lstrip(): measured}
     longest = max(panel.outcome.predicted.iteration_s for panel in panels.values()) or 1.0
@@ -88,10 +88,10 @@ def draw_comparison(
     title: str,
     execution: Execution | None = None,
 ) -> Path:
-    """Write a PNG with the simulated pipelines of two plans of one global batch on one time axis; returns `out`.
+    """Write a PNG with the simulated pipelines of two plans of one global batch on one time axis; return `out`.
 
-    sample_ids: (n,) of the batch, in the order of the cost columns (n,), forward seconds per unit. The plans' own
-    predictions are not read: both panels come from the same simulation.
+    sample_ids: (n,) ids of the batch's samples, in the order of the costs. costs: by unit, (n,) forward seconds. The predictions
+    that the plans carry are not used: both panels are simulated alike.
     """
     panels = [
         Panel.of(Outcome.of(plan, make_batch(sample_ids, costs, plan.topology, plan.seed, execution=execution)))
@@ -111,9 +111,10 @@ def draw_comparison(
 def draw_pair(
     figure: Figure, height_in: float, top_in: float, panels: list[Panel], *, seconds: bool, before: str = ARRIVAL, note: str = ""
 ) -> None:
-    """Two panels below each other on one time axis, from `top_in` below the figure's upper edge. The second is the better.
+    """Draw two panels, one below the other, on one time axis, and mark the time that the second saves.
 
-    before: headline of the first. note: behind the figures of the second.
+    top_in: inches between the figure's upper edge and the first panel. panels: the worse plan and the better one. before:
+    headline of the first panel. note: text behind the figures of the second.
     """
     first, second = (panel.outcome.predicted for panel in panels)
     longest = max(first.iteration_s, second.iteration_s) or 1.0
@@ -130,7 +131,7 @@ def draw_pair(
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """(factor, name) of the unit in which the longest time reads well."""
+    """Choose the unit in which the longest time reads well: return the factor from seconds to it, and its name."""
     for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "µs")):
         if longest_s * factor >= 1:
             return factor, name
@@ -138,7 +139,7 @@ def time_unit(longest_s: float) -> tuple[float, str]:
 
 
 def empty_figure(height_in: float, title: str, subtitle: str) -> Figure:
-    """A figure with its two lines of text, which take 0.8 inches."""
+    """Return a figure that has only a title and a subtitle, which take 0.8 inches."""
     figure = Figure(figsize=(WIDTH_IN, height_in), facecolor="white")
     FigureCanvasAgg(figure)
     figure.text(0.012, 1 - 0.17 / height_in, title, fontsize=14, fontweight="bold", color=INK, va="top", parse_math=False)
@@ -175,12 +176,12 @@ def _mark_gain(axes: Axes, before: Predicted, after: Predicted, scale: float, un
 
 
 def legend_in(panel: Panel) -> float:
-    """Height of the legend."""
+    """Return the height of a panel's legend in inches."""
     return 0.3 + 0.2 * -(-len(legend_handles(panel)) // _LEGEND_COLUMNS)
 
 
 def write_legend(figure: Figure, panel: Panel, height_in: float) -> None:
-    """At the foot of the figure."""
+    """Write a panel's legend at the foot of the figure."""
     figure.legend(
         handles=legend_handles(panel), loc="lower left", bbox_to_anchor=(0.005, 0.02 / height_in), ncols=_LEGEND_COLUMNS,
         frameon=False, fontsize=9, labelcolor=INK, handlelength=1.3, columnspacing=1.3,

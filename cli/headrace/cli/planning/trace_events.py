@@ -1,8 +1,9 @@
 """A step's timeline in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
 
-One process per replica, one thread per stage, one slice per action, named like `F 12 (encoder)`: the forward of
-microbatch 12; B is its backward, W what that put off. What takes no time is left out, and `critical` says what the end of the
-step waited for. Indices are those of the plan. A trace counts microseconds: one unit of the cost table is a second.
+There is one process per replica, one thread per stage and one slice per action. A slice is named like `F 12 (encoder)`, the
+forward of microbatch 12; B is its backward, W the weight gradients that the backward put off. Actions that take no time are left
+out, and `critical` says whether an action is on the step's critical path. Indices are those of the plan. A trace counts
+microseconds: one unit of the cost table is a second.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ import numpy as np
 from headrace.cli.planning.outcome import Outcome
 from headrace.schedule import Kind
 
-MAX_REPLICAS = 32  # of a trace: some 50,000 slices of eight stages and a hundred microbatches are as many as Perfetto likes
+MAX_REPLICAS = 32  # in a trace: with eight stages and a hundred microbatches, some 50,000 slices, about as many as Perfetto bears
 _US_PER_S = 1e6
 
 
 def write_trace(out: Path, outcome: Outcome) -> Path:
-    """Write the JSON file; returns `out`. Of many replicas, it has the slowest."""
+    """Write the trace of a simulated step as a JSON file; return `out`.
+
+    It has all replicas, or the slowest MAX_REPLICAS.
+    """
     replicas = outcome.slowest(MAX_REPLICAS)
     events = [*_names(outcome, replicas), *_slices(outcome, replicas)]
     document = {
