@@ -46,6 +46,7 @@ class MeasuredStep:
 
     @property
     def iteration_s(self) -> float:
+        """Seconds from the start of the first action to the end of the last one, of all processes."""
         return duration_s(self.recordings)
 
     @property

@@ -1,4 +1,4 @@
-"""The simulated gain of a planning strategy, measured over several global batches of the same data."""
+"""The simulated gain of a planning strategy, averaged over several global batches of the same data."""
 
 from __future__ import annotations
 

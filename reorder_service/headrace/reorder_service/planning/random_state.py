@@ -1,4 +1,4 @@
-"""The seeding of the random generators in numba kernels, and the `kernel` decorator itself."""
+"""Seeding of the xorshift random generators in numba kernels; re-exports the `kernel` decorator."""
 
 from __future__ import annotations
 

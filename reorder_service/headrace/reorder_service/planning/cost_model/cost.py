@@ -120,7 +120,7 @@ def published(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: i
     }
     if shape.generator is not None:
         width = shape.generator.width
-        ends = width * (2 * 3 * (image.merge * image.patch) ** 2 + width)  # tokens in, tokens out, and the time
+        ends = width * (2 * 3 * (image.merge * image.patch) ** 2 + width)  # tokens in, tokens out, diffusion time
         projector = projector_weights(shape.llm.width, 1, width)
         layers[GENERATOR] = (*layer_costs(shape.generator), _dense(projector), _dense(ends))
     return layers

@@ -58,7 +58,7 @@ def plan(
 
 
 def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | None = None) -> StepPlan:
-    """Plan a batch that is already checked, as `plan` does.
+    """Plan a checked `Batch` with the named strategy, and add the simulator's prediction to the plan.
 
     speeds: (D,) relative speeds of the replicas. If they differ, `search.unequal` shares the work in proportion to them
     whatever the strategy, and no time is predicted: the simulator knows only replicas of equal speed.
