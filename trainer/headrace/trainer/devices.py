@@ -1,4 +1,4 @@
-"""On which device a process trains, and what cannot be trained on it yet."""
+"""The device that a process trains on, and checks for what cannot be trained on a GPU yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from headrace.errors import UserError
 
 
 def local_device(name: str = "auto") -> torch.device:
-    """Of this rank: "cpu", "cuda", or "auto", the GPU where there is one. Raises UserError for one that torch does not find."""
+    """Return this rank's device. `name`: "cpu", "cuda" (the GPU with number LOCAL_RANK), or "auto" (that GPU if there is one).
+
+    Raises UserError where a GPU is asked for and torch finds none.
+    """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -21,8 +24,8 @@ def local_device(name: str = "auto") -> torch.device:
 def check_pipeline(device_type: str, world_size: int) -> None:
     """Raise UserError for a pipeline of several processes on GPUs.
 
-    A stage posts the next action's receives before its own sends. NCCL runs what two processes exchange strictly in the order
-    in which each of them posts it, whatever the tags say, so that both sides would wait for ever.
+    They would deadlock: a stage posts the next action's receives before its own sends, and NCCL runs the messages between two
+    processes strictly in the order in which each process posts them, whatever their tags.
     """
     if device_type != "cpu" and world_size > 1:
         raise UserError(
@@ -32,7 +35,7 @@ def check_pipeline(device_type: str, world_size: int) -> None:
 
 
 def check_nodes(device_type: str) -> None:
-    """Raise UserError for nodes on GPUs: they talk through gloo, which would read a GPU's addresses as the host's."""
+    """Raise UserError for nodes of a recoverable job on GPUs: they use gloo, which would take GPU addresses for host memory."""
     if device_type != "cpu":
         raise UserError(
             f"nodes that may be lost exchange tensors in host memory, which those of a {device_type} device are not in: "

@@ -1,4 +1,4 @@
-"""Gradients summed over the processes that hold the same parameters."""
+"""All-reduce of gradients over the processes that hold the same parameters."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def sum_gradients(
 ) -> list[float]:
     """Replace every gradient by its sum over the group (None: all processes), and return the sums of `numbers`.
 
-    A parameter without a gradient on any process keeps none; one without a gradient on some counts as zeros there. To be called
-    by every process of the group with the same parameters in the same order.
+    A parameter that has no gradient on any process keeps none; where only some processes have one, the others count as zeros.
+    Every process of the group must call this with the same parameters in the same order.
     """
     device = parameters[0].device if parameters else torch.device("cpu")
     has_gradient = [parameter.grad is not None for parameter in parameters]
@@ -36,7 +36,10 @@ def sum_gradients(
 
 
 def buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours together, up to _BUCKET_ELEMENTS: few messages, little extra memory."""
+    """Group consecutive tensors into buckets of at most _BUCKET_ELEMENTS elements, a larger tensor alone.
+
+    One message per bucket means few messages and little extra memory.
+    """
     bucket: list[Tensor] = []
     for tensor in tensors:
         if bucket and sum(map(torch.numel, bucket)) + tensor.numel() > _BUCKET_ELEMENTS:

@@ -1,4 +1,4 @@
-"""How weights follow their gradients, as users write it down. It knows neither torch nor processes."""
+"""The optimizer settings that users write: AdamW, its learning-rate schedule, and what a NaN does. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from headrace.errors import UserError
 from headrace.spec import parse, read_yaml
 
-# Of AdamW with a warm-up of a few steps. 7b to 9b as Llama 2 7B and Llama 3 8B, 70b as Llama 3 70B, 1b and 3b a little above
-# them; tiny and small are ours: the largest that fall smoothly from a random start on a few dozen short samples.
+# Peak rates for AdamW with a warm-up of a few steps, by model. 7b to 9b are those of Llama 2 7B and Llama 3 8B, 70b that of
+# Llama 3 70B, 1b and 3b lie a little above 7b. tiny and small are our own: the largest rates at which the loss falls smoothly
+# from random weights on a few dozen short samples.
 PEAK_LEARNING_RATES = {
     "tiny": 3e-3,
     "tiny-generator": 3e-3,
@@ -30,39 +31,39 @@ _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSpec(BaseModel):
-    """AdamW (Loshchilov and Hutter 2019), its rate as a function of the step, and what becomes of a step that is no number.
+    """Settings of AdamW (Loshchilov and Hutter 2019), its learning rate by step, and what happens when a step is not finite.
 
-    The section `optimizer:` of a topology, of nodes, or of a file of its own.
+    Users write them as the section `optimizer:` of a topology file, a nodes file, or a file of its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """At its peak. None: PEAK_LEARNING_RATES of the model, which are for weights that start afresh."""
+    """Peak learning rate. None: the model's entry in PEAK_LEARNING_RATES, which is meant for weights that start afresh."""
     warmup_steps: int = Field(default=3, ge=0)
-    """Over which the rate rises evenly to its peak. Step 0 already learns: its rate is the peak over `warmup_steps` + 1."""
+    """Steps of linear warm-up. Step 0 already learns: its rate is the peak divided by `warmup_steps` + 1."""
     decay: Literal["constant", "cosine", "linear"] = "constant"
-    """How the rate falls from its peak, behind the warm-up, to `floor` at step `decay_steps`, where it stays."""
+    """Shape of the learning rate after the warm-up: it falls from the peak to `floor` at step `decay_steps` and stays there."""
     decay_steps: int | None = Field(default=None, ge=1)
-    """Counted from the job's first step, warm-up included, so that a resumed job goes on where it was."""
+    """Step at which the decay ends, counted from the job's first step, warm-up included, so that a resumed job keeps its rate."""
     floor: float = Field(default=0.1, ge=0, le=1)
-    """As a share of the peak."""
+    """Final learning rate after the decay, as a fraction of the peak."""
     weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False)
-    """Of matrices; biases and norms do not decay."""
+    """Weight decay of matrices; biases and norm weights do not decay."""
     decay_embeddings: bool | None = None
-    """Whether tables of embeddings decay too, also one that is the head as well. None: where all weights start afresh."""
+    """Whether embedding tables decay too, including one tied to the output head. None: only if all weights start afresh."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.95)
-    """Llama 2's (Touvron et al. 2023, section 2.2)."""
+    """AdamW's betas; the default is Llama 2's (Touvron et al. 2023, section 2.2)."""
     eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """L2 norm of the whole model's gradient, to which a larger one is scaled down. `.inf`: never."""
+    """Gradient clipping: the largest L2 norm of the whole model's gradient; larger ones are scaled down. `.inf`: no clipping."""
     on_nan: Literal["stop", "skip"] = "stop"
-    """Where loss or gradient norm is NaN or infinite: 'stop' ends training before the step is committed; 'skip' commits it, its
-    samples count as consumed, and leaves weights and moments as they are."""
+    """What happens when the loss or the gradient norm is NaN or infinite: 'stop' ends training before the step is committed;
+    'skip' commits the step, so that its samples count as consumed, but leaves weights and moments as they are."""
     max_skips_in_row: int = Field(default=3, ge=1)
-    """Steps one behind the other that 'skip' may skip; the next one that is no number ends training."""
+    """Consecutive steps that 'skip' may skip; one more step that is not finite ends training."""
     max_skips: int = Field(default=100, ge=1)
-    """Steps of a run that 'skip' may skip. A resumed run counts from 0 again."""
+    """Total number of steps that 'skip' may skip in a run. A resumed run counts from 0 again."""
 
     @model_validator(mode="after")
     def _decays_somewhere(self) -> Self:
@@ -76,9 +77,10 @@ class OptimizerSpec(BaseModel):
         return self
 
     def settled(self, model_name: str, pretrained: Collection[Path] = ()) -> Self:
-        """With a learning rate, and with a word on embeddings. pretrained: folders whose weights the model begins with.
+        """Return a copy with `learning_rate` and `decay_embeddings` filled in for a model of PEAK_LEARNING_RATES.
 
-        Raises UserError for such weights where no rate is given.
+        `pretrained`: folders that the model takes its initial weights from. Raises UserError where there are any and no
+        learning rate is given.
         """
         fresh = PEAK_LEARNING_RATES[model_name]
         if pretrained and self.learning_rate is None:
@@ -94,7 +96,7 @@ class OptimizerSpec(BaseModel):
         )
 
     def rate(self, step: int) -> float:
-        """Of a step, counted from 0. A rate is given, or settled."""
+        """Return the learning rate of a step, counted from 0. `learning_rate` must be set, by the user or by `settled`."""
         assert self.learning_rate is not None, "settled before"
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / (self.warmup_steps + 1)
@@ -112,5 +114,5 @@ class _OptimizerFile(BaseModel):
 
 
 def load_optimizer_yaml(path: Path) -> OptimizerSpec:
-    """The section `optimizer:` of a YAML file with nothing else. Raises SpecError."""
+    """Read the section `optimizer:` of a YAML file that has no other. Raises SpecError."""
     return parse(_OptimizerFile, read_yaml(path, "optimizer file"), "optimizer file").optimizer

@@ -1,4 +1,4 @@
-"""What every way of training does first: which rank it is, its process group, and whether fresh weights fit the job."""
+"""What every training loop needs at its start: its rank, its process group, and a check that fresh weights fit the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ log = logging.getLogger(__name__)
 
 
 def check_fresh(job: str, step: int, *, allowed: bool) -> None:
-    """Before the first step that weights without a checkpoint take. Raises UserError where others have come before it."""
+    """Check that weights which do not come from a checkpoint may train from `step` on, the job's first uncommitted step.
+
+    If the job has committed steps already, these weights have not seen them: raises UserError or, if `allowed`, logs a warning.
+    """
     if not step:
         return
     if not allowed:
@@ -31,20 +34,20 @@ def check_fresh(job: str, step: int, *, allowed: bool) -> None:
 
 
 def rank() -> int:
-    """As torchrun says; 0 without it."""
+    """Return this process's rank as set by torchrun; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
 def num_ranks() -> int:
-    """As torchrun says; 1 without it."""
+    """Return the number of ranks as set by torchrun; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """The group of all of torchrun's ranks, once they are there; none without it.
+    """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets no group.
 
-    Where one rank fails, the others see no more than its connections end: they raise HeadraceError with what it said.
+    When one rank fails, the others would only see its connections end: they raise HeadraceError with that rank's message.
     """
     if num_ranks() == 1:
         yield
@@ -62,14 +65,14 @@ def process_group(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _the_first_words(store: Store) -> Iterator[None]:
-    """What fails first is what all ranks say, but for those that have a sentence of their own."""
+    """Have every rank raise the message of the rank that failed first, except those that raise a HeadraceError of their own."""
     try:
         yield
     except Exception as err:
         words = f"rank {rank()}: {err if isinstance(err, HeadraceError) else repr(err)}"
         try:
             first = store.compare_set("failure", "", words).decode()
-        except dist.DistError:  # the store was rank 0's, and went with it
+        except dist.DistError:  # rank 0 hosted the store and has ended
             first = "rank 0 has ended: its log says why"
         if isinstance(err, HeadraceError) or first == words:
             raise

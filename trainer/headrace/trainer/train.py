@@ -1,4 +1,4 @@
-"""Headrace's own training loop: the compact multimodal model on whatever `connect` delivers."""
+"""Headrace's own data-parallel training loop: the compact multimodal model on the steps that `connect` delivers."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def train(
     optimizer: OptimizerSpec = DEFAULTS,
     fresh_weights: bool = False,
 ) -> None:
-    """Train until the job's last step is committed. Under torchrun, one of its ranks.
+    """Train the compact model until the job's last step is committed; under torchrun, as one of its data-parallel ranks.
 
     The weights start afresh. Raises UserError where the job has committed steps already and is not done, unless `fresh_weights`.
 
-    `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: of
-    torch on the CPU; beside busy processes fewer are faster. None: torch's choice. `transports`, `tls_ca`: as of
-    `headrace.trainer.connect`. `precision`: a name of PRECISIONS. `device`: None: this rank's GPU, or the CPU.
+    `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: CPU threads of torch; beside
+    busy processes fewer are faster; None: torch's choice. `transports` and `tls_ca`: see `headrace.trainer.connect`.
+    `precision`: a key of PRECISIONS. `device`: None means this rank's GPU, or the CPU if there is none.
     """
     if threads is not None:
         torch.set_num_threads(threads)

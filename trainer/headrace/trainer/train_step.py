@@ -21,35 +21,39 @@ from headrace.trainer.optimizer_spec import PEAK_LEARNING_RATES, OptimizerSpec
 log = logging.getLogger(__name__)
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Of matrix products and of what is sent; weights, gradients and optimizer are float32 with both."""
+"""Dtypes of matrix products and of what stages send each other, by name.
+
+Gradients, optimizer state and weights that learn are float32 with both; a pipeline stage holds frozen matrices in this dtype.
+"""
 DEFAULTS = OptimizerSpec()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a finished step did."""
+    """The outcome of one optimizer step."""
 
     loss: float
-    """Mean over all targets of the global batch, of text in nats; NaN where there are none."""
+    """Mean loss over all targets of the global batch, in nats for text; NaN where it has no targets."""
     num_targets: int
-    """Of the global batch: the denominator of the loss."""
+    """Number of targets in the global batch: the denominator of the loss."""
     grad_norm: float
-    """L2 norm over all parameters before clipping; 0 where there are no targets."""
+    """L2 norm of the gradient over all parameters, before clipping; 0 where there are no targets."""
     skipped: int = 0
-    """Steps in a row, this one the last of them, whose update was left out as it was no number. 0: it was not."""
+    """Consecutive steps, up to this one, whose update was skipped because it was not finite; 0 if this one was not skipped."""
 
     @property
     def recorded_loss(self) -> float:
-        """For the ledger, which has NaN for all that is no number."""
+        """The loss as recorded in the ledger: NaN if it is not finite."""
         return self.loss if math.isfinite(self.loss) else math.nan
 
 
 class TrainStep:
-    """The loss of a step is the sum over all targets of the global batch divided by their number.
+    """Accumulates the gradients of a global batch, microbatch by microbatch, and applies one optimizer step.
 
-    So neither the order of samples nor their division into microbatches and ranks changes it or its gradient, up to the order
-    of floating-point additions. Where torch.distributed is initialised, every rank of `group` holds the whole model and calls
-    `accumulate` as often as it has microbatches (also never) and then `finish` once.
+    The loss of a step is the sum over all targets of the global batch divided by their number. So neither the order of samples
+    nor their division into microbatches and ranks changes it or its gradient, up to the order of floating-point additions.
+    Where torch.distributed is initialised, every rank of `group` holds the whole model, calls `accumulate` once per microbatch
+    that it has (possibly never) and then `finish` once.
 
         for step in loader:
             for microbatch in step:
@@ -66,8 +70,8 @@ class TrainStep:
         settings: OptimizerSpec = DEFAULTS,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """`model` maps a PackedMicrobatch to a StepLoss. `dtype`: one of PRECISIONS, by torch.autocast. `settings`: for clipping,
-        and for a step that is no number.
+        """`model` maps a PackedMicrobatch to a StepLoss. `dtype`: one of PRECISIONS, applied by torch.autocast. `settings`: used
+        for gradient clipping and for steps that are not finite.
         """
         self._model = model
         self._optimizer = optimizer
@@ -80,7 +84,7 @@ class TrainStep:
         self.discard()
 
     def accumulate(self, microbatch: PackedMicrobatch) -> None:
-        """Adds the loss and the gradients of one microbatch; copies it to the model's device where it is elsewhere."""
+        """Add the loss and the gradients of one microbatch, copied to the model's device if it is not there."""
         with self._autocast:
             loss = self._model(microbatch.to(self._device))
         if loss.num_targets:
@@ -89,10 +93,11 @@ class TrainStep:
         self._num_targets += loss.num_targets
 
     def finish(self, learning_rate: float | None = None) -> StepResult:
-        """Updates the weights from what has been accumulated on all ranks, and starts the next step.
+        """Update the weights with the gradients accumulated on all ranks, and clear them for the next step.
 
-        A global batch without targets changes nothing, neither weights nor optimizer state. Nor does one whose loss or gradient
-        is not finite: it is skipped, or HeadraceError is raised on all ranks, as the settings say.
+        A global batch without targets changes neither weights nor optimizer state. Nor does one whose loss or gradient norm is
+        not finite: depending on the settings it is skipped, or HeadraceError is raised on all ranks. `learning_rate`: of this
+        step; None: the optimizer keeps its own.
         """
         loss_sum, num_targets = self._reduce()
         if num_targets == 0:
@@ -115,7 +120,7 @@ class TrainStep:
         return StepResult(loss=loss, num_targets=num_targets, grad_norm=grad_norm, skipped=self._skips.in_row)
 
     def discard(self) -> None:
-        """Forgets what has been accumulated, as before the replay of a step that was not committed."""
+        """Clear the accumulated loss and gradients, for example before a step that was not committed is replayed."""
         self._optimizer.zero_grad(set_to_none=True)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._num_targets = 0
@@ -124,7 +129,10 @@ class TrainStep:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
     def _reduce(self) -> tuple[float, int]:
-        """Sums gradients, loss and targets over the ranks. A parameter without a gradient on any rank keeps none."""
+        """All-reduce the gradients in place, and return the loss and the number of targets summed over the ranks.
+
+        A parameter without a gradient on any rank keeps none.
+        """
         if not dist.is_initialized():
             return float(self._loss_sum), self._num_targets
         loss_sum, num_targets = sum_gradients(self._parameters, self._group, [float(self._loss_sum), self._num_targets])
@@ -132,19 +140,23 @@ class TrainStep:
 
 
 class Skips:
-    """Steps that are no number, and whether training goes on without their updates. Equal on all processes of a job."""
+    """Counts steps whose update is skipped as not finite, and decides whether training may go on without it.
+
+    All processes of a job count and decide alike.
+    """
 
     def __init__(self, settings: OptimizerSpec) -> None:
         self._settings = settings
         self.in_row = 0
-        """Of the last steps."""
+        """Consecutive steps skipped up to now; 0 after a step that was not skipped."""
         self.total = 0
-        """Of this run."""
+        """Steps skipped in this run."""
 
     def is_finite(self, loss: float, grad_norm: float, samples: Sequence[int] = ()) -> bool:
-        """Whether the step's update may be taken; where not, it is to be skipped. samples: of microbatches whose loss is none.
+        """Return whether loss and gradient norm are finite, so that the update may be applied; if not, it must be skipped.
 
-        Raises HeadraceError, before anything is updated, where steps are not to be skipped, or too many were.
+        `samples`: those of the microbatches whose loss is not finite, named in the error. Raises HeadraceError, before anything
+        is updated, where the settings forbid skipping or too many steps have been skipped.
         """
         if math.isfinite(loss) and math.isfinite(grad_norm):
             return True
@@ -164,7 +176,7 @@ class Skips:
         )
 
     def count(self, *, skipped: bool) -> None:
-        """A step that had targets."""
+        """Count a step that had targets as skipped or not."""
         self.in_row = self.in_row + 1 if skipped else 0
         self.total += skipped
 
@@ -172,7 +184,10 @@ class Skips:
 def make_optimizer(
     parameters: Iterable[nn.Parameter], settings: OptimizerSpec = DEFAULTS, *, embeddings: Collection[nn.Parameter] = ()
 ) -> torch.optim.AdamW:
-    """Of those that learn. embeddings: some of them, as of `embeddings_of`. Its rate is the peak, until it is set."""
+    """Return AdamW over the parameters that require gradients, at the peak learning rate until another one is set.
+
+    `embeddings`: the embedding tables among them (see `embeddings_of`), which may be exempt from weight decay.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     exempt = set() if settings.decay_embeddings is not False else set(embeddings)
     decays = [parameter for parameter in trained if parameter.ndim >= 2 and parameter not in exempt]
@@ -184,12 +199,15 @@ def make_optimizer(
 
 
 def embeddings_of(module: nn.Module) -> set[nn.Parameter]:
-    """The tables of its embeddings, whatever else they are."""
+    """Return the weights of all nn.Embedding modules in `module`, including one that is tied to the output head."""
     return {parameter for one in module.modules() if isinstance(one, nn.Embedding) for parameter in one.parameters()}
 
 
 def log_step(job: str, step: Step, result: StepResult, not_finite: Sequence[int] = ()) -> None:
-    """A line on a committed step, and a warning where its update was skipped. `not_finite`: samples that this process blames."""
+    """Log a committed step, after a warning where its update was skipped.
+
+    `not_finite`: samples of this process's microbatches whose loss was not finite, named in the warning.
+    """
     if result.skipped:
         log.warning(
             "update skipped, the step is not finite %s",
