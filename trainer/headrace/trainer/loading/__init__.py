@@ -1,1 +1,1 @@
-"""The step loader: a session with the reorder service, parts fetched from preprocessors, samples packed into tensors."""
+"""The step loader: it holds a session with the reorder service, fetches parts from preprocessors and packs them into tensors."""

@@ -1,4 +1,4 @@
-"""Memory for packed microbatches that stays warm: the first touch of a page costs several times as much as writing it."""
+"""A pool of reused memory for packed microbatches: the first touch of a page costs several times as much as writing it."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 64  # bytes: a cache line, and what vector instructions and Arrow want
-_GRAIN_BYTES = 2 << 20  # one huge page; sizes that differ by less share their blocks
+_GRAIN_BYTES = 2 << 20  # one huge page; blocks are multiples of it, so that requests of similar sizes share them
 
 
 class BufferPool:
-    """Buffers that are used again as soon as nothing reads them. Thread-safe.
+    """A pool of buffers, each reused as soon as no tensor reads it any more. Thread-safe.
 
-    A buffer goes back by itself when the last tensor that lies in it is gone, be it a view or one that autograd has saved. So
-    none is ever written while it is read. What is in use is bounded by what its users keep; what lies idle, by `max_idle_bytes`.
+    A buffer returns to the pool by itself when the last tensor in it is gone, including views and tensors saved by autograd, so
+    a buffer is never written while it is read. Memory in use is bounded by what the users keep, idle memory by `max_idle_bytes`.
 
-    Pinned buffers come from torch's own pool of page-locked memory, which waits for the copies to the device as well.
+    Pinned buffers come from torch's own pool of page-locked memory, which also waits for pending copies to the device.
     """
 
     def __init__(self, max_idle_bytes: int, *, pinned: bool = False) -> None:
-        """`pinned`: page-locked, for asynchronous copies to a GPU; needs one."""
+        """`pinned`: take page-locked memory, for asynchronous copies to a GPU; this requires a GPU."""
         self.pinned = pinned
         self._max_idle_bytes = max_idle_bytes
-        self._lock = threading.Lock()  # of _idle
+        self._lock = threading.Lock()  # guards _idle
         self._idle: list[NDArray[np.uint8]] = []  # longest idle first
-        self._returned: deque[NDArray[np.uint8]] = deque()  # not yet among the idle: the collector brings them, at any time
+        self._returned: deque[NDArray[np.uint8]] = deque()  # to be moved to _idle; finalizers append here at any time
 
     def take(self, num_bytes: int) -> Tensor:
-        """(num_bytes,) uint8, contents undefined, aligned to ALIGNMENT."""
+        """Return a (num_bytes,) uint8 tensor with undefined contents, aligned to ALIGNMENT bytes."""
         if self.pinned:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         size = num_bytes + ALIGNMENT
@@ -42,20 +42,20 @@ class BufferPool:
         if block is None:
             block = np.empty(-(-size // _GRAIN_BYTES) * _GRAIN_BYTES, np.uint8)  # numpy asks for huge pages by itself
         start = -block.ctypes.data % ALIGNMENT
-        buffer = block[start : start + num_bytes]  # an object of its own for each use: torch keeps it as long as its memory
+        buffer = block[start : start + num_bytes]  # a new object per use: torch keeps it alive as long as any tensor uses it
         weakref.finalize(buffer, self._returned.append, block).atexit = False
         return torch.from_numpy(buffer)
 
     @property
     def idle_bytes(self) -> int:
-        """Of buffers that wait for their next use."""
+        """Bytes in buffers that wait for their next use."""
         with self._lock:
             self._collect()
             return sum(map(len, self._idle))
 
     def _find(self, size: int) -> NDArray[np.uint8] | None:
-        """The smallest block that fits. Where all are too small the largest goes, so no more blocks are kept than are in use
-        at a time. The caller holds the lock.
+        """Take the smallest idle block that fits, or return None. If all are too small, the largest is discarded, so that no more
+        blocks are kept than are in use at a time. The caller holds the lock.
         """
         self._collect()
         fitting = [k for k, block in enumerate(self._idle) if len(block) >= size]

@@ -1,4 +1,4 @@
-"""Arrow record batches -> one packed microbatch of tensors: samples lie one behind the other, nothing is padded."""
+"""Packing of Arrow record batches into one microbatch of tensors: samples are concatenated, and nothing is padded."""
 
 from __future__ import annotations
 
@@ -20,62 +20,63 @@ from headrace.trainer.loading.columns import Columns
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedMicrobatch:
-    """A microbatch as a model takes it.
+    """The packed samples of one microbatch, the input of a model's forward.
 
     n: samples, T: tokens, I: images, P: patches, A: recordings, F: mel frames. Payload (`input_ids`, `labels`,
     `position_ids`, `patches`, `mel`) goes to the device; the layout (`sample_ids`, `image_grids`, `mel_frames` and the
     cumulative lengths) stays on the host, where its numbers are read without waiting for the device.
 
-    Payload may be a view of the Arrow buffers that it came from: do not write into it. A rank that receives a unit's columns
-    only has empty tensors for the others: T = 0 without tokens; (0, width) patches or mel, beside the true grids and frames.
+    Payload may be a view of the Arrow buffers that it came from: do not write into it. If a rank receives only the columns of
+    its unit, the other tensors are empty: T = 0 without tokens; (0, width) patches or mel, beside the true grids and frames.
     """
 
     sample_ids: Tensor
     """(n,) int64, in packing order."""
     input_ids: Tensor
-    """(T,) int64, modality placeholders expanded."""
+    """(T,) int64 token ids, modality placeholders expanded."""
     labels: Tensor
     """(T,) int64, aligned with the prediction: `labels[t]` is the token that follows `input_ids[t]` in its sample, or
     LABEL_IGNORED. The last token of a sample predicts nothing."""
     position_ids: Tensor
-    """(T,) int64, 0 at the first token of every sample."""
+    """(T,) int64: position of each token in its sample, counted from 0."""
     cu_seqlens: Tensor
     """(n + 1,) int32: sample i has the tokens cu_seqlens[i]:cu_seqlens[i + 1]."""
     pack_offsets: Tensor
-    """(p + 1,) int32: pack j has the samples pack_offsets[j]:pack_offsets[j + 1], and so the tokens between these two of
-    `cu_seqlens`. Each sample is a pack of its own where the job has no `pack_tokens`, and in Headrace's own pipeline."""
+    """(p + 1,) int32: pack j has the samples pack_offsets[j]:pack_offsets[j + 1], and so the tokens between the entries of
+    `cu_seqlens` at these two indexes. Each sample is a pack of its own where the job has no `pack_tokens`, and in Headrace's
+    own pipeline."""
     patches: Tensor
     """(P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous; (0, 0) without images."""
     image_grids: Tensor
-    """(I, 3) int32: (t, h, w) in patches."""
+    """(I, 3) int32: size (t, h, w) of each image in patches."""
     image_cu_seqlens: Tensor
-    """(I + 1,) int32 into the patches."""
+    """(I + 1,) int32: image i has the patches image_cu_seqlens[i]:image_cu_seqlens[i + 1]."""
     mel: Tensor
     """(F, bins) float16 log-mel; (0, 0) without recordings."""
     mel_frames: Tensor
-    """(A,) int32."""
+    """(A,) int32: number of mel frames of each recording."""
     mel_cu_seqlens: Tensor
-    """(A + 1,) int32 into the mel frames."""
+    """(A + 1,) int32: recording i has the mel frames mel_cu_seqlens[i]:mel_cu_seqlens[i + 1]."""
     images_per_sample: Tensor
-    """(n,) int32."""
+    """(n,) int32: number of images of each sample."""
     recordings_per_sample: Tensor
-    """(n,) int32."""
+    """(n,) int32: number of recordings of each sample."""
     num_targets: int
-    """Labels that are not ignored: the share of this microbatch in the denominator of the step's loss. The sum of its
-    samples' `Probe.num_targets`."""
+    """Number of labels that are not LABEL_IGNORED: this microbatch's share in the denominator of the step's loss, and the sum
+    of its samples' `Probe.num_targets`."""
 
     def to(self, device: torch.device | str) -> Self:
-        """The microbatch with its payload on `device`. The copy does not block where the payload is pinned."""
+        """Return the microbatch with its payload on `device`. The copy does not block if the payload is pinned."""
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in PAYLOAD}
         return replace(self, **moved)
 
     def pin_memory(self) -> Self:
-        """The microbatch with its payload in page-locked memory, from which `to` copies asynchronously. Needs a GPU."""
+        """Return the microbatch with its payload in page-locked memory, for asynchronous copies by `to`. Requires a GPU."""
         return replace(self, **{name: getattr(self, name).pin_memory() for name in PAYLOAD})
 
 
 PAYLOAD = ("input_ids", "labels", "position_ids", "patches", "mel")
-"""Fields of a PackedMicrobatch that go to the device; the others are for the host."""
+"""Fields of a PackedMicrobatch that go to the device; the others stay on the host."""
 
 
 def collate(
@@ -86,22 +87,22 @@ def collate(
     vocab_size: int | None = None,
     buffers: BufferPool | None = None,
 ) -> PackedMicrobatch:
-    """Packs batches of `headrace.sample.SCHEMA` in the order given; none, or batches without rows, give n = 0.
+    """Pack batches of `headrace.sample.SCHEMA` into one microbatch, in the order given. Without any rows, n = 0.
 
-    Batches may have some of the columns only, all of them the same: a unit's (`headrace.sample.UNIT_COLUMNS`). What is not
-    there is empty: without input_ids T = 0, without labels there are no targets.
+    The batches may all lack the same columns, for example those that a unit does not need (`headrace.sample.UNIT_COLUMNS`).
+    Missing columns give empty tensors: without input_ids T = 0, without labels there are no targets.
 
-    patch_values, mel_bins: widths of `patches` and `mel` where no sample has any, (0, width). vocab_size: every token is below
-    it; None: whatever comes. buffers: where patches and mel are copied to; None: into new memory.
+    patch_values, mel_bins: widths of the empty (0, width) `patches` and `mel` where no sample has any. vocab_size: upper bound,
+    exclusive, of the token ids; None: not checked. buffers: the pool that patches and mel are copied into; None: new memory.
 
-    One batch is taken without a copy of `patches` and `mel`. Several are copied once, and so is one into pinned buffers; then
-    nothing of the batches is read any more (`headrace.trainer.loading.columns.is_view`).
+    The `patches` and `mel` of a single batch are views of it, unless `buffers` are pinned. All others are copied once, after
+    which the batches are not read any more (`headrace.trainer.loading.columns.is_view`).
 
     Raises HeadraceError where a batch has another schema or its columns do not fit each other, UserError where a token lies
     outside of the vocabulary.
     """
     columns = Columns(batches, buffers or BufferPool(max_idle_bytes=0))
-    lengths = _token_lengths(columns)  # by numpy up to the end: torch takes several times as long for arrays of this size
+    lengths = _token_lengths(columns)  # numpy throughout: torch takes several times as long for arrays this small
     cu_seqlens = _offsets(lengths)
     input_ids = columns.values("input_ids")
     if vocab_size is not None:
@@ -134,15 +135,15 @@ def collate(
 
 
 def in_packs(microbatch: PackedMicrobatch, packs: Sequence[Collection[int]]) -> PackedMicrobatch:
-    """The microbatch with its `pack_offsets`. packs: sample ids of each, in the order of its rows. Samples that did not arrive
-    are missing in their packs, and packs of which none did are not there."""
+    """Return the microbatch with `pack_offsets` set. packs: the sample ids of each pack, in the order of the microbatch's rows.
+    Samples that did not arrive are left out of their packs, and packs without any sample that arrived are left out."""
     arrived = set(microbatch.sample_ids.tolist())
     sizes = [len(arrived.intersection(samples)) for samples in packs]
     return replace(microbatch, pack_offsets=cumulative(torch.tensor([size for size in sizes if size], dtype=torch.int32)))
 
 
 def cumulative(lengths: Tensor) -> Tensor:
-    """(n,) integers -> (n + 1,) int32 offsets, from 0 to their sum."""
+    """Return the (n + 1,) int32 offsets, from 0 to the sum, of (n,) integer lengths on the host."""
     return torch.from_numpy(_offsets(lengths.numpy()))
 
 
@@ -153,12 +154,12 @@ def _offsets(lengths: NDArray[np.integer]) -> NDArray[np.int32]:
 
 
 def _tensor(values: NDArray[np.integer], dtype: type[np.integer]) -> Tensor:
-    """Of its own memory, unless `values` were made for it: Arrow's must not be written to."""
+    """Convert to a tensor, copying arrays that are read-only: they are views of Arrow memory, which must not be written to."""
     return torch.from_numpy(values.astype(dtype, copy=not values.flags.writeable))
 
 
 def _token_lengths(columns: Columns) -> NDArray[np.int32]:
-    """(n,). Zeros where there are no tokens."""
+    """Return the (n,) token counts per sample, zeros without token columns. Raises HeadraceError if ids and labels differ."""
     lengths = [columns.lengths(name) for name in ("input_ids", "labels") if name in columns.names]
     if len(lengths) == 2 and not np.array_equal(lengths[0], lengths[1]):
         raise HeadraceError("a payload batch has samples with different numbers of input_ids and labels")
@@ -168,7 +169,10 @@ def _token_lengths(columns: Columns) -> NDArray[np.int32]:
 def _check_tokens(
     input_ids: NDArray[np.integer], vocab_size: int, sample_ids: NDArray[np.integer], cu_seqlens: NDArray[np.int32]
 ) -> None:
-    """Here, since on the device it is known only when an embedding has failed, and a GPU is lost with that."""
+    """Raise UserError for a token outside of the vocabulary.
+
+    On the device it would show only as a failed embedding lookup, after which the process can no longer use its GPU.
+    """
     if len(input_ids) and int(input_ids.max()) >= vocab_size:
         place = int(np.argmax(input_ids >= vocab_size))
         sample = int(sample_ids[np.searchsorted(cu_seqlens, place, side="right") - 1])
@@ -179,12 +183,12 @@ def _check_tokens(
 
 
 def _entries(columns: Columns, name: str) -> NDArray[np.int32]:
-    """(n,): how many entries each sample has in a list column. Zeros where it is not there."""
+    """Return the (n,) numbers of entries per sample in a list column; zeros if the column is missing."""
     return columns.lengths(name) if name in columns.names else np.zeros(columns.num_rows, np.int32)
 
 
 def _predicted(labels: NDArray[np.integer], lengths: NDArray[np.int32], cu_seqlens: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Labels moved one to the left inside every sample, so that each lies where it is predicted."""
+    """Shift labels one to the left inside every sample, to the position that predicts them; the last gets LABEL_IGNORED."""
     shifted = np.empty(len(labels), np.int64)
     shifted[:-1] = labels[1:]
     if len(labels):

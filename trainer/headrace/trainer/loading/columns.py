@@ -1,4 +1,4 @@
-"""Record batches of one schema, column by column over all of them: media as flat tensors, all else as small arrays."""
+"""Column-wise access to record batches of one schema, all batches joined: media as flat tensors, the rest as small arrays."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from headrace.sample import SCHEMA
 from headrace.trainer.loading.buffers import ALIGNMENT, BufferPool
 
 MEDIA = {"patches": torch.uint8, "mel": torch.float16}
-"""The columns that may be large, and the dtypes of their values."""
+"""The media columns, which may be large, and the dtypes of their values."""
 _DTYPES = {"sample_id": np.int64} | dict.fromkeys(("input_ids", "labels", "image_grids", "mel_frames"), np.int32)
 _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 def is_view(batches: Sequence[pa.RecordBatch], buffers: BufferPool) -> bool:
-    """Whether these batches are shown where they lie: a single one, unless it has to be pinned. All others are copied."""
+    """Return whether media tensors are views of these batches and not copies: of a single one, unless `buffers` are pinned."""
     return len(batches) == 1 and not buffers.pinned
 
 
 class Columns:
-    """Batches that have some columns of `headrace.sample.SCHEMA`, all of them the same, in the schema's order."""
+    """Record batches read column by column. All have the same columns of `headrace.sample.SCHEMA`, in the schema's order."""
 
     def __init__(self, batches: Sequence[pa.RecordBatch], buffers: BufferPool) -> None:
-        """`buffers`: where media are copied to. Raises HeadraceError where a batch has another schema."""
+        """`buffers`: the pool that media are copied into. Raises HeadraceError where a batch has another schema."""
         self._batches = batches
         self._buffers = buffers
         self._shown = is_view(batches, buffers)
@@ -43,18 +43,18 @@ class Columns:
                 raise HeadraceError(f"a payload batch has the columns {batch.schema.names}, not the schema of this release")
 
     def lengths(self, name: str) -> NDArray[np.int32]:
-        """(n,): how many values each row has of a list column that is there."""
+        """Return the (n,) numbers of values per row in a list column, which must be there."""
         return np.concatenate([np.diff(batch.column(name).offsets.to_numpy()) for batch in self._batches])
 
     def values(self, name: str) -> NDArray[np.integer]:
-        """The innermost values of a column of integers, not to be written to; (0,) where it is not there."""
+        """Return the flattened values of an integer column, not to be written to; (0,) if the column is missing."""
         arrays: list[NDArray[np.integer]] = self._arrays(name)
         if len(arrays) == 1:
             return arrays[0]
         return np.concatenate(arrays) if arrays else np.empty(0, _DTYPES[name])
 
     def media(self) -> dict[str, Tensor]:
-        """The values of patches and mel. Copied, they lie in one buffer, each part of them written once."""
+        """Return the flat values of each media column: views of a single batch, or copies in one buffer (see `is_view`)."""
         if self._shown:
             return {name: self._view(name) for name in MEDIA}
         arrays = {name: self._arrays(name) for name in MEDIA}
@@ -71,7 +71,7 @@ class Columns:
         return from_dlpack(_flat(self._batches[0], name)) if name in self.names else torch.empty(0, dtype=MEDIA[name])
 
     def _arrays(self, name: str) -> list[NDArray[Any]]:
-        """Views of the values, one of each batch that has any."""
+        """Return views of a column's values, one for each batch that has any."""
         if name not in self.names:
             return []
         return [values.to_numpy() for values in (_flat(batch, name) for batch in self._batches) if len(values)]
@@ -85,8 +85,8 @@ def _flat(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def _join(sources: Sequence[np.ndarray], target: np.ndarray) -> None:
-    """Copy one behind the other. By numpy, not torch.cat: that has OpenMP threads meet at each piece, which on busy cores
-    takes far longer than the copying itself.
+    """Concatenate arrays into `target`. By numpy: torch.cat synchronises OpenMP threads at each piece, which on busy cores takes
+    far longer than the copying itself.
     """
     start = 0
     for source in sources:

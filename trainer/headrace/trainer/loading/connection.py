@@ -1,4 +1,4 @@
-"""A rank's connection to one preprocessor, and the choice of a transport."""
+"""A rank's connection to one preprocessor, and the choice of its transport."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from headrace.v1 import payload_pb2, payload_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-FETCH_TIMEOUT_S = 120.0  # a part is waited for while it is decoded; a dead preprocessor is noticed by its connection
+FETCH_TIMEOUT_S = 120.0  # long, as the part may still be decoded; a dead preprocessor is noticed by its connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a trainer asks of all its connections."""
+    """Options common to all of a trainer's connections to preprocessors."""
 
     transports: frozenset[str]
-    """Some of headrace.transport.base.TRANSPORTS."""
+    """The transports allowed, some of headrace.transport.base.TRANSPORTS."""
     columns: tuple[str, ...] = ()
-    """To fetch; none: all."""
+    """Columns to fetch; empty: all of them."""
     tls_ca: bytes | None = None
-    """The CA of the preprocessors' certificates, in PEM; None: they speak no TLS."""
+    """CA of the preprocessors' certificates, in PEM. None: no TLS."""
     token: str | None = None
-    """Of the cluster; None: that of the environment."""
+    """The cluster's token. None: the environment's."""
     ucx: UcxClient = field(default_factory=UcxClient)
-    """What UCX connections share. Whoever makes the terms closes it."""
+    """Thread and buffers shared by all UCX connections; whoever creates the Terms must close it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Peer:
-    """What a preprocessor offers to a trainer."""
+    """A preprocessor, the transports that it offers, and the trainer's options for the connection."""
 
     endpoint: str
     offer: payload_pb2.OfferReply
@@ -72,11 +72,11 @@ def _flight(peer: _Peer) -> Receiver:
 
 
 _RECEIVERS: dict[str, Callable[[_Peer], Receiver]] = {SHARED_MEMORY: _shared_memory, UCX: _ucx, FLIGHT: _flight}
-"""Opens a transport. Raises TransportError where it is not possible with that preprocessor."""
+"""Functions that open each transport. They raise TransportError where it is not possible with that preprocessor."""
 
 
 class Connection:
-    """One preprocessor, and the best transport that it and this process have in common. Thread-safe."""
+    """A connection to one preprocessor, over the best transport that both sides support. Thread-safe."""
 
     def __init__(self, endpoint: str, terms: Terms) -> None:
         self.endpoint = endpoint
@@ -84,27 +84,31 @@ class Connection:
         credentials = grpc.ssl_channel_credentials(terms.tls_ca) if terms.tls_ca is not None else None
         self._channel = rpc.channel(endpoint, credentials, token=terms.token)
         self._stub = payload_pb2_grpc.PayloadStub(self._channel)
-        self._lock = threading.Lock()  # of all below
+        self._lock = threading.Lock()  # guards everything below
         self._peer: _Peer | None = None
         self._order: tuple[str, ...] = ()
-        """What to try for a part: the transport chosen, and Flight for what that one has no room for. Empty: none is chosen."""
+        """Transports to try in turn for a part: the chosen one, then Flight if that one has no room. Empty: none chosen yet."""
         self._receivers: dict[str, Receiver] = {}
         self._closed = False
 
     def fetch(self, ticket: str) -> Delivery:
-        """Raises as `Receiver.fetch`, but for TransportError: UserError where none of the transports asked for is possible."""
+        """Fetch a part by the chosen transport, or by Flight if that one fails or has no room for it.
+
+        Raises the errors of `Receiver.fetch` except TransportError, and UserError where none of the allowed transports is
+        possible with this preprocessor.
+        """
         for transport in self._choose():
             receiver = self._receiver(transport)
             try:
                 if (delivery := receiver.fetch(ticket, FETCH_TIMEOUT_S)) is not None:
                     return delivery
-            except TransportError as err:  # the preprocessor may have died, or been started anew: next time it is asked
+            except TransportError as err:  # the preprocessor may have died or restarted: the next fetch asks for its offer
                 log.warning("transport is lost %s", pairs(endpoint=self.endpoint, transport=transport, reason=err))
                 self._lose(transport, receiver)
         raise UnavailableError(f"no transport brought part {part_of(ticket)} of {self.endpoint}")
 
     def close(self) -> None:
-        """End the calls that are open."""
+        """Close the channel and all transports; pending calls fail."""
         self._channel.close()
         with self._lock:
             self._closed = True
@@ -135,7 +139,7 @@ class Connection:
     def _ask(self) -> payload_pb2.OfferReply:
         try:
             offer: payload_pb2.OfferReply = rpc.call(self._stub.Offer, payload_pb2.OfferRequest(), self.endpoint)
-        except ValueError as err:  # gRPC's word for a call on a closed channel: another thread found it broken
+        except ValueError as err:  # gRPC raises it for a call on a channel that is closed: another thread found it broken
             raise UnavailableError(f"the connection to {self.endpoint} was closed") from err
         except UnavailableError as err:
             if reason := tls.mismatch(self.endpoint, self._terms.tls_ca):
@@ -148,7 +152,7 @@ class Connection:
             return self._open(transport)
 
     def _open(self, transport: str) -> Receiver:
-        """The receiver, opened at its first use. Raises TransportError. The caller holds the lock."""
+        """Return the receiver of a transport, opened at its first use. Raises TransportError. The caller holds the lock."""
         if self._closed or self._peer is None:
             raise UnavailableError(f"the connection to {self.endpoint} was closed")
         if transport not in self._receivers:

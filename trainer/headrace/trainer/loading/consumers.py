@@ -1,4 +1,6 @@
-"""Which of a process's loaders one thread commits: where it does so for several ranks of a job, it must not wait for itself.
+"""Tracks which thread commits which of a process's loaders.
+
+A commit waits for the job's other ranks, so a thread that commits for several of them must not wait for its own later commits:
 
 for steps in zip(first_rank, second_rank):      # one thread, two loaders of a job
     ...
@@ -15,52 +17,56 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True)
 class _Rank:
-    """What is known of a loader."""
+    """One rank's loader: who takes its steps, who commits them, and how far it is."""
 
     job: tuple[str, str]
-    """With the endpoint of its service: others may have a job of the same name."""
+    """(endpoint, job name): reorder services at other endpoints may have a job of the same name."""
     rank: int
     takes: threading.Thread
-    """The thread that made the loader, or took a step of it last."""
+    """The thread that took the loader's last step or, before its first step, made the loader."""
     commits: threading.Thread | None = None
-    """The thread of its last commit."""
+    """The thread that made the loader's last commit; None before the first one."""
     committed: int = 0
-    """The step behind the last one that it has committed."""
+    """One more than the last step that the loader has committed; 0 before the first commit."""
 
     def will_be_committed_by(self, thread: threading.Thread, *, handed_over: bool) -> bool:
-        """`handed_over`: ranks of its job are committed by other threads than take their steps, and this may be one of them."""
+        """Return whether `thread` is expected to make the loader's next commit.
+
+        That is the thread of its last commit. Before the first commit it is the thread that takes the loader's steps or, if
+        `handed_over`, any thread, as other ranks of the job are committed by threads that do not take their steps.
+        """
         if self.commits is not None:
             return self.commits is thread
         return handed_over or self.takes is thread
 
 
 class Consumers:
-    """Of all loaders of this process. Thread-safe."""
+    """The loaders of this process with the threads that consume them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ranks: weakref.WeakKeyDictionary[object, _Rank] = weakref.WeakKeyDictionary()
 
     def enter(self, loader: object, endpoint: str, job: str, rank: int) -> None:
-        """The loader has committed nothing yet; the calling thread has made it."""
+        """Add a loader that has not committed yet. The calling thread counts as its consumer."""
         with self._lock:
             self._ranks[loader] = _Rank(job=(endpoint, job), rank=rank, takes=threading.current_thread())
 
     def take(self, loader: object) -> None:
-        """The calling thread takes the loader's next step."""
+        """Note that the calling thread takes the loader's next step."""
         with self._lock:
             if loader in self._ranks:
                 self._ranks[loader].takes = threading.current_thread()
 
     def leave(self, loader: object) -> None:
-        """The loader commits no more steps."""
+        """Remove a loader that commits no more steps."""
         with self._lock:
             self._ranks.pop(loader, None)
 
     def commit(self, loader: object, step: int) -> bool:
-        """The calling thread commits the loader's step. Whether it may wait until all ranks have.
+        """Note that the calling thread commits the loader's step, and return whether it may wait for the commits of all ranks.
 
-        It may not where it has still to commit the step of another rank itself.
+        It may not if it still has to commit that step for another rank itself.
         """
         thread = threading.current_thread()
         with self._lock:
@@ -70,7 +76,7 @@ class Consumers:
             mine.commits, mine.committed = thread, max(mine.committed, step + 1)
             return not any(
                 other.job == mine.job
-                and other.rank != mine.rank  # a former loader of the same rank is over, though nobody has closed it
+                and other.rank != mine.rank  # a former loader of the same rank commits nothing more, even if never closed
                 and other.committed <= step
                 and other.will_be_committed_by(thread, handed_over=mine.takes is not thread)
                 for other in self._ranks.values()

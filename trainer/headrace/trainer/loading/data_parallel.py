@@ -1,4 +1,4 @@
-"""Which ranks a loader may count: tensor-, context- and pipeline-parallel ranks train on the same samples."""
+"""A check that loaders count data-parallel ranks only: tensor-, context- and pipeline-parallel ranks share their samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from headrace.errors import UserError
 
 _SAME_SAMPLES = re.compile(r"(?<![a-z])(tp|cp|sp|pp|tensor|context|sequence|ulysses|pipeline)(?![a-z])", re.IGNORECASE)
 _OTHERS = re.compile(r"(?<![a-z])(dp|ddp|fsdp|hsdp|ep|data|expert|embedding|embd)(?![a-z])", re.IGNORECASE)
-"""Words in the descriptions of process groups: a device mesh makes `mesh_tp`, Megatron TENSOR_MODEL_PARALLEL_GROUP."""
+"""Words that exempt a process group whose description matches _SAME_SAMPLES as well.
+
+A device mesh describes a group as `mesh_tp`, for example, and Megatron as TENSOR_MODEL_PARALLEL_GROUP.
+"""
 
 
 def check_ranks(num_ranks: int) -> None:
-    """Raise UserError where `num_ranks` counts every process, and some of them are to train on the same samples.
+    """Raise UserError where `num_ranks` is the world size although some processes train on the same samples.
 
-    Seen in the process groups that there are. Without torch.distributed nothing is checked, nor where torch does not list them.
+    That is inferred from the descriptions of the existing process groups. Nothing is checked if torch.distributed is not
+    initialised or this version of torch does not list its groups.
     """
     if not dist.is_available() or not dist.is_initialized() or not 1 < num_ranks == dist.get_world_size():
         return
@@ -33,5 +37,5 @@ def check_ranks(num_ranks: int) -> None:
 
 
 def _groups() -> Collection[dist.ProcessGroup]:
-    """All process groups. Torch has no public name for them: one that keeps them elsewhere is not asked."""
+    """Return all process groups. Torch has no public name for them: empty if this version keeps them elsewhere."""
     return getattr(getattr(distributed_c10d, "_world", None), "pg_map", ())

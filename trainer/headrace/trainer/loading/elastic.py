@@ -1,4 +1,4 @@
-"""Announcing other replicas: nodes were lost, or came back."""
+"""Elastic training: a job is planned again for another topology, for example after nodes were lost or came back."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def replan(
     generation: int | None = None,
     token: str | None = None,
 ) -> int:
-    """Have a job planned for another topology, from its first uncommitted step on. The new generation.
+    """Have a job planned for another topology from its first uncommitted step on, and return its new generation.
 
     The global batches stay the same. Loaders of the former generation raise SupersededError at their next step or commit: close
-    them, and connect again with as many ranks as there are now. One rank announces, the others wait for it and connect.
+    them, and connect again with as many ranks as there are now. Only one rank calls this; the others wait for it, then connect.
 
-    What is None stays as it is; `speeds`, relative to each other, go with the number of replicas that they were given for.
-    `generation`: the present one as far as the caller knows (`StepLoader.generation`), so that of several that notice the same
-    loss one is heard.
+    What is None stays as it is. `speeds`: relative speeds of the replicas; they lapse when the number of replicas changes.
+    `generation`: the job's present generation as known to the caller (`StepLoader.generation`): if several ranks notice
+    the same loss, only the first call takes effect.
 
-    `token`: of the cluster; None: that of the environment, as of `headrace.trainer.connect`.
+    `token`: the cluster's token; None: the environment's, as in `headrace.trainer.connect`.
 
-    Raises SpecError for a topology that is none, ConflictError where another generation has begun or the job is over,
-    NotFoundError or UnavailableError.
+    Raises SpecError for an invalid topology, ConflictError where another generation has begun or the job is over, NotFoundError
+    for an unknown job, and UnavailableError where the reorder service does not answer.
     """
     rpc.await_reorder_service(endpoint)
     with rpc.channel(endpoint, token=token) as channel:

@@ -1,4 +1,4 @@
-"""Parts, fetched ahead of their consumer from wherever they are, and held until it has done with them."""
+"""Prefetching of parts from the preprocessors that have them; they are held until the consumer releases them."""
 
 from __future__ import annotations
 
@@ -23,40 +23,42 @@ from headrace.transport.base import TRANSPORTS, DamagedError
 
 log = logging.getLogger(__name__)
 
-_ORDER_S = 0.5  # the order to decode a part may reach its preprocessor so long after its place was told here
-_ORDER_RETRY_S = 0.01  # pause before such a part is asked for again
-_MAX_THREADS = 256  # a limit for a fleet that hangs as a whole; they are started as they are needed
+_ORDER_S = 0.5  # for so long after a place is known here, its preprocessor may not have the order to decode the part
+_ORDER_RETRY_S = 0.01  # pause before such a part is requested again
+_MAX_THREADS = 256  # reached only if a whole fleet hangs; threads are started as they are needed
 
 
 class _Place(NamedTuple):
+    """The preprocessor where a part is, under a lease, and when this was told (monotonic seconds)."""
+
     lease: str
     endpoint: str
     told_s: float
     left_out: frozenset[int] = frozenset()
-    """Samples that no copy of the part has any more."""
+    """Ids of samples that no current copy of the part has any more."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Wanted:
-    """A part that has not come yet, and the attempts to get it."""
+    """A part that is wanted but not received yet, and the attempts to fetch it."""
 
     ticket: str
     future: Future[Part]
     attempts: dict[str, float] = field(default_factory=dict)
-    """Endpoints that were asked and have not answered, and when they were asked."""
+    """Pending attempts: the endpoints that were asked, and when (monotonic seconds)."""
     asked_lease: str = ""
     failed_lease: str = ""
     is_awaited: bool = False
-    """Whether the consumer waits for it."""
+    """Whether the consumer is waiting for this part."""
 
 
 class PartFetcher:
-    """Parts are fetched in the order in which they are queued, so that few of them lie ready. Thread-safe.
+    """Fetches parts ahead of their consumer, in the order in which they are queued, so that few of them lie ready. Thread-safe.
 
-    A part is fetched when it has a place, and when it gets a newer one, there as well: the first delivery counts, a later one
-    is released at once. A place that fails is reported, so that the part gets another; and so is one where the consumer
-    waits in vain (`Hedging`). No more than `threads` attempts, and one more for the part that the consumer waits for, are
-    pending at a preprocessor: that many threads one that hangs can hold up, and no other preprocessor's.
+    A part is fetched once its place, the preprocessor that has it, is known, and from every newer place as well: the first
+    delivery counts, later ones are released at once. A place that fails, or from which the consumer waits for a part past its
+    deadline (`Hedging`), is reported, so that the part gets another one. No more than `threads` attempts, and one more for the
+    part that the consumer waits for, are pending at a preprocessor: one that hangs blocks only its own threads.
     """
 
     def __init__(
@@ -75,10 +77,9 @@ class PartFetcher:
     ) -> None:
         """`report_lost(ticket, lease)`: asks for another place. At most `max_parts` parts, and about `max_bytes`, lie ready.
 
-        `on_delivered()`: is told that a part has come, in some thread.
-
-        `columns`: of headrace.sample.SCHEMA, those to fetch; None: all. `tls_ca`: of the preprocessors' certificates, in PEM;
-        None: they speak no TLS. Raises UserError where `transports` are none that there are, or `hedge_s` is no time.
+        `on_delivered()`: called, in any thread, when a part has come. `columns`: those of headrace.sample.SCHEMA to fetch;
+        None: all. `tls_ca`: the CA of the preprocessors' certificates, in PEM; None: no TLS. Raises UserError where a transport
+        is unknown or `hedge_s` is not above 0.
         """
         self._report_lost = report_lost
         self._on_delivered = on_delivered
@@ -90,40 +91,40 @@ class PartFetcher:
         self._client = self._make_client(columns)
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="fetch")
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # of all below
+        self._lock = threading.Lock()  # guards everything below
         self._places: dict[str, _Place] = {}
         self._queue: deque[str] = deque()
-        self._futures: dict[str, Future[Part]] = {}  # of parts that are fetched or ready, until they are taken
-        self._wanted: dict[str, _Wanted] = {}  # those of them that have not come, in the order of consumption
+        self._futures: dict[str, Future[Part]] = {}  # parts being fetched or ready, until they are taken
+        self._wanted: dict[str, _Wanted] = {}  # those of them not received yet, in the order of consumption
         self._pending: Counter[str] = Counter()  # attempts by endpoint
-        self._taken: dict[str, tuple[Callable[[], None], int]] = {}  # what releases the part, and its bytes
+        self._taken: dict[str, tuple[Callable[[], None], int]] = {}  # release function and size in bytes
         self._ready_bytes = 0
         self._num_parts: Counter[str] = Counter()
         self._received_bytes = self._num_hedged = self._num_fetched_again = self._num_late = 0
         self._error: BaseException | None = None
 
     def queue(self, tickets: Iterable[str]) -> None:
-        """Parts that are consumed next, after those queued before."""
+        """Append parts to those to be fetched, in the order of consumption."""
         with self._lock:
             self._queue.extend(tickets)
             self._fetch_ahead()
 
     def place(self, ticket: str, lease: str, endpoint: str, left_out: Iterable[int] = ()) -> None:
-        """Where a part is, from now on. `left_out`: samples that it lacks there: an older copy that has them is not taken."""
+        """Set the place of a part. `left_out`: samples that no copy may have from now on; a copy that has them is refused."""
         with self._lock:
             self._places[ticket] = _Place(lease, endpoint, time.monotonic(), frozenset(left_out))
             if ticket in self._wanted:
                 self._ask(self._wanted[ticket])
 
     def have_come(self, tickets: Iterable[str]) -> bool:
-        """Whether `take` would not have to wait for any of them."""
+        """Return whether `take` would return each of these parts without waiting."""
         with self._lock:
             return all(ticket in self._futures and self._futures[ticket].done() for ticket in tickets)
 
     def take(self, ticket: str) -> Part:
-        """Wait for a queued part and hand it over, to be read until it is released.
+        """Wait for a queued part and return it; it may be read until it is released.
 
-        Raises what `fail` was told where it can no longer come.
+        Raises the error given to `fail` if the part can no longer come.
         """
         with self._lock:
             self._fetch_ahead(needed=ticket)
@@ -144,21 +145,21 @@ class PartFetcher:
         return part
 
     def _await(self, wanted: _Wanted) -> None:
-        """Until the part has come or cannot come any more."""
+        """Wait until the part has come or can no longer come, hedging it meanwhile."""
         awaited_s = time.monotonic()
         while not wanted.future.done():
             pause_s = self._hedge(wanted, awaited_s) - time.monotonic()
             wait([wanted.future], timeout=min(max(0.0, pause_s), threading.TIMEOUT_MAX))
 
     def release(self, tickets: Iterable[str]) -> None:
-        """The consumer reads these parts no more: those that it took go back to their preprocessors."""
+        """Give those of these parts that were taken back to their preprocessors; the consumer must not read them any more."""
         with self._lock:
             taken = [self._taken.pop(ticket) for ticket in tickets if ticket in self._taken]
         for release, _ in taken:
             release()
 
     def drop(self, tickets: Iterable[str]) -> None:
-        """These parts were queued, and nobody will take them: those that have come go back."""
+        """Cancel queued parts that nobody will take, and give those that have come back to their preprocessors."""
         came = []
         with self._lock:
             dropped = set(tickets)
@@ -175,24 +176,24 @@ class PartFetcher:
             delivery.release()
 
     def set_columns(self, columns: Sequence[str]) -> None:
-        """Of what is queued from now on. To be called when everything that was queued before is taken or dropped."""
+        """Set the columns to fetch of parts queued from now on. All parts queued before must have been taken or dropped."""
         former, self._client = self._client, self._make_client(columns)
         former.close()
 
     def forget(self, tickets: Iterable[str]) -> None:
-        """These parts are not needed any more."""
+        """Forget the places of parts that are not needed any more."""
         with self._lock:
             for ticket in tickets:
                 self._places.pop(ticket, None)
 
     def fail(self, error: BaseException) -> None:
-        """No further place will be told: whoever waits for one raises `error`."""
+        """Raise `error` in whoever takes a part that still needs a place, since no further places will be told."""
         with self._lock:
             self._error = error
             self._ask_all()
 
     def close(self) -> None:
-        """Stop fetching, and release every part."""
+        """Stop fetching, and release every part, including those that the consumer has taken."""
         error = UnavailableError("the loader is closed")
         self.fail(error)
         self._closed.set()
@@ -209,7 +210,7 @@ class PartFetcher:
         log.info("parts received %s", pairs(**self._num_parts, hedged=self._num_hedged, again=self._num_fetched_again))
 
     def statistics(self) -> FetchStatistics:
-        """What was fetched so far, and what is held now."""
+        """Return the counts of parts fetched so far and the bytes held now."""
         with self._lock:
             return FetchStatistics(
                 num_parts=dict(self._num_parts),
@@ -226,7 +227,7 @@ class PartFetcher:
     # -- asking: the caller holds the lock ----------------------------------------------------------------------------
 
     def _fetch_ahead(self, needed: str | None = None) -> None:
-        """Want `needed` in any case, then as many parts as the bounds allow."""
+        """Start on queued parts in order: on all up to `needed`, then on as many as the bounds allow."""
         while self._queue and self._error is None:
             bounded = len(self._futures) >= self._max_parts or self._ready_bytes >= self._max_bytes
             if bounded and (needed is None or needed in self._futures):
@@ -242,7 +243,7 @@ class PartFetcher:
             self._ask(wanted)
 
     def _ask(self, wanted: _Wanted) -> None:
-        """Ask for a part where it is now, unless that was done, or as much is asked for or ready as may be."""
+        """Start to fetch a part from its present place, unless that was done or a bound on attempts or bytes is reached."""
         place = self._places.get(wanted.ticket)
         if wanted.future.done():
             return
@@ -265,7 +266,7 @@ class PartFetcher:
         self._pool.submit(self._attempt, wanted, place)
 
     def _settle(self, wanted: _Wanted, result: Part | BaseException) -> None:
-        """The consumer gets the first result."""
+        """Set the result or error of a wanted part, unless it has one already."""
         if wanted.future.done():
             return
         del self._wanted[wanted.ticket]
@@ -278,13 +279,13 @@ class PartFetcher:
     # -- attempts: threads of the pool --------------------------------------------------------------------------------
 
     def _attempt(self, wanted: _Wanted, place: _Place) -> None:
-        """One fetch of a part, from one place."""
+        """Fetch a part once, from one place."""
         try:
             with tracing.span("fetch", wanted.ticket, endpoint=place.endpoint):
                 part = self._client.fetch(place.endpoint, wanted.ticket)
         except (NotFoundError, UnavailableError) as err:
             self._failed(wanted, place, err)
-        except Exception as err:  # whatever it is: the consumer raises it
+        except Exception as err:  # of any kind: the consumer raises it
             with self._lock:
                 self._ended(wanted, place)
                 self._settle(wanted, err)
@@ -296,7 +297,7 @@ class PartFetcher:
                 self._failed(wanted, place, UnavailableError("the copy has samples that other ranks' copies lack"))
 
     def _is_current(self, wanted: _Wanted, part: Part) -> bool:
-        """Whether the part lacks all samples that no copy is to have by now."""
+        """Return whether the copy lacks all samples that, as known by now, no copy may have."""
         with self._lock:
             place = self._places.get(wanted.ticket)
         return place is None or place.left_out <= {item.sample_id for item in part.rejected}
@@ -319,7 +320,7 @@ class PartFetcher:
             self._on_delivered()
 
     def _failed(self, wanted: _Wanted, place: _Place, err: Exception) -> None:
-        """Have the part placed elsewhere, unless it is already."""
+        """Note a failed attempt. Unless the part has come or moved, report the place as lost or, after a pause, ask it again."""
         if isinstance(err, DamagedError):
             metrics.PARTS_CORRUPT.inc()
         with self._lock:
@@ -328,7 +329,7 @@ class PartFetcher:
             current = self._places.get(wanted.ticket)
             is_lost = current is not None and current.lease == place.lease and not wanted.future.done() and self._error is None
             if is_lost:
-                wanted.failed_lease = place.lease  # until it is told anew, or asked again below
+                wanted.failed_lease = place.lease  # not asked until the part has a new lease, or is asked again below
             self._ask_all()
         if not is_lost:
             return
@@ -346,14 +347,14 @@ class PartFetcher:
             self._ask(wanted)
 
     def _ended(self, wanted: _Wanted, place: _Place) -> float:
-        """The attempt is over. When it began. The caller holds the lock."""
+        """Remove a pending attempt, and return when it began (monotonic seconds). The caller holds the lock."""
         self._pending[place.endpoint] -= 1
         if not self._pending[place.endpoint]:
             del self._pending[place.endpoint]
         return wanted.attempts.pop(place.endpoint)
 
     def _hedge(self, wanted: _Wanted, awaited_s: float) -> float:
-        """Have a part placed elsewhere that the consumer has awaited for too long. Until when there is nothing to do."""
+        """Report the place of an awaited part as lost if its deadline has passed. Return the time at which to call this again."""
         with self._lock:
             now_s = time.monotonic()
             next_s = now_s + self._hedging.deadline_s
@@ -372,13 +373,13 @@ class PartFetcher:
         return next_s
 
     def _report(self, wanted: _Wanted, place: _Place) -> bool:
-        """Whether anybody heard of it: otherwise the same place may be told again."""
+        """Report a place as lost. Return False if the service could not be told, so that the same place is to be asked again."""
         try:
             self._report_lost(wanted.ticket, place.lease)
         except (NotFoundError, UnavailableError) as err:
             log.warning("report of a lost part failed part=%s: %s", part_of(wanted.ticket), err)
             return False
-        except Exception as err:  # another process took over, say: the consumer raises it
+        except Exception as err:  # for example, another process took over: the consumer raises it
             with self._lock:
                 self._settle(wanted, err)
         return True

@@ -1,4 +1,4 @@
-"""When a part that does not come is asked of another preprocessor. Pure: times are passed in."""
+"""Hedged fetches: when to ask another preprocessor for a part that does not come. Pure: times are passed in."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from statistics import median
 from headrace.errors import UserError
 
 HEDGE_S = 5.0
-"""Many times what a part takes to decode, and as long as a cut wire takes to be noticed: a shorter deadline would add little."""
-_SLOW = 4.0  # times the median: parts differ in size, and those asked for together wait for each other
-_RECENT = 32  # deliveries that the median is of: enough to be steady, few enough to follow a change of load
+"""Default of the shortest hedging deadline: many times what a part takes to decode, and as long as a cut wire takes to be
+noticed, so that a shorter one would gain little."""
+_SLOW = 4.0  # deadline as a multiple of the median: parts differ in size, and those requested together wait for each other
+_RECENT = 32  # deliveries in the median: enough to be steady, few enough to follow a change of load
 
 
 class Hedging:
-    """The deadline of a part that the consumer waits for, and the preprocessors that let one pass.
+    """Keeps the deadline for parts that the consumer waits for, and the preprocessors that have missed one.
 
-    A fleet that is slow as a whole is not loaded twice: the deadline grows with what deliveries usually take. A preprocessor
-    that has let a deadline pass and delivered nothing since is not waited for again.
+    The deadline grows with the usual delivery time, so that a fleet that is slow as a whole is not given the work twice. A
+    preprocessor that has missed a deadline and delivered nothing since is not waited for again.
     """
 
     def __init__(self, hedge_s: float = HEDGE_S) -> None:
-        """`hedge_s`: the least deadline. Raises UserError."""
+        """`hedge_s`: the shortest deadline in seconds. Raises UserError if it is not above 0."""
         if not hedge_s > 0:
             raise UserError(
                 f"hedge_s is {hedge_s}, but must be above 0: the seconds after which a part is asked of another preprocessor"
@@ -32,23 +33,23 @@ class Hedging:
 
     @property
     def deadline_s(self) -> float:
-        """How long an awaited part is waited for at one preprocessor."""
+        """Seconds to wait for an awaited part at one preprocessor before another one is asked."""
         return max(self._hedge_s, _SLOW * median(self._recent_s)) if self._recent_s else self._hedge_s
 
     def due_s(self, endpoint: str, *, awaited_s: float, asked_s: float) -> float:
-        """When to ask another preprocessor for a part than the one at `endpoint`.
+        """Return the time at which to ask a preprocessor other than `endpoint` for a part.
 
-        `awaited_s`: since when the consumer has waited for it; `asked_s`: when that preprocessor was asked.
+        `awaited_s`: time since which the consumer waits for the part; `asked_s`: time at which `endpoint` was asked.
         """
         since_s = max(awaited_s, asked_s)
         return since_s if endpoint in self._stalled else since_s + self.deadline_s
 
     def passed(self, endpoint: str) -> None:
-        """A part there was waited for until its deadline, or is not waited for."""
+        """Note that an awaited part did not come from `endpoint` until it was due: the preprocessor counts as stalled."""
         self._stalled.add(endpoint)
 
     def answered(self, endpoint: str, took_s: float | None = None) -> None:
-        """It delivered a part `took_s` after it was asked for it, or failed to: nobody waits there in vain."""
+        """Note that `endpoint` delivered a part after `took_s`, or failed to (None): it is not stalled any more."""
         self._stalled.discard(endpoint)
         if took_s is not None:
             self._recent_s.append(took_s)

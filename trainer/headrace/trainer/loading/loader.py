@@ -1,6 +1,6 @@
-"""The step loader: a session, its steps as packed microbatches, and the state of both.
+"""The step loader: it holds a session with the reorder service, yields steps of packed microbatches, and can be checkpointed.
 
-One thread listens for plans and for where parts are; `headrace.trainer.loading.fetch` has the parts ready.
+A thread of its own listens for plans and for the places of parts; `headrace.trainer.loading.fetch` fetches the parts ahead.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CONSUMERS = Consumers()
 
 
 class StepLoader:
-    """Iterate over it for the job's steps; `commit` each one. See `headrace.trainer.connect`."""
+    """Iterates over the steps of a job as one rank gets them; each must be passed to `commit`. See `headrace.trainer.connect`."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class StepLoader:
         token: str | None = None,
         catch_up: int = 1,
     ) -> None:
-        """`columns`: to fetch; None: all. `replicas`: of a process of a pipeline. `together`, `token`: as of SessionClient.
-        `catch_up`: as of `headrace.trainer.connect`.
+        """`columns`: those to fetch; None: all. `replicas`, `together` and `token`: see SessionClient. All others: see
+        `headrace.trainer.connect`.
         """
         if catch_up < 0:
             raise UserError(f"catch_up is {catch_up}, but must be at least 0: steps that a state may be ahead of the last commit")
         self._rank, self._num_ranks = rank, num_ranks
-        self._counts_ranks = not replicas and not together  # those of a pipeline name what they take
+        self._counts_ranks = not replicas and not together  # processes of a pipeline name their replicas instead
         self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together, token=token)
         self._parts = PartFetcher(
             self._client.report_lost,
@@ -89,11 +89,11 @@ class StepLoader:
         self._queued_step = 0
         self._ended: str | None = None
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None  # listens; None: the session is not open
-        self._left = threading.Event()  # whether that thread is to end
+        self._thread: threading.Thread | None = None  # listens for plans; None: the session is not open
+        self._left = threading.Event()  # set: that thread is to end
         self._resume_step: int | None = None
         self._max_catch_up = catch_up
-        self._handed_out = False  # whether a step was
+        self._handed_out = False  # whether a step was handed out
         self.generation = 0
         self._next_step = 0
         self._committed = 0
@@ -102,7 +102,7 @@ class StepLoader:
     # -- session ------------------------------------------------------------------------------------------------------
 
     def open(self) -> StepLoader:
-        """Open the session, unless that is done. `spec` and `vocabulary` are known from then on."""
+        """Open the session if it is not open. `spec` and `vocabulary` are known from then on."""
         if self._thread is None:
             if self._counts_ranks:
                 check_ranks(self._num_ranks)
@@ -111,7 +111,7 @@ class StepLoader:
                     self._resume_step, self._max_catch_up
                 )
             except BaseException:
-                _CONSUMERS.leave(self)  # as the job has no such rank here
+                _CONSUMERS.leave(self)  # the job does not have this rank
                 raise
             self._enter()
             self._committed = self._queued_step = self._next_step
@@ -142,30 +142,31 @@ class StepLoader:
 
     @property
     def next_step(self) -> int:
-        """Index of the step that comes next."""
+        """Index of the next step that the loader hands out."""
         self.open()
         return max(self._next_step, self._resume_step or 0)
 
     def has_next(self) -> bool:
-        """Whether a step is left. Waits until it is planned."""
+        """Return whether a step is left, after waiting until it is planned."""
         self.open()
         return self._next_plan() is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands for this rank: goes into the trainer's checkpoint beside the model.
+        """Return the loader's position in the job, to be saved in the trainer's checkpoint beside the model.
 
-        Opens no session. Before there is one, "step" is that of the state that was loaded; None: that of the job's last commit.
+        Does not open a session. Before a session is open, "step" is that of the loaded state; None stands for the job's last
+        commit.
         """
         step = self._resume_step if self._thread is None else max(self._committed, self._resume_step or 0)
         return {"version": STATE_VERSION, "job": self._client.job, "generation": self.generation, "step": step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to the checkpoint's step: later commits are undone. As long as no step was handed out.
+        """Resume at the checkpoint's step: later commits are undone. Must be called before the first step is handed out.
 
-        Where it is ahead of the job's last commit, by `catch_up` steps at most, the steps between them are committed again, and
-        the first one that is handed out is the checkpoint's: it has to be the same in all ranks.
+        If the checkpoint is ahead of the job's last commit, by `catch_up` steps at most, the steps between are committed again
+        and the checkpoint's step is the first one handed out: all ranks must load the same step.
 
-        Raises ConflictError where one was, and where the state is another job's or another version's.
+        Raises ConflictError where a step was handed out, and where the state is of another job or version.
         """
         if self._handed_out:
             raise ConflictError("load_state_dict comes before the first step: make a new loader with headrace.trainer.connect")
@@ -179,7 +180,7 @@ class StepLoader:
         self._resume_step = state["step"]
 
     def _leave(self, listening: threading.Thread) -> None:
-        """End the session, and forget what it was told: the next use opens another one."""
+        """End the session, and forget its plans: the next use opens another one."""
         self._left.set()
         self._client.leave()
         listening.join()
@@ -187,7 +188,7 @@ class StepLoader:
         self._drop_plans()
 
     def _drop_plans(self) -> None:
-        """All that were told. What was fetched for them goes back."""
+        """Forget all plans received, and give back what was fetched for them."""
         for step, plan in sorted(self._plans.items()):
             if step < self._queued_step:
                 self._parts.drop(self._tickets_of(plan))
@@ -195,23 +196,25 @@ class StepLoader:
         self._plans.clear()
 
     def commit(self, step: Step, *, loss: float = math.nan) -> None:
-        """The step is applied. `loss`: of the whole step, if this rank knows it; for the ledger and for people.
+        """Commit a step whose update this rank has applied.
 
-        Returns when all ranks have committed the step and it is in the ledger: what is saved from then on can be resumed. Where
-        one thread commits for several ranks, only the last of its commits of a step waits for that: the step is in no ledger
-        before it.
+        `loss`: that of the whole step, if this rank knows it, for the ledger and for people to see.
 
-        As ranks wait for one another here, all of them do what they do together (a collective, a barrier) on the same side of
-        this call.
+        Returns once all ranks have committed the step and it is in the ledger: a checkpoint saved after that can be resumed.
+        Where one thread commits for several ranks, only the last of its commits of a step waits for that, and the step is not
+        in the ledger before.
 
-        From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is used again.
+        As ranks wait for one another here, every rank must run a collective or barrier that they share on the same side of this
+        call: all before it or all after it.
+
+        From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is reused.
 
         Raises ConflictError where some of the step's microbatches were not consumed.
         """
         if not step.consumed:
             raise ConflictError(f"step {step.index} cannot be committed before all of its microbatches were consumed")
         step_s = time.perf_counter() - step.started_s
-        self._parts.release(step._tickets)  # before others hear of the commit: then the preprocessors find the room free
+        self._parts.release(step._tickets)  # before the commit, so that preprocessors have the room for further parts
         metrics.DATA_WAIT_SECONDS.observe(step.data_wait_s)
         with tracing.span("commit", step._trace, rank=self._rank):
             wait = _CONSUMERS.commit(self, step.index)
@@ -243,11 +246,14 @@ class StepLoader:
             step._microbatches = self._microbatches(plan, step)
             self._handed_out = True
             _CONSUMERS.take(self)
-            self._next_step = plan.step + 1  # before the step is handed out: a new loop over the loader goes on behind it
+            self._next_step = plan.step + 1  # before the yield, so that a new loop over the loader goes on after this step
             yield step
 
     def _catch_up(self) -> None:
-        """Commit the steps again that the loaded state has, and the store has lost. Parts tell which samples are damaged."""
+        """Commit again the steps that the loaded state includes but the store has lost.
+
+        Their parts are fetched only for the samples that turned out to be damaged.
+        """
         while self._next_step < (self._resume_step or 0) and (plan := self._next_plan()) is not None:
             tickets, rejected = self._tickets_of(plan), list[Rejected]()
             for ticket in tickets:
@@ -289,17 +295,20 @@ class StepLoader:
             yield Microbatch(replica=message.replica, index=message.index, data=data)
 
     def _part_came(self) -> None:
-        """A part lies ready."""
+        """Handle the arrival of a part: pack the next microbatch if it was the last one missing."""
         self._packing.look()
 
     def _announce(self, plan: sessions_pb2.RankPlan, number: int) -> None:
-        """The microbatch that comes next, of this step or of the next one, if that is planned."""
+        """Announce the next microbatch for packing, after `number` of them of the plan were taken.
+
+        Behind a plan's last microbatch it is the first one of the next step, if that is planned.
+        """
         following = self._plans.get(plan.step + 1) if number == len(plan.microbatches) else plan
         if following is not None and following.microbatches:
             self._packing.announce(list(following.microbatches[number % len(plan.microbatches)].tickets))
 
     def _pack(self, tickets: Sequence[str]) -> tuple[PackedMicrobatch, list[Rejected]]:
-        """The parts of a microbatch as one. Those that are copied into it go back at once."""
+        """Pack the parts of a microbatch, and return it with its damaged samples. Parts that were copied are released at once."""
         batches: list[pa.RecordBatch] = []
         rejected: list[Rejected] = []
         for ticket in tickets:
@@ -313,7 +322,7 @@ class StepLoader:
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """Of the job's samples, as `collate` takes them."""
+        """The job's sizes, as keyword arguments of `collate`."""
         return {
             "patch_values": 3 * self.spec.image.patch**2,
             "mel_bins": self.spec.audio.mel_bins,
@@ -327,7 +336,7 @@ class StepLoader:
         self._data_wait_s += waited_s
 
     def statistics(self) -> LoaderStatistics:
-        """How the loader has fared so far, and what it holds now. From any thread."""
+        """Return the loader's counts and waiting time so far, and the memory it holds now. From any thread."""
         return LoaderStatistics(
             **asdict(self._parts.statistics()), data_wait_s=self._data_wait_s, idle_buffer_bytes=self._buffers.idle_bytes
         )
@@ -346,14 +355,14 @@ class StepLoader:
                         return
                     log.warning("plans interrupted (%s); opening the session again", err)
                     self._client.reopen(session, AWAY_TIMEOUT_S)
-        except Exception as err:  # whatever it is: the consumer raises it, and does not wait for ever
+        except Exception as err:  # of any kind: the consumer raises it instead of waiting for ever
             if not left.is_set():
                 with self._changed:
                     self._error = err
                     self._changed.notify_all()
                 self._parts.fail(err)
         finally:
-            if not left.is_set():  # else it is closed, or opens again
+            if not left.is_set():  # otherwise it is closed, or opens again
                 _CONSUMERS.leave(self)
 
     def _hear(self, event: sessions_pb2.PlanEvent) -> None:
@@ -375,13 +384,13 @@ class StepLoader:
                 self._parts.fail(JobFailedError(event.ended.message))
 
     def _queue_parts(self) -> None:
-        """Parts are fetched in the order of consumption, though plans may come in another."""
+        """Queue the parts of received plans in the order of steps, although plans may arrive in another order."""
         while (plan := self._plans.get(self._queued_step)) is not None:
             self._parts.queue(self._tickets_of(plan))
             self._queued_step += 1
 
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
-        """Of the parts that this rank consumes, in order."""
+        """Return the tickets of the parts that this rank consumes, in order of use."""
         return _tickets(plan)
 
 

@@ -1,4 +1,4 @@
-"""A rank's session with the reorder service, and its connections to preprocessors."""
+"""Clients of a rank: its session with the reorder service, and the fetching of parts from preprocessors."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being counted
-AWAY_TIMEOUT_S = 600.0  # how long a trainer waits for a lost reorder service: its restart, and the planning of the window again
-MISSING_TIMEOUT_S = 3600.0  # how long a commit waits for those of other ranks, which may be saving or evaluating meanwhile
-OCCUPIED_TIMEOUT_S = 15.0  # how long `open` waits for a process that is connected as the same rank: it may be gone or hang
-RETRY_S = 0.2  # pause before a service is asked again
-REMIND_S = 30.0  # until what is waited for is said again
+INDEXING_TIMEOUT_S = 3600.0  # how long `open` waits for a job whose shards are still being indexed
+AWAY_TIMEOUT_S = 600.0  # how long a trainer waits for a lost reorder service to restart and to plan its window again
+MISSING_TIMEOUT_S = 3600.0  # how long a commit waits for those of other ranks, which may be saving or evaluating
+OCCUPIED_TIMEOUT_S = 15.0  # how long `open` waits for another process connected as the same rank, which may be dead or hang
+RETRY_S = 0.2  # pause before a request is repeated
+REMIND_S = 30.0  # interval at which the reason for a wait is logged again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A fetched part: one Arrow row a sample, and the samples that turned out to be damaged."""
+    """A fetched part: one Arrow row per sample, and the samples that turned out to be damaged."""
 
     batches: tuple[pa.RecordBatch, ...]
-    """All rows in order, with the columns asked for. They lie in `delivery`: not to be read after its release."""
+    """All rows in order, with the requested columns. Their memory belongs to `delivery`: do not read them after its release."""
     rejected: tuple[Rejected, ...]
     num_bytes: int
-    """Of memory that it keeps."""
+    """Bytes of memory that the part occupies."""
     delivery: Delivery
 
 
 class Repeated:
-    """Which of the words that a wait gives rise to are to be said: what is new, and from time to time the same again."""
+    """Limits the log messages of a wait: a changed message is due at once, the same one again only every `every_s` seconds."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._words, self._due_s = "", 0.0
 
     def is_due(self, words: str, now_s: float) -> bool:
-        """Whether to say them now."""
+        """Return whether to log `words` now."""
         if words == self._words and now_s < self._due_s:
             return False
         self._words, self._due_s = words, now_s + self._every_s
@@ -72,7 +72,10 @@ class Repeated:
 
 
 class SessionClient:
-    """One rank's session. It opens again by itself when the reorder service was restarted. Thread-safe."""
+    """One rank's session with the reorder service. Thread-safe.
+
+    Commits open the session again when the service was restarted; whoever reads `events` calls `reopen`.
+    """
 
     def __init__(
         self,
@@ -85,9 +88,9 @@ class SessionClient:
         together: bool = False,
         token: str | None = None,
     ) -> None:
-        """`replicas`: of a process of a pipeline, which is told whole plans; none: every `num_ranks`-th. `together`: of a node
-        of several of which one commits for all: it is told whole plans and all parts, and `num_ranks` does not matter.
-        `token`: of the cluster; None: that of the environment."""
+        """`replicas`: those that a process of a pipeline takes; it gets whole plans. Empty: every `num_ranks`-th replica.
+        `together`: the rank is one of several nodes of which one commits for all: it gets whole plans and all parts, and
+        `num_ranks` does not matter. `token`: the cluster's token; None: the environment's."""
         self._replicas = replicas
         self._together = together
         self.endpoint = endpoint
@@ -96,19 +99,20 @@ class SessionClient:
         self._num_ranks = num_ranks
         self._channel = rpc.channel(endpoint, token=token)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
-        self._lock = threading.Lock()  # of the session, while it is opened, and of the commits
+        self._lock = threading.Lock()  # guards the opening of the session, and the commits
         self._session = ""
         self._generation = 0
         self._stream: Any = None
         self._closed = threading.Event()
-        self._durable = 0  # steps that the store is known to have
-        self._lost: ConflictError | None = None  # it has them no more: no thread is to go on
-        self._unsettled: dict[int, sessions_pb2.CommitRequest] = {}  # commits that wait for other ranks, at most a window
+        self._durable = 0  # number of steps that the store is known to have
+        self._lost: ConflictError | None = None  # the store has lost some of them: every further call raises this
+        self._unsettled: dict[int, sessions_pb2.CommitRequest] = {}  # commits that other ranks lack, at most a window
 
     def open(self, resume_step: int | None = None, catch_up: int = 0) -> tuple[JobSpec, Vocabulary, int, int]:
-        """(spec, vocabulary, next step, generation). Raises UserError where endpoint, job or rank do not fit.
+        """Open the session, and return (spec, vocabulary, next step, generation).
 
-        `resume_step`: to go back to. It may be up to `catch_up` steps ahead of the next step: those are to be committed again.
+        `resume_step`: the step to go back to. It may be up to `catch_up` steps ahead of the returned next step; the steps
+        between must be committed again. Raises UserError where endpoint, job or rank do not fit.
         """
         rpc.await_reorder_service(self.endpoint)
         with self._lock:
@@ -118,14 +122,14 @@ class SessionClient:
 
     @property
     def session(self) -> str:
-        """The present session's id."""
+        """Id of the present session; empty before the first one."""
         return self._session
 
     def reopen(self, lost: str, timeout_s: float) -> None:
-        """Open again after the session `lost` was, waiting up to `timeout_s`. Raises UnavailableError after that.
+        """Open a new session in place of the one with id `lost`, trying for `timeout_s`; then raises UnavailableError.
 
-        Threads that lost the same session share one new one. Commits that other ranks had not completed are said again: a
-        restarted service has forgotten them. Raises ConflictError where its store has lost commits.
+        Threads that lost the same session share one new session. Commits that other ranks had not completed are sent again, as
+        a restarted service has forgotten them. Raises ConflictError where the service's store has lost commits.
         """
         with self._lock:
             if self._session != lost:
@@ -142,9 +146,10 @@ class SessionClient:
     def _open(
         self, resume_step: int | None, timeout_s: float, generation: int | None = None, *, catch_up: int = 0
     ) -> sessions_pb2.OpenReply:
-        """`generation`: of the session that the new one continues.
+        """Open a session, waiting up to `timeout_s`. `generation`: that of the session which the new one continues.
 
-        Raises SupersededError where that is over, and ConflictError where another process stays connected as the rank.
+        Raises SupersededError where that generation is over, ConflictError where another process stays connected as the rank,
+        and UnavailableError after `timeout_s`.
         """
         request = sessions_pb2.OpenRequest(
             job=self.job,
@@ -159,7 +164,7 @@ class SessionClient:
             continues=self._session,
         )
         deadline = time.monotonic() + timeout_s
-        occupied_s: float | None = None  # since when
+        occupied_s: float | None = None  # since when another process is connected as the rank
         waits = Repeated(REMIND_S)
         while True:
             try:
@@ -182,26 +187,26 @@ class SessionClient:
         return reply
 
     def _call(self, method: Callable[..., _T], request: Any) -> _T:
-        """A call in the present session. Raises SupersededError only where another process took over."""
+        """Send a request in the present session. Raises SupersededError only where another process has taken over the rank."""
         if self._lost is not None:
             raise self._lost
         session = self._session
-        message = type(request)(session=session)  # a copy: two threads may say the same request in different sessions
+        message = type(request)(session=session)  # a copy: two threads may send the same request in different sessions
         message.MergeFrom(request)
         try:
             return rpc.call(method, message, self.endpoint)
         except SupersededError as err:
             raise self._replaced(session) or err from err
-        except ValueError as err:  # gRPC's word for a call on a closed channel
+        except ValueError as err:  # gRPC raises it for a call on a closed channel
             raise UnavailableError("the session is closed") from err
 
     def _replaced(self, session: str) -> UnavailableError | None:
-        """The error that stands for a session which this client itself has replaced; None where it is the present one."""
+        """Return an UnavailableError if this client itself has replaced the session; None if it is the present one."""
         with self._lock:
             return UnavailableError("the session was opened again meanwhile") if self._session != session else None
 
     def events(self) -> Iterator[sessions_pb2.PlanEvent]:
-        """Plans and places of parts until the job or the session ends. Raises as `headrace.errors.from_rpc`."""
+        """Yield plans and places of parts until the job or the session ends. Raises as `headrace.errors.from_rpc`."""
         session = self._session
         try:
             with rpc.translated(self.endpoint):
@@ -214,13 +219,13 @@ class SessionClient:
             raise UnavailableError("the session is closed") from err
 
     def report_lost(self, ticket: str, lease: str) -> None:
-        """Ask for a part to be decoded elsewhere."""
+        """Report that a part cannot be had under `lease`, so that it is decoded elsewhere."""
         self._call(self._stub.ReportLost, sessions_pb2.ReportLostRequest(ticket=ticket, lease=lease))
 
     def commit(
         self, step: int, rejected: Sequence[Rejected], loss: float, step_s: float, data_wait_s: float, *, wait: bool = False
     ) -> bool:
-        """Whether the step is committed by all ranks now, and in the ledger. `wait`: until it is."""
+        """Commit a step, and return whether all ranks have now and it is in the ledger. `wait`: wait until that is so."""
         request = sessions_pb2.CommitRequest(
             step=step,
             rejections=[rejection_message(item) for item in rejected],
@@ -233,14 +238,15 @@ class SessionClient:
         return self._send_commit(request, wait=wait)
 
     def _settle(self, before: int) -> None:
-        """All ranks have committed the steps before that one. The caller holds the lock."""
+        """Note that all ranks have committed the steps below `before`. The caller holds the lock."""
         self._durable = max(self._durable, before)
         self._unsettled = {step: request for step, request in self._unsettled.items() if step >= before}
 
     def _send_commit(self, request: sessions_pb2.CommitRequest, *, wait: bool) -> bool:
-        """Until it is answered: the service may be away, or still planning the step again. `wait`: until all ranks have said it.
+        """Send a commit until it is answered: the service may be away, or still be planning the step again.
 
-        Raises UnavailableError where the service is away, or the other ranks are missing, for too long.
+        Returns whether all ranks have committed the step; `wait`: wait until they have. Raises UnavailableError where the
+        service is away, or other ranks are missing, for too long.
         """
         asked = sessions_pb2.CommitRequest(wait=wait)
         asked.MergeFrom(request)
@@ -272,7 +278,7 @@ class SessionClient:
             self._closed.wait(RETRY_S)
 
     def leave(self) -> None:
-        """End the session. The job goes on with the next one, which `open` begins."""
+        """End the session. The client stays usable: `open` begins another one."""
         if self._stream is not None:
             self._stream.cancel()
         if self._session:
@@ -282,14 +288,14 @@ class SessionClient:
                 log.debug("closing the session: %s", err)
 
     def close(self) -> None:
-        """End the session for good."""
+        """End the session for good, and close the connection to the service."""
         self._closed.set()
         self.leave()
         self._channel.close()
 
 
 class PartClient:
-    """Fetches parts from preprocessors, one connection each. Thread-safe."""
+    """Fetches parts from preprocessors, over one connection to each. Thread-safe."""
 
     def __init__(
         self,
@@ -299,9 +305,9 @@ class PartClient:
         tls_ca: bytes | None = None,
         token: str | None = None,
     ) -> None:
-        """`columns`: of sample.SCHEMA, those to fetch; none: all. `tls_ca`, `token`: as of `connection.Terms`.
+        """`columns`: those of sample.SCHEMA to fetch; empty: all. `tls_ca`, `token`: see `connection.Terms`.
 
-        Raises UserError where `transports` are not some of headrace.transport.base.TRANSPORTS, or columns not of the schema.
+        Raises UserError for transports that are not in headrace.transport.base.TRANSPORTS and columns not in the schema.
         """
         columns = tuple(columns or ())
         if not transports or not set(transports) <= set(TRANSPORTS):
@@ -313,11 +319,11 @@ class PartClient:
         self._lock = threading.Lock()
 
     def fetch(self, endpoint: str, ticket: str) -> Part:
-        """The part, valid until its delivery is released.
+        """Fetch a part from the preprocessor at `endpoint`; it is valid until its delivery is released.
 
-        Raises NotFoundError where the preprocessor does not hold the part or does not take the ticket for genuine (either way it
-        is to be had elsewhere), UnavailableError where it is gone or the part came damaged, UserError where it has none of the
-        transports or does not speak TLS as we do.
+        Raises NotFoundError where the preprocessor does not hold the part or rejects the ticket (either way the part must be
+        had elsewhere), UnavailableError where the preprocessor is gone or the part came damaged, and UserError where none of the
+        allowed transports is possible with it or its TLS settings differ from ours.
         """
         with self._lock:
             connection = self._connections.get(endpoint)
@@ -339,14 +345,14 @@ class PartClient:
             raise
 
     def _drop(self, connection: Connection) -> None:
-        """Preprocessors come and go, each with a port of its own: keep no connection to those that went."""
+        """Close and forget a broken connection: preprocessors come and go, each with a port of its own."""
         with self._lock:
             if self._connections.get(connection.endpoint) is connection:
                 del self._connections[connection.endpoint]
         connection.close()
 
     def close(self) -> None:
-        """Close all connections. What was delivered through shared memory is held until it is released."""
+        """Close all connections. Parts delivered through shared memory stay readable until they are released."""
         with self._lock:
             for connection in self._connections.values():
                 connection.close()
@@ -355,7 +361,7 @@ class PartClient:
 
 
 def _part(delivery: Delivery, columns: tuple[str, ...], what: str) -> Part:
-    """Raises DamagedError."""
+    """Verify and read a delivery. Raises DamagedError where its checksum differs."""
     header, buffer = delivery.header, delivery.buffer
     if buffer is not None:
         verify(header, lambda: checksum(buffer), what)

@@ -1,4 +1,4 @@
-"""What a loader tells of itself."""
+"""Statistics of a step loader and its part fetcher."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchStatistics:
-    """Of a rank's parts. Counts are since the start; bytes are those of the memory in which the parts came."""
+    """Statistics of a rank's fetched parts. Counts are since the start; bytes are those of the memory that the parts came in."""
 
     num_parts: Mapping[str, int]
-    """Received, by transport."""
+    """Number of parts received, by transport."""
     received_bytes: int
     num_hedged: int
-    """Deadlines passed in which the consumer waited for a part: each time another preprocessor was asked for."""
+    """Hedging deadlines that passed while the consumer waited for a part; at each, another place for the part was requested."""
     num_fetched_again: int
-    """Fetches from another place than the first one: after a failure, a hedge or a move."""
+    """Repeated fetches of a part from another place, after a failure, a hedge or a move."""
     num_late: int
-    """Parts received that had come from elsewhere before: released at once."""
+    """Duplicate deliveries, of parts that had come from elsewhere before; they are released at once."""
     hedge_deadline_s: float
-    """How long a part is waited for at one preprocessor, as deliveries go now."""
+    """Present hedging deadline: seconds to wait for a part at one preprocessor before another one is asked."""
     num_pending: int
-    """Fetches under way now, stalled ones included."""
+    """Fetches in flight now, including stalled ones."""
     ready_bytes: int
-    """Of parts that wait for the consumer now: at most `prefetch_bytes` and what is under way. Near zero: it waits for them."""
+    """Bytes of parts that lie ready for the consumer now: at most `prefetch_bytes` plus the fetches in flight. Near zero, the
+    consumer waits for parts."""
     held_bytes: int
-    """Of parts whose tensors the consumer may read in place now, until it commits their step."""
+    """Bytes of parts that the consumer has taken and may read in place until it commits their step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStatistics(FetchStatistics):
-    """Of a `StepLoader`, as `statistics` takes them."""
+    """Statistics of a `StepLoader`, as returned by `StepLoader.statistics`."""
 
     data_wait_s: float
-    """Time in which the consumer waited for plans and parts, in all. Grows with the step time: the fleet is too small."""
+    """Total seconds the consumer has waited for plans and parts. If it grows with the step time, the fleet is too small."""
     idle_buffer_bytes: int
-    """Of buffers that stay warm for the next microbatches; bounded by `prefetch_bytes`."""
+    """Bytes of idle buffers kept for the next microbatches; at most `prefetch_bytes`."""

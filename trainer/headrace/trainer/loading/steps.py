@@ -1,4 +1,4 @@
-"""What the loader hands out: a global batch as one rank sees it, microbatch by microbatch."""
+"""The items that a step loader yields: one rank's share of a global batch, microbatch by microbatch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.trainer.loading.collate import PackedMicrobatch
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Microbatch:
-    """One microbatch of one of this rank's replicas.
+    """One packed microbatch of one of this rank's replicas.
 
     The tensors of `data` may be views of memory that a preprocessor on this host shares: read-only, and valid until the step is
     committed or the loader is closed. Copy what is needed for longer.
@@ -26,23 +26,23 @@ class Microbatch:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """One global batch as this rank sees it. Iterate over it once."""
+    """One rank's share of a global batch. Iterate over it once, for its microbatches."""
 
     index: int
     num_samples: int
-    """Of the whole global batch, over all ranks."""
+    """Number of samples in the whole global batch, over all ranks."""
     _microbatches: Iterator[Microbatch]
     _tickets: list[str]
     rejected: list[Rejected] = field(default_factory=list)
-    """Samples that turned out to be damaged when decoded; complete once the step is iterated."""
+    """This rank's samples that turned out to be damaged when decoded; complete once the step has been iterated."""
     consumed: bool = False
-    """Whether its microbatches were all handed out."""
+    """Whether all of this step's microbatches were handed out."""
     data_wait_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
 
     @property
     def _trace(self) -> str:
-        """The step that its tickets name; empty where this rank has none."""
+        """Id of the step in traces, JOB/UID/GENERATION/STEP from its tickets; empty if this rank has no parts of the step."""
         return step_of(self._tickets[0]) if self._tickets else ""
 
     def __iter__(self) -> Iterator[Microbatch]:
