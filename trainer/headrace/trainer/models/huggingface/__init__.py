@@ -1,6 +1,6 @@
-"""Modules of Hugging Face's `transformers` in place of the compact model's, on the same packed sequences."""
+"""Units made of modules of Hugging Face's `transformers`, in place of the compact model's, on the same packed sequences."""
 
 from contextlib import suppress
 
-with suppress(ImportError):  # `transformers` needs no torchaudio, but imports one that is installed, which must then load
+with suppress(ImportError):  # `transformers` does not need torchaudio, but imports it if it is installed, and it must then load
     import headrace.torchaudio_import  # noqa: F401

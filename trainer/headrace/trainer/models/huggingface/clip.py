@@ -1,4 +1,4 @@
-"""The vision towers of SigLIP (Zhai et al. 2023) and CLIP (Radford et al. 2021): a learned position for every place of a grid."""
+"""The vision towers of SigLIP (Zhai et al. 2023) and CLIP (Radford et al. 2021), with learned positions on a square grid."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from headrace.trainer.models.vision_encoder import VisionEncoder, patch_position
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Images:
-    """Some images as the layers see them. I: images, P: patches, R: rows, which are the patches and CLIP's class tokens."""
+    """Layout of packed images in the layers' input. I: images, P: patches, R: rows, i.e. patches and CLIP's class tokens."""
 
     grids: Tensor
-    """(I, 3) of (t, h, w), on the host."""
+    """(I, 3) sizes (t, h, w) in patches, on the host."""
     merge: int
     segments: Segments
-    """The rows of each image."""
+    """Segments of the R rows, one for each image."""
     rows: Tensor
-    """(P,) int64: the row of every patch."""
+    """(P,) int64: the row of each patch among the R rows."""
 
 
 class Entrance(nn.Module):
-    """Adds the positions, CLIP's class tokens and CLIP's first norm: (P, width) -> (R, width)."""
+    """Adds position embeddings and, for CLIP, class tokens and its first norm: (P, width) -> (R, width)."""
 
     def __init__(self, embeddings: nn.Module, norm: nn.Module | None) -> None:
         super().__init__()
         self.embeddings, self.norm = embeddings, norm
 
     def forward(self, x: Tensor, images: Images) -> Tensor:
-        """`images` are the packed ones."""
+        """Turn the embedded patches x (P, width) of `images` into the rows (R, width) that the layers work on."""
         table = self.embeddings.get_parameter("position_embedding.weight")
         if self.norm is None:
             return x + _positions(table, images)
@@ -54,30 +54,30 @@ class Entrance(nn.Module):
 
 
 class ClipLayer(nn.Module):
-    """A layer of a tower: (R, width) -> (R, width). The first one takes patches only, and the last one leaves them only."""
+    """A layer of a tower: (R, width) -> (R, width). The first one takes, and the last one returns, patches only: (P, width)."""
 
     def __init__(self, layer: nn.Module, *, entrance: Entrance | None, is_last: bool) -> None:
         super().__init__()
         self.entrance, self.layer, self.is_last = entrance, layer, is_last
 
     def forward(self, x: Tensor, images: Images) -> Tensor:
-        """`images` are the packed ones."""
+        """Apply the layer to the rows of `images`, the first one after its entrance."""
         x = x if self.entrance is None else self.entrance(x, images)
         output: Tensor = self.layer(x[None], attention_mask=images.segments)[0]
         return output[images.rows] if self.is_last else output
 
 
 class ClipVision(Adapted, VisionEncoder):
-    """A tower without its head: uint8 patches (P, 3 * patch * patch) -> features (P, width), as packed.
+    """SigLIP's or CLIP's tower without its head: uint8 patches (P, 3 * patch * patch) -> features (P, width), in packed order.
 
-    Images may have any size: positions are interpolated, as `transformers` does on demand. CLIP's features are those before the
-    norm that only its class token passes.
+    Images may have any size: position embeddings are interpolated, as `transformers` does on demand. CLIP's features are taken
+    before the final norm, which CLIP applies to its class token only.
     """
 
     checkpoint_prefixes = ("", "vision_model.", "model.vision_tower.", "vision_tower.", "vision_tower.vision_model.")
 
     def __init__(self, path: Path, image: ImageSpec) -> None:
-        """Raises UserError where the model cannot take the job's patches."""
+        """`path`: of the model. Raises UserError where it cannot take the job's patches."""
         nn.Module.__init__(self)
         config = vision_config(path)
         check_patch(path, config, image)
@@ -85,7 +85,7 @@ class ClipVision(Adapted, VisionEncoder):
         model = skeleton((CLIPVisionModel if is_clip else SiglipVisionModel)._from_config, config)
         self.merge, self.width = image.merge, config.hidden_size
         self.extra_rows = int(is_clip)
-        """Of an image, besides its patches."""
+        """Rows of each image in addition to its patches: 1 for CLIP's class token, otherwise 0."""
         self.embed = model.embeddings.patch_embedding
         entrance = Entrance(model.embeddings, model.pre_layrnorm if is_clip else None)
         last = config.num_hidden_layers - 1
@@ -100,15 +100,15 @@ class ClipVision(Adapted, VisionEncoder):
         self.adopt(model, path)
 
     def num_rows(self, image_cu_seqlens: Tensor) -> int:
-        """Of the hidden states between layers."""
+        """Return the number of rows, patches and class tokens, in the hidden states between layers."""
         return int(image_cu_seqlens[-1]) + self.extra_rows * (len(image_cu_seqlens) - 1)
 
     def enter(self, patches: Tensor) -> Tensor:
-        """What the first layer takes: (P, width)."""
+        """Return the input of the first layer, (P, width), from uint8 patches."""
         return embed_patches(patches, self.embed.weight, self.embed.bias, self._mean, self._std)
 
     def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
-        """What every layer takes besides."""
+        """Return what every layer takes besides its hidden states: the layout of the packed images."""
         lengths = image_cu_seqlens.diff()
         number = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         rows = torch.arange(len(number)) + (number + 1) * self.extra_rows
@@ -117,7 +117,7 @@ class ClipVision(Adapted, VisionEncoder):
 
 
 def _positions(table: Tensor, images: Images) -> Tensor:
-    """(side * side, width) of a square grid -> (P, width) of the patches, as packed."""
+    """Return the position embeddings (P, width) of packed patches, interpolated from the `table` (side * side, width)."""
     side = math.isqrt(len(table))
     square = table.T.reshape(1, -1, side, side)
     places = patch_positions(images.grids, images.merge).to(table.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Decoders of `transformers`: Llama, Qwen2 and 2.5, Qwen3, Mistral."""
+"""LLM decoders of `transformers` on packed samples: Llama, Qwen2 and 2.5, Qwen3, Mistral."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from headrace.trainer.models.huggingface.packed_layer import PackedLayer
 from headrace.trainer.models.huggingface.parts import Adapted, read_config, skeleton
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
-"""By `model_type`; qwen2 is also Qwen2.5's."""
+"""Supported values of a configuration's `model_type`; Qwen2.5 has qwen2."""
 _BY_LENGTH = ("dynamic", "longrope")
-"""Kinds of rotary positions whose frequencies follow from the length of a sequence."""
+"""Unsupported kinds of rotary positions: their frequencies depend on the length of the sequence."""
 
 
 class AdaptedDecoder(Adapted, Decoder):
-    """Embeddings (T, width) -> hidden states (T, width), as `headrace.trainer.models.decoder.Decoder`."""
+    """A decoder of `transformers`, used like `headrace.trainer.models.decoder.Decoder`: (T, width) -> (T, width)."""
 
     def __init__(self, path: Path, *, vocab_size: int) -> None:
-        """`vocab_size`: of the job's tokenizer. Raises UserError where the model cannot run on packed samples of that."""
+        """`vocab_size`: that of the job's tokenizer.
+
+        Raises UserError if it exceeds the model's, or the model cannot run on packed samples.
+        """
         nn.Module.__init__(self)
         config = _config(path)
         if vocab_size > config.vocab_size:
@@ -44,7 +47,7 @@ class AdaptedDecoder(Adapted, Decoder):
         self.adopt(model, path)
 
     def surroundings(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Any, ...]:
-        """What every layer takes besides."""
+        """Return what every layer takes besides its hidden states: the samples' segments and rotary angles."""
         with torch.device(position_ids.device):
             rotary = self._rotary(self._config)
         like = torch.empty(0, device=position_ids.device)
@@ -52,7 +55,7 @@ class AdaptedDecoder(Adapted, Decoder):
 
 
 def decoder_shape(path: Path) -> TransformerShape:
-    """Its sizes. Raises UserError for a model of another family."""
+    """Return the sizes of the decoder in the model at `path`. Raises UserError for an unsupported model."""
     config = _config(path)
     return TransformerShape(
         layers=config.num_hidden_layers,

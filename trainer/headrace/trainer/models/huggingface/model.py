@@ -1,4 +1,4 @@
-"""The whole model with units of `transformers` in place of compact ones."""
+"""The whole multimodal model with units of `transformers` in place of some of the compact ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from headrace.trainer.models.multimodal import MultimodalModel
 
 
 def adapted_shape(units: HuggingFaceUnits, shape: ModelShape) -> ModelShape:
-    """The sizes of these units and, of the others, those of `shape`.
+    """Return `shape` with the sizes of the given units in place of its own.
 
-    Raises UserError for a path without a configuration, or with that of a model that is not adapted.
+    Raises UserError for a path without a configuration, or with that of an unsupported model.
     """
     return replace(
         shape,
@@ -36,7 +36,7 @@ def adapted_shape(units: HuggingFaceUnits, shape: ModelShape) -> ModelShape:
 
 
 def pretrained(units: HuggingFaceUnits) -> list[Path]:
-    """Folders of these units that have weights besides a configuration."""
+    """Return those paths of these units that hold pretrained weights and not only a configuration."""
     return [path for path in (units.vision, units.audio, units.llm) if path is not None and has_weights(path)]
 
 
@@ -51,10 +51,11 @@ def adapted_model(
     audio_token_id: int,
     seed: int = 0,
 ) -> MultimodalModel:
-    """On the meta device, for `stages.build_stages` to take stages of, or for `to_empty` and `initialise`.
+    """Build the model on the meta device, for `stages.build_stages` to cut stages from, or for `to_empty` and `initialise`.
 
-    shape: of the units that are the compact model's. The rest as of `MultimodalModel`. Projectors are the compact model's, but
-    for Qwen2.5-VL's own where it leads to the LLM's width. Raises UserError where a unit does not fit the job or the packed form.
+    shape: sizes of the units that stay the compact model's. All other arguments: see `MultimodalModel`. Projectors are the
+    compact model's, except Qwen2.5-VL's own if its output is as wide as the LLM. Raises UserError where a unit does not fit the
+    job or cannot run on packed sequences.
     """
     shape = adapted_shape(units, shape)
     with torch.device("meta"):
@@ -77,8 +78,9 @@ def adapted_model(
 
 
 def initialise(model: MultimodalModel, seed: int) -> None:
-    """Weights for the whole model, or for what a stage has of it: of each adapted unit as `Adapted.initialise` says, of all else
-    as `headrace.trainer.models.multimodal.initialise` does.
+    """Set the weights of the whole model, or of a stage's part of it.
+
+    `Adapted.initialise` does so for each unit of `transformers`, `headrace.trainer.models.multimodal.initialise` for the rest.
     """
     adapted = {name: child for name, child in model.named_children() if isinstance(child, Adapted)}
     _place(model, dict.fromkeys(adapted))

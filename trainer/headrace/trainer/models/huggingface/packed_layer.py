@@ -1,4 +1,4 @@
-"""The attention that layers of `transformers` call here, and the layer that makes a packed sequence a batch of one for them."""
+"""Layers of `transformers` on packed sequences: an attention function for them, and a wrapper that passes a batch of one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headrace.errors import UserError
 from headrace.trainer.models.attention import Segments, packed_attention
 
 PACKED = "headrace_packed"
-"""The name under which `transformers` knows it, as `attn_implementation`."""
+"""Name under which packed attention is registered in `transformers`, for `attn_implementation`."""
 
 Rotations = tuple[Tensor, Tensor]
-"""Cosine and sine as the layers of `transformers` take them: each (..., T, head_dim)."""
+"""Rotary cosine and sine in the form that layers of `transformers` take: each (..., T, head_dim)."""
 
 
 class PackedLayer(nn.Module):
@@ -26,7 +26,7 @@ class PackedLayer(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor, segments: Segments, rotations: Rotations | None = None) -> Tensor:
-        """The segments go through the layer as its mask. `rotations`: (1, T, head_dim), for layers that turn queries and keys."""
+        """Run the layer with `segments` as its mask. `rotations`: each (1, T, head_dim), for layers with rotary positions."""
         turned = {} if rotations is None else {"position_embeddings": rotations}
         output: Tensor = self.layer(x[None], attention_mask=segments, **turned)
         return output[0]
@@ -44,10 +44,11 @@ def _attend(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query (1, H, T, D), key and value (1, H_kv, T, D) -> (1, T, H, D).
+    """Packed attention for layers of `transformers`: query (1, H, T, D), key and value (1, H_kv, T, D) -> (1, T, H, D).
 
-    The segments are the mask or, of a layer that hands no mask on, an argument of their own. Under autocast, what was turned is
-    float32 and comes back to the values' dtype.
+    The segments arrive as the attention mask or, from layers that do not pass a mask on, as an argument of their own. Under
+    autocast rotated queries and keys are float32; they are cast to the values' dtype. Raises UserError where a segment is longer
+    than the layer's sliding window.
     """
     segments = attention_mask if segments is None else segments
     assert segments is not None

@@ -1,4 +1,4 @@
-"""What every unit made of modules of `transformers` has: a configuration, weights, and names in its checkpoint."""
+"""The base of units made of modules of `transformers`: configuration, construction, weights and their names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from headrace.trainer.models.huggingface.safetensors_reader import has_weights, 
 
 
 def read_config(path: Path) -> Any:
-    """The configuration of a local model: a folder with a config.json, or that file alone.
+    """Read the configuration of a local model from a folder with a config.json, or from that file itself.
 
-    Raises UserError where there is none, or one that `transformers` does not know.
+    Raises UserError where there is none, or one that `transformers` cannot read.
     """
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -32,9 +32,9 @@ def read_config(path: Path) -> Any:
 
 
 def skeleton(make: Callable[..., Any], config: PretrainedConfig) -> Any:
-    """A model of `transformers` on the meta device, whose layers attend inside of segments. `make`: its `from_config`.
+    """Build a model of `transformers` on the meta device, with attention inside of segments. `make`: its `from_config`.
 
-    Raises UserError for a configuration with dropout: a step is to be the same for every division into microbatches.
+    Raises UserError for a configuration with dropout, since a step must not depend on its division into microbatches.
     """
     for name, value in config.to_dict().items():
         if ("dropout" in name or "layerdrop" in name) and isinstance(value, int | float) and value > 0:
@@ -46,17 +46,20 @@ def skeleton(make: Callable[..., Any], config: PretrainedConfig) -> Any:
 
 
 class Adapted(nn.Module):
-    """A unit whose modules are those of a model of `transformers`, under this repository's names."""
+    """Base of units whose modules come from a model of `transformers` and have the compact model's attribute names."""
 
     width: int
-    """Of hidden states."""
+    """Width of the hidden states."""
     checkpoint_prefixes: tuple[str, ...] = ("",)
-    """What may stand before the names of the model's tensors in a checkpoint."""
+    """Prefixes that the names of the model's tensors may have in a checkpoint."""
     stored_names: dict[str, str]
-    """Of its parameters, in a checkpoint. Several with one name have the stored rows in order."""
+    """Name in a checkpoint, without prefix, of each parameter. Parameters with the same one share its stored rows, in order."""
 
     def adopt(self, model: PreTrainedModel, path: Path) -> None:
-        """To be called once, when the modules are in place. `path`: where the configuration and perhaps the weights lie."""
+        """Take the stored names and the initialisation from `model`. To be called once, when the modules are in place.
+
+        `path`: where the configuration and perhaps the weights lie.
+        """
         self._path = path
         self._initialise_module: Any = model._init_weights
         names = {id(tensor): name for name, tensor in model.named_parameters()}
@@ -64,22 +67,22 @@ class Adapted(nn.Module):
 
     @torch.no_grad()
     def initialise(self, unit: str, seed: int) -> None:
-        """Weights of the checkpoint or, without one, such as `transformers` gives this family.
+        """Load the checkpoint's weights or, without a checkpoint, initialise them as `transformers` does for this family.
 
-        A module draws from a seed of its own, by unit and name: a stage with some of the layers gets the weights that these
-        have in the whole unit. Raises UserError for a checkpoint that does not fit.
+        Each module draws from a seed of its own, made of `seed`, `unit` and its name: a stage with some of the layers gets the
+        weights that they have in the whole unit. Raises UserError for a checkpoint that does not fit.
         """
         if has_weights(self._path):
             load(self._path, self._stored(), self.checkpoint_prefixes)
             return
         devices = {parameter.device for parameter in self.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(devices):
-            for name, module in reversed(list(self.named_modules())):  # as transformers does: what is inside first
+            for name, module in reversed(list(self.named_modules())):  # inner modules first, as in transformers
                 torch.manual_seed(zlib.crc32(f"{seed}/{unit}.{name}".encode()))
                 self._initialise_module(module)
 
     def _stored(self) -> Mapping[str, Sequence[Tensor]]:
-        """The parameters that are left of the unit, by their names in the model of `transformers`."""
+        """Return the parameters that this stage has of the unit, by their stored names."""
         stored: defaultdict[str, list[Tensor]] = defaultdict(list)
         for name, parameter in self.named_parameters():
             stored[self.stored_names[name]].append(parameter)

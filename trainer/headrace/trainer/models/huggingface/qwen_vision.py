@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's vision tower (Bai et al. 2025, section 2.1.1): windows in most layers, whole images in a few."""
+"""Qwen2.5-VL's vision tower (Bai et al. 2025, section 2.1.1): window attention in most layers, full attention in a few."""
 
 from __future__ import annotations
 
@@ -28,46 +28,46 @@ _OF_FUSED = re.compile(r"(?<=\.qkv)\.(query|key|value)\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Windows:
-    """The patches of some images, window by window, as the layers see them. P: patches."""
+    """The order of packed patches by attention window, as the tower's layers take it. P: patches."""
 
     order: Tensor
-    """(P,) int64: which patch, as packed, lies at each place."""
+    """(P,) int64: index in packed order of the patch at each place in window order."""
     back: Tensor
-    """(P,) int64: at which place each patch, as packed, lies."""
+    """(P,) int64, the inverse of `order`: place in window order of each patch in packed order."""
     rotations: Rotations
-    """(P, head_dim), window by window."""
+    """Rotary cosine and sine, each (P, head_dim), in window order."""
     images: Segments
-    """The images; each has the places that it has as packed."""
+    """Segments of the images, valid in window order too: patches change places only inside their image."""
     inside: Segments
-    """The windows."""
+    """Segments of the windows, in window order."""
 
 
 class WindowLayer(nn.Module):
-    """A layer of the tower: (P, width) -> (P, width).
+    """A layer of Qwen2.5-VL's vision tower: (P, width) -> (P, width).
 
-    The first one puts the patches into the order of windows, the last one puts them back as packed. So between stages they lie
-    window by window.
+    The first layer puts the patches into window order and the last one restores the packed order, so that between pipeline
+    stages they are in window order.
     """
 
     def __init__(self, layer: nn.Module, *, is_first: bool, is_last: bool, sees_image: bool) -> None:
-        """`sees_image`: a patch sees its whole image, and not its window only."""
+        """`sees_image`: attention spans the whole image instead of a window."""
         super().__init__()
         self.layer = layer
         self.is_first, self.is_last, self.sees_image = is_first, is_last, sees_image
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        """`windows` are those of the packed images."""
+        """Apply the layer to the patches of the packed images that `windows` describes."""
         x = x[windows.order] if self.is_first else x
         segments = windows.images if self.sees_image else windows.inside
-        whole = torch.tensor([0, len(x)])  # where transformers would cut: nowhere
+        whole = torch.tensor([0, len(x)])  # no cuts by transformers: packed attention takes the segments
         output: Tensor = self.layer(x, cu_seqlens=whole, position_embeddings=windows.rotations, segments=segments)
         return output[windows.back] if self.is_last else output
 
 
 class QueryKeyValue(nn.Module):
-    """The fused matrix of an attention as three: (P, width) -> (P, 3 * width).
+    """Fused QKV projection split into three matrices: (P, width) -> (P, 3 * width).
 
-    A slice by heads, which would be rows from three places of the fused one, is consecutive rows of each.
+    A tensor-parallel slice by heads is then consecutive rows of each matrix, and not rows from three places of a fused one.
     """
 
     def __init__(self, fused: nn.Linear) -> None:
@@ -76,14 +76,14 @@ class QueryKeyValue(nn.Module):
         self.query, self.key, self.value = (nn.Linear(width, fused.out_features // 3, device=device) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of a slice, (P, 3 * width / tp)."""
+        """Return queries, keys and values side by side; (P, 3 * width / tp) on a tensor-parallel slice."""
         return torch.cat((self.query(x), self.key(x), self.value(x)), dim=-1)
 
 
 class QwenVision(Adapted, VisionEncoder):
-    """The tower without its merger: uint8 patches (P, 3 * patch * patch) -> features (P, width), as packed.
+    """Qwen2.5-VL's tower without its merger: uint8 patches (P, 3 * patch * patch) -> features (P, width), in packed order.
 
-    A still image is two equal frames to it, so one frame goes through the sum of both kernels.
+    The tower embeds a still image as two equal frames; here one frame is embedded with the sum of both kernels.
     """
 
     checkpoint_prefixes = _PREFIXES
@@ -106,12 +106,12 @@ class QwenVision(Adapted, VisionEncoder):
         self.stored_names = {name: _OF_FUSED.sub("", stored) for name, stored in self.stored_names.items()}
 
     def enter(self, patches: Tensor) -> Tensor:
-        """What the first layer takes: (P, width)."""
+        """Return the input of the first layer, (P, width), from uint8 patches in packed order."""
         kernel = self.embed.get_parameter("proj.weight").sum(dim=2)
         return embed_patches(patches, kernel, None, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
 
     def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
-        """What every layer takes besides. Raises HeadraceError for an image of several frames."""
+        """Return the windows, which every layer takes besides its hidden states. Raises HeadraceError for several frames."""
         if (image_grids[:, 0] != 1).any():
             raise HeadraceError("a sample has an image of several frames, which Qwen2.5-VL joins two by two: it must have one")
         window, patch = self._config.window_size, self._config.patch_size
@@ -131,7 +131,7 @@ class QwenVision(Adapted, VisionEncoder):
 
 
 class QwenMerger(Adapted, Projector):
-    """The tower's own projector: features (P, width) -> tokens (P / merge^2, out_hidden_size)."""
+    """Qwen2.5-VL's own projector: features (P, width) -> tokens (P / merge^2, out_hidden_size)."""
 
     checkpoint_prefixes = _PREFIXES
 
@@ -142,15 +142,15 @@ class QwenMerger(Adapted, Projector):
         self.adopt(model, path)
 
     def forward(self, features: Tensor, _: Tensor) -> Tensor:
-        """Merge groups are whole in every image."""
+        """Project the features of all images; their lengths do not matter, as merge groups are complete in every image."""
         tokens: Tensor = self.merger(features)
         return tokens
 
 
 def qwen_vision(path: Path, image: ImageSpec, *, token_width: int) -> tuple[QwenVision, QwenMerger | None]:
-    """The tower and, where it leads to tokens as wide as the LLM's, its merger.
+    """Build the tower and, if its tokens are as wide as the LLM's, its merger (otherwise None), on the meta device.
 
-    Raises UserError where the model cannot take the job's patches.
+    Raises UserError where the job's patch size or merge factor is not the model's.
     """
     config = vision_config(path)
     check_patch(path, config, image)

@@ -1,4 +1,4 @@
-"""The tensors of a local checkpoint in safetensors, read one by one: a stage reads only those that it has."""
+"""Reading of single tensors from a local safetensors checkpoint: a stage reads only those that it has."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SINGLE = "model.safetensors"
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder holds weights besides the configuration."""
+    """Return whether a folder holds weights in safetensors."""
     return (folder / _INDEX).is_file() or (folder / _SINGLE).is_file()
 
 
 @torch.no_grad()
 def load(folder: Path, tensors: Mapping[str, Sequence[Tensor]], prefixes: Iterable[str]) -> None:
-    """Copies what the checkpoint has under these names, or under one of the prefixes and these names, into the tensors given.
+    """Copy tensors of the checkpoint into the given ones, by name or, if they are stored so, by a prefix and the name.
 
-    Of several for one name, each gets its share of the stored rows, in order. Raises UserError where a tensor is not there or has
-    another shape.
+    Several tensors for one name get consecutive rows of the stored one, in order. Raises UserError where a tensor is missing or
+    has another shape, or a file cannot be read.
     """
     files = _files(folder)
     prefix = next((prefix for prefix in prefixes if f"{prefix}{next(iter(tensors), '')}" in files), "")
@@ -56,7 +56,7 @@ def load(folder: Path, tensors: Mapping[str, Sequence[Tensor]], prefixes: Iterab
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """The file of every tensor by its name."""
+    """Return the file of each tensor, by the tensor's name."""
     index = folder / _INDEX
     if index.is_file():
         return {name: folder / file for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()}

@@ -1,4 +1,4 @@
-"""Which vision tower of `transformers` a local model has, what it is made into, and how patches enter it."""
+"""Common parts of the vision towers of `transformers`: their configuration and sizes, and the embedding of packed patches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headrace.spec import ImageSpec
 from headrace.trainer.models.huggingface.parts import read_config
 
 FAMILIES = ("qwen2_5_vl_vision", "siglip_vision_model", "clip_vision_model")
-"""By `model_type`, of the tower itself or within the model that it is a part of."""
+"""Supported values of a vision tower's `model_type`, be it a model itself or a part of one."""
 
 
 def vision_config(path: Path) -> Any:
-    """Of the tower. Raises UserError for one of another family."""
+    """Return the configuration of the vision tower in the model at `path`. Raises UserError for an unsupported tower."""
     whole = read_config(path)
     config = getattr(whole, "vision_config", whole)
     if config.model_type not in FAMILIES:
@@ -28,7 +28,7 @@ def vision_config(path: Path) -> Any:
 
 
 def vision_shape(path: Path) -> TransformerShape:
-    """Its sizes, without its windows. Raises UserError for a model of another family."""
+    """Return the sizes of the vision tower at `path`, but not its windows. Raises UserError for an unsupported tower."""
     config = vision_config(path)
     return TransformerShape(
         layers=config.num_hidden_layers,
@@ -41,7 +41,7 @@ def vision_shape(path: Path) -> TransformerShape:
 
 
 def check_patch(path: Path, config: Any, image: ImageSpec) -> None:
-    """Raise UserError where the job cuts images into patches of another size."""
+    """Raise UserError where the job cuts images into patches of another size than the model takes."""
     if image.patch != config.patch_size:
         raise UserError(
             f"the model in {path} takes patches of {config.patch_size} pixels, but the job's image.patch is {image.patch}: "
@@ -50,9 +50,9 @@ def check_patch(path: Path, config: Any, image: ImageSpec) -> None:
 
 
 def embed_patches(patches: Tensor, kernel: Tensor, bias: Tensor | None, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """uint8 patches (P, 3 * patch * patch) -> (P, width): standardised by channel, then what a convolution makes of each.
+    """Embed uint8 patches (P, 3 * patch * patch) as (P, width): standardise each channel, then apply a convolution's kernel.
 
-    kernel: (width, 3, patch, patch). mean, std: of the channels, in the range from 0 to 1.
+    kernel: (width, 3, patch, patch). mean, std: of each channel, for values from 0 to 1.
     """
     scaled = patches.view(len(patches), 3, -1).to(kernel.dtype) / 255
     centre, spread = (scaled.new_tensor(values)[:, None] for values in (mean, std))

@@ -1,7 +1,7 @@
-"""The encoder of Whisper (Radford et al. 2022, section 2.2) on recordings of any length up to its own.
+"""Whisper's encoder (Radford et al. 2022, section 2.2) on packed recordings of any length up to its number of positions.
 
-Its positions are a table, 30 seconds long as published. A job that lets a longer recording through is refused when the model is
-made, before the first step, rather than when such a recording comes.
+Its position table covers 30 seconds as published. A job that allows longer recordings is refused when the model is built, before
+the first step, rather than when such a recording comes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from headrace.trainer.models.huggingface.parts import Adapted, read_config, skel
 
 
 class WhisperAudio(Adapted, AudioEncoder):
-    """mel (F, bins) -> features (sum of ceil(frames / 2), width); a frame sees its own recording only.
+    """Whisper's encoder: mel (F, bins) -> features (sum of ceil(frames / 2), width). A frame sees its own recording only.
 
-    Whisper itself fills every recording up with silence to one length; here a recording ends where it ends. Positions are the
-    sinusoids with which Whisper was trained, which do not learn.
+    Whisper itself pads every recording with silence to one length; here recordings are not padded. Positions are the sinusoids
+    that Whisper was trained with, which are not trained.
     """
 
     checkpoint_prefixes = ("model.encoder.", "encoder.", "")
 
     def __init__(self, path: Path, audio: AudioSpec) -> None:
-        """Raises UserError where the model cannot take the job's mel frames, or the longest recording that it lets through."""
+        """Raises UserError where the model cannot take the job's mel bins or the longest recording that the job allows."""
         nn.Module.__init__(self)
         config = _config(path)
         if audio.mel_bins != config.num_mel_bins:
@@ -57,7 +57,7 @@ class WhisperAudio(Adapted, AudioEncoder):
         self.adopt(model, path)
 
     def enter(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
-        """What the first layer takes: (sum of ceil(frames / 2), width)."""
+        """Return the input of the first layer, (sum of ceil(frames / 2), width), from mel (F, bins)."""
         lengths = encoder_frames(mel_frames)
         dtype = self.conv1.get_parameter("weight").dtype
         x = functional.gelu(packed_conv(self.conv1, mel.to(dtype), mel_frames))
@@ -68,14 +68,15 @@ class WhisperAudio(Adapted, AudioEncoder):
         return x + table[place.to(x.device, non_blocking=True)]
 
     def surroundings(self, mel_frames: Tensor, device: torch.device) -> tuple[Any, ...]:
-        """What every layer takes besides."""
+        """Return what every layer takes besides its hidden states: the segments, one per recording."""
         return (Segments.of(cumulative(encoder_frames(mel_frames)), device),)
 
 
 def packed_conv(conv: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
-    """A convolution of width 3 and padding 1 on every segment alone: (L, in) -> (sum of ceil(length / stride), out).
+    """Apply an nn.Conv1d of width 3 and padding 1 to every segment alone: (L, in) -> (sum of ceil(length / stride), out).
 
-    The segments lie in one sequence, zeros between them, each from a multiple of the stride on. `lengths` (n,) is on the host.
+    It runs once over a sequence in which each segment starts at a multiple of the stride and zeros separate them. `lengths` (n,)
+    is on the host.
     """
     assert isinstance(conv, nn.Conv1d)
     stride = conv.stride[0]
@@ -87,7 +88,7 @@ def packed_conv(conv: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def audio_shape(path: Path) -> TransformerShape:
-    """Its sizes. Raises UserError for a model of another family."""
+    """Return the sizes of the audio encoder at `path`. Raises UserError if the model is not a Whisper."""
     config = _config(path)
     return TransformerShape(
         layers=config.encoder_layers,
@@ -100,7 +101,7 @@ def audio_shape(path: Path) -> TransformerShape:
 
 
 def _places(starts: Tensor, lengths: Tensor) -> Tensor:
-    """The numbers from each start on, as many as its length, one behind the other."""
+    """Return the concatenated ranges [start, start + length) of all segments, in order."""
     before = cumulative(lengths)[:-1]
     return torch.arange(int(lengths.sum())) + torch.repeat_interleave(starts - before, lengths)
 
