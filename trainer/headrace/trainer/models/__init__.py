@@ -1,1 +1,1 @@
-"""A compact multimodal model in plain PyTorch: two encoders, their projectors and a decoder, all on packed sequences."""
+"""A compact multimodal model in plain PyTorch on packed sequences: two encoders, projectors, a decoder, perhaps a generator."""

@@ -1,4 +1,4 @@
-"""Attention over packed segments: a token sees its own segment only."""
+"""Attention over packed sequences: a token sees its own segment only."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segments:
-    """Where the segments (samples, images, recordings) of a packed sequence lie. Made once per forward, used by every layer."""
+    """Boundaries of the segments (samples, images, recordings) of a packed sequence, made once per forward for all layers."""
 
     lengths: tuple[int, ...]
-    """On the host: loops and kernel launches need plain numbers."""
+    """Length of each segment, on the host: loops and kernel launches need plain numbers."""
     cu_seqlens: Tensor
-    """(n + 1,) int32 on the device of the sequence."""
+    """(n + 1,) int32 offsets of the segments, on the device of the sequence."""
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, device: torch.device) -> Self:
-        """From offsets on the host."""
+        """Make segments from (n + 1,) offsets on the host, for a sequence on `device`."""
         return cls(lengths=tuple(cu_seqlens.diff().tolist()), cu_seqlens=cu_seqlens.to(device, non_blocking=True))
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool) -> Tensor:
-    """Scaled dot-product attention inside every segment.
+    """Return scaled dot-product attention inside every segment.
 
     q: (T, H, D); k, v: (T, H_kv, D) with H a multiple of H_kv (grouped queries: Ainslie et al. 2023, section 2.2).
     Returns (T, H, D). Half precision on a GPU takes one variable-length flash kernel (Dao 2023, section 3); everything else
@@ -45,7 +45,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, cau
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, causal: bool) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # brings the compiler along: 1.5 s that a CPU need not spend
+    from torch.nn.attention.varlen import varlen_attn  # imports the compiler: 1.5 s, which CPU processes are spared
 
     longest = max(segments.lengths)
     window = (-1, 0) if causal else (-1, -1)
@@ -57,14 +57,14 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, causal: bool) ->
 
 
 def _dense(q: Tensor, k: Tensor, v: Tensor, count: int, causal: bool) -> Tensor:
-    """`count` segments of equal length as one batch: (count * L, H, D) -> (count * L, H, D)."""
+    """Attend inside `count` segments of equal length as one batch: (count * L, H, D) -> (count * L, H, D)."""
     q, k, v = (x.view(count, -1, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
     mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     return mixed.transpose(1, 2).flatten(0, 1)
 
 
 def _equal_runs(lengths: Iterable[int]) -> Iterable[tuple[int, int, int]]:
-    """(start, end, number of segments) of every run of equally long neighbours."""
+    """Yield (start, end, number of segments) of every run of consecutive segments of equal length."""
     start = 0
     for length, run in groupby(lengths):
         count = sum(1 for _ in run)

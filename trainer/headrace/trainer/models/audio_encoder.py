@@ -1,4 +1,4 @@
-"""An encoder on packed log-mel frames: Whisper's (Radford et al. 2022, section 2.2), with rotary positions for any length."""
+"""Whisper's encoder (Radford et al. 2022, section 2.2) on packed log-mel frames, with rotary positions for any length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _THETA = 10_000.0  # Su et al. 2021
 
 
 class AudioEncoder(nn.Module):
-    """mel (F, bins) -> features (sum of ceil(frames / 2), width); a frame sees its own recording only."""
+    """Audio encoder: mel (F, bins) -> features (sum of ceil(frames / 2), width). A frame sees its own recording only."""
 
     def __init__(self, shape: TransformerShape, audio: AudioSpec) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class AudioEncoder(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
 
     def forward(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
-        """`mel_frames` (A,) is on the host."""
+        """Encode all recordings. `mel_frames`: (A,) frames of each recording, on the host."""
         x = self.enter(mel, mel_frames)
         surroundings = self.surroundings(mel_frames, x.device)
         for layer in self.layers:
@@ -39,13 +39,13 @@ class AudioEncoder(nn.Module):
         return output
 
     def enter(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
-        """What the first layer takes: (sum of ceil(frames / 2), width)."""
+        """Return the input of the first layer, (sum of ceil(frames / 2), width), from mel (F, bins)."""
         dtype = self.conv1.linear.weight.dtype
         x = functional.gelu(self.conv1(mel.to(dtype), mel_frames))
         return functional.gelu(self.conv2(x, mel_frames)).to(dtype)
 
     def surroundings(self, mel_frames: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
-        """What every layer takes besides."""
+        """Return what every layer takes besides its hidden states: rotary angles and segments, one per recording."""
         lengths = encoder_frames(mel_frames)
         cu_seqlens = cumulative(lengths)
         positions = torch.arange(int(cu_seqlens[-1])) - torch.repeat_interleave(cu_seqlens[:-1], lengths)
@@ -54,7 +54,7 @@ class AudioEncoder(nn.Module):
 
 
 def encoder_frames(mel_frames: Tensor) -> Tensor:
-    """Encoder frames per recording: ceil(frames / 2)."""
+    """Return the number of encoder frames of each recording: ceil(frames / 2)."""
     return (mel_frames + STRIDE - 1) // STRIDE
 
 
@@ -70,7 +70,7 @@ class PackedConv(nn.Module):
         self.linear = nn.Linear(3 * channels_in, channels_out)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """`lengths` (n,) of the segments is on the host."""
+        """Convolve each segment of x (L, in). `lengths`: (n,) of the segments, on the host."""
         starts = cumulative(lengths)[:-1]
         place = torch.arange(len(x)) - torch.repeat_interleave(starts, lengths)
         left = torch.repeat_interleave(lengths, lengths) - place

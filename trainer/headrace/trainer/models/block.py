@@ -1,4 +1,4 @@
-"""The pre-norm transformer block that both encoders and the decoder stack."""
+"""The pre-norm transformer block that encoders, decoder and generator are stacks of."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width, bias=bias)
 
     def forward(self, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
-        """`rotation` and `segments` are those of the packed sequence."""
+        """Attend inside each of the segments; `rotation` has the angles of the tokens in x."""
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value))
         mixed = packed_attention(rotation.apply(q), rotation.apply(k), v, segments, causal=self.causal)
         output: Tensor = self.out(mixed.flatten(1))
@@ -35,7 +35,7 @@ class SelfAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """GELU, or SwiGLU (Shazeer 2020, equation 6) where the shape is gated: (T, width) -> (T, width)."""
+    """MLP with GELU, or with SwiGLU (Shazeer 2020, equation 6) if the shape is gated: (T, width) -> (T, width)."""
 
     def __init__(self, shape: TransformerShape, *, bias: bool) -> None:
         super().__init__()
@@ -44,14 +44,14 @@ class Mlp(nn.Module):
         self.out = nn.Linear(shape.mlp, shape.width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Every row alone."""
+        """Apply the MLP to each row."""
         inner = functional.gelu(self.up(x)) if self.gate is None else functional.silu(self.gate(x)) * self.up(x)
         output: Tensor = self.out(inner)
         return output
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and added to its input: (T, width) -> (T, width)."""
+    """Pre-norm transformer block, attention and MLP with residual connections: (T, width) -> (T, width)."""
 
     def __init__(self, shape: TransformerShape, *, norm: NormFactory, causal: bool, bias: bool) -> None:
         super().__init__()
@@ -61,22 +61,22 @@ class Block(nn.Module):
         self.mlp = Mlp(shape, bias=bias)
 
     def forward(self, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
-        """`rotation` and `segments` are those of the packed sequence."""
+        """Apply the block to a packed sequence with these rotary angles and segments."""
         x = x + self.attention(self.attention_norm(x), rotation, segments)
         output: Tensor = x + self.mlp(self.mlp_norm(x))
         return output
 
 
 def encoder_blocks(shape: TransformerShape) -> nn.ModuleList:
-    """A ViT's: LayerNorm, biases, every token of a segment sees all of it."""
+    """Return the blocks of a ViT: LayerNorm, biases, and attention from every token to its whole segment."""
     return nn.ModuleList(Block(shape, norm=nn.LayerNorm, causal=False, bias=True) for _ in range(shape.layers))
 
 
 def decoder_blocks(shape: TransformerShape) -> nn.ModuleList:
-    """Llama's: RMSNorm, no biases, causal."""
+    """Return the blocks of a Llama: RMSNorm, no biases, causal attention."""
     return nn.ModuleList(Block(shape, norm=rms_norm, causal=True, bias=False) for _ in range(shape.layers))
 
 
 def rms_norm(width: int) -> nn.Module:
-    """Zhang and Sennrich 2019, with the epsilon of Llama 3."""
+    """Return an RMSNorm (Zhang and Sennrich 2019) with the epsilon of Llama 3."""
     return nn.RMSNorm(width, eps=1e-5)

@@ -14,23 +14,23 @@ _THETA = 500_000.0  # Llama 3
 
 
 class Decoder(nn.Module):
-    """Embeddings (T, width) -> hidden states (T, width); a token sees what precedes it in its own sample.
+    """Causal decoder: embeddings (T, width) -> hidden states (T, width). A token sees those before it in its own sample.
 
-    `embed` and `output_weight` are its two ends; with `tied` they are one matrix.
+    `forward` includes neither the embedding table `embed` nor the head `output_weight`; with `tied` these are one matrix.
     """
 
     def __init__(self, shape: TransformerShape, *, vocab_size: int, tied: bool) -> None:
         super().__init__()
         self.width = shape.width
         self.head_dim = shape.width // shape.heads
-        # weights come later; drawn by torch on the meta device, they would cost every process seconds of imports
+        # initialised later: torch's own initialisation on the meta device would cost every process seconds of imports
         self.embed = nn.Embedding(vocab_size, shape.width, _weight=torch.empty(vocab_size, shape.width))
         self.layers = decoder_blocks(shape)
         self.norm = rms_norm(shape.width)
         self.head = None if tied else nn.Linear(shape.width, vocab_size, bias=False)
 
     def forward(self, embeddings: Tensor, position_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """`position_ids` (T,) is on the device, `cu_seqlens` (n + 1,) on the host."""
+        """Return the normed hidden states. `position_ids` (T,) is on the device, `cu_seqlens` (n + 1,) on the host."""
         x = embeddings
         surroundings = self.surroundings(position_ids, cu_seqlens)
         for layer in self.layers:
@@ -39,10 +39,10 @@ class Decoder(nn.Module):
         return output
 
     def surroundings(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Rotation, Segments]:
-        """What every layer takes besides."""
+        """Return what every layer takes besides its hidden states: rotary angles and segments, one per sample."""
         return rotation(position_ids[:, None], self.head_dim, theta=_THETA), Segments.of(cu_seqlens, position_ids.device)
 
     @property
     def output_weight(self) -> Tensor:
-        """(vocab_size, width): hidden states times its transpose are the logits."""
+        """(vocab_size, width) weight of the head: hidden states times its transpose are the logits."""
         return self.embed.weight if self.head is None else self.head.weight

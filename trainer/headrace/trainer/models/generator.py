@@ -1,7 +1,8 @@
-"""A diffusion transformer (Peebles and Xie 2023) that learns to make a sample's images of noise, conditioned on the LLM.
+"""A diffusion transformer (Peebles and Xie 2023) that learns to make a sample's images from noise, conditioned on the LLM.
 
-Rectified flow (Liu et al. 2022; Lipman et al. 2022): on the straight way x_t = (1 - t) image + t noise it predicts the velocity
-noise - image. A row is a merged token: the merge * merge patches that are one placeholder in the LLM, `values` numbers.
+It is trained with rectified flow (Liu et al. 2022; Lipman et al. 2022): on the straight path x_t = (1 - t) image + t noise it
+predicts the velocity noise - image. A row is a merged token: the merge * merge patches of one placeholder in the LLM, `values`
+numbers in all.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from headrace.trainer.models.block import encoder_blocks
 from headrace.trainer.models.rotary import Rotation, rotation
 from headrace.trainer.models.vision_encoder import centred, patch_positions
 
-_THETA = 10_000.0  # Su et al. 2021; of times as Peebles and Xie have it
-_TIME_SCALE = 1000.0  # times from 0 to 1 lie as far apart as the steps of a diffusion
+_THETA = 10_000.0  # Su et al. 2021, for positions; for times as in Peebles and Xie
+_TIME_SCALE = 1000.0  # spreads times from 0 to 1 over the range of diffusion steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flow:
-    """Where the L tokens of a microbatch are on their way from image to noise."""
+    """Inputs and targets of rectified flow for the L image tokens of a microbatch."""
 
     noisy: Tensor
-    """(L, values) float32."""
+    """(L, values) float32: (1 - time) * image + time * noise."""
     time: Tensor
-    """(L,) float32 from 0, the image, to 1, the noise; one for all tokens of an image."""
+    """(L,) float32 from 0, the image, to 1, the noise; the same for all tokens of an image."""
     velocity: Tensor
-    """(L, values) float32."""
+    """(L, values) float32, what the generator is to predict: noise - image."""
 
 
 class Generator(nn.Module):
-    """Noisy tokens and a condition for each, (L, width), -> the loss of their velocities; a token sees its own image only."""
+    """Predicts the velocities of noisy image tokens from a condition (L, width) for each. A token sees its own image only."""
 
     def __init__(self, shape: TransformerShape, image: ImageSpec, *, seed: int = 0) -> None:
-        """`seed`: of the job, for times and noise."""
+        """`seed`: the job's, from which times and noise are drawn."""
         super().__init__()
         self.seed = seed
         self.group = image.merge**2
@@ -56,7 +57,7 @@ class Generator(nn.Module):
         self.head = nn.Linear(shape.width, self.values)
 
     def forward(self, microbatch: PackedMicrobatch, conditions: Tensor) -> Tensor:
-        """The sum of the losses of all tokens: float32 scalar. A microbatch of at least one image."""
+        """Return the loss summed over all image tokens, a float32 scalar. The microbatch must have at least one image."""
         flow = self.flow(microbatch)
         x = self.enter(flow, conditions)
         surroundings = self.surroundings(microbatch.image_grids, x.device)
@@ -65,16 +66,18 @@ class Generator(nn.Module):
         return self.loss(x, flow)
 
     def tokens(self, lengths: Tensor) -> Tensor:
-        """(I,) patches of each image -> (I,) its tokens."""
+        """Return the (I,) numbers of tokens of images with these (I,) numbers of patches."""
         return lengths // self.group
 
     def num_rows(self, image_cu_seqlens: Tensor) -> int:
-        """Of the hidden states between layers."""
+        """Return the number of rows, the image tokens, in the hidden states between layers."""
         return int(image_cu_seqlens[-1]) // self.group
 
     def flow(self, microbatch: PackedMicrobatch) -> Flow:
-        """Time and noise follow from the job's seed and a sample's id: whichever process draws them, in whichever microbatch,
-        however often.
+        """Draw times and noise for the images of a microbatch, and mix the images with the noise.
+
+        Both follow from the job's seed and the sample's id alone: every process draws the same, in any microbatch and as often
+        as it likes.
         """
         lengths = self.tokens(microbatch.image_cu_seqlens.diff())
         times, noises = [], []
@@ -91,7 +94,7 @@ class Generator(nn.Module):
         return Flow(noisy=torch.lerp(image, noise, time[:, None]), time=time, velocity=noise - image)
 
     def enter(self, flow: Flow, conditions: Tensor) -> Tensor:
-        """What the first layer takes: (L, width)."""
+        """Return the input of the first layer: (L, width)."""
         dtype = self.embed.weight.dtype
         angles = rotation(_TIME_SCALE * flow.time[:, None], self.width, theta=_THETA)
         waves = torch.cat((angles.cos, angles.sin), dim=-1).squeeze(1)
@@ -99,12 +102,15 @@ class Generator(nn.Module):
         return x.to(dtype)
 
     def surroundings(self, image_grids: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
-        """What every layer takes besides; `image_grids` (I, 3) is on the host."""
+        """Return the rotary angles and segments, one per image, that every layer takes. `image_grids` (I, 3) is on the host."""
         grids = image_grids // torch.tensor([1, self.merge, self.merge])
         positions = patch_positions(grids, merge=1).to(device, non_blocking=True)
         return rotation(positions, self.head_dim, theta=_THETA), Segments.of(cumulative(grids.prod(dim=1)), device)
 
     def loss(self, x: Tensor, flow: Flow) -> Tensor:
-        """Behind the last layer: squared error of the velocity, the mean over a token's values, the sum over tokens."""
+        """Return the loss, a scalar, from the last layer's output x (L, width).
+
+        It is the squared error of the velocity, averaged over a token's values and summed over tokens.
+        """
         velocity: Tensor = self.head(self.norm(x))
         return functional.mse_loss(velocity.float(), flow.velocity, reduction="sum") / self.values

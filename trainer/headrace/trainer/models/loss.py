@@ -17,19 +17,19 @@ MAX_LOGITS = 2**26  # 256 MiB in float32: 441 tokens of a vocabulary of 152,064
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepLoss:
-    """The loss of one microbatch, not yet divided: sums over microbatches and ranks are the sums of the global batch."""
+    """The summed loss of one microbatch, to be added up over microbatches and ranks and then divided by all targets."""
 
     loss_sum: Tensor
-    """float32 scalar: sum over all targets."""
+    """float32 scalar: the loss summed over all targets of the microbatch."""
     num_targets: int
-    """Text tokens that carry loss, and with a generator image tokens."""
+    """Number of targets: the text tokens that carry loss plus, with a generator, the image tokens."""
 
 
 def token_loss(hidden: Tensor, labels: Tensor, output_weight: Tensor, *, max_logits: int = MAX_LOGITS) -> Tensor:
-    """Sum of the cross entropies at the positions whose label is not LABEL_IGNORED: float32 scalar.
+    """Return the sum of the cross entropies at the positions whose label is not LABEL_IGNORED, a float32 scalar.
 
     hidden: (T, width); labels: (T,) int64, `labels[t]` predicted from `hidden[t]`; output_weight: (vocab, width). Logits exist
-    for at most `max_logits / vocab` tokens at a time; where that is less than all, the backward pass computes them anew.
+    for at most `max_logits / vocab` tokens at a time; if that is fewer than all, the backward pass recomputes them.
     """
     rows = (labels != LABEL_IGNORED).nonzero().squeeze(1)
     targets = labels[rows]
@@ -44,10 +44,10 @@ def token_loss(hidden: Tensor, labels: Tensor, output_weight: Tensor, *, max_log
 
 
 class _InPieces(torch.autograd.Function):
-    """The same for so many tokens at a time, by products in a dtype.
+    """Summed cross entropy of a linear head in chunks of tokens, with matrix products in `dtype`.
 
-    The gradient of the weight is the sum of those of all pieces. Autograd adds them up in the dtype of the products: in bfloat16
-    the more pieces there are, the more of it is lost. Here they are added up in the dtype of the weight.
+    The weight's gradient is summed over the chunks. Autograd would sum it in the dtype of the products, which in bfloat16 loses
+    more the more chunks there are. Here it is summed in the dtype of the weight.
     """
 
     @staticmethod
@@ -55,7 +55,7 @@ class _InPieces(torch.autograd.Function):
         ctx.save_for_backward(hidden, targets, weight)
         ctx.chunk, ctx.dtype = chunk, dtype
         total = torch.zeros((), device=hidden.device)
-        with torch.autocast(hidden.device.type, enabled=False):  # it would keep the weight's cast for others, without a gradient
+        with torch.autocast(hidden.device.type, enabled=False):  # it would cache this cast, which has no gradient, for other uses
             cast = weight.to(dtype)
             for x, y in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
                 logits = functional.linear(x.to(dtype), cast)

@@ -1,6 +1,6 @@
-"""The whole model: encoders and projectors fill the placeholder rows of the decoder's input.
+"""The whole multimodal model: encoders and projectors fill the placeholder rows of the decoder's input.
 
-A generator, where there is one, makes the images anew from the decoder's output at their placeholders.
+A generator, if there is one, learns to make the same images from the decoder's output at their placeholders.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from headrace.trainer.models.loss import StepLoss, token_loss
 from headrace.trainer.models.projector import Projector
 from headrace.trainer.models.vision_encoder import VisionEncoder
 
-# Llama-3.2-1B and 3B and Qwen2.5-3B (width 3072 at most) tie embedding and head, Qwen2.5-7B and Llama-3-8B do not.
+# Llama-3.2-1B and 3B and Qwen2.5-3B (width 3072 at most) tie embedding and head; Qwen2.5-7B and Llama-3-8B do not.
 _WIDEST_TIED = 3072
 _INIT_STD = 0.02  # GPT-2
 
 
 class MultimodalModel(nn.Module):
-    """Modules that know nothing of each other, and the order in which they are called."""
+    """Maps a PackedMicrobatch to its loss: encoders, projectors, decoder, generator, which are independent modules."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class MultimodalModel(nn.Module):
         audio_token_id: int,
         seed: int = 0,
     ) -> None:
-        """`seed`: of the job, for what a generator draws; weights come later.
+        """`seed`: the job's, for what a generator draws. Weights are set later, by `initialise`.
 
         Raises UserError where a placeholder lies outside of the vocabulary or `audio.frames_per_token` is odd.
         """
@@ -67,10 +67,10 @@ class MultimodalModel(nn.Module):
             self.generator = Generator(shape.generator, image, seed=seed)
 
     def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
-        """The summed loss of a microbatch that is on the model's device. With a generator every image token is a target too.
+        """Return the summed loss of a microbatch on the model's device. With a generator every image token is a target too.
 
-        Modules without input take no part, so their parameters keep a gradient of None. Without any target the loss is a
-        constant 0. Raises HeadraceError where placeholders and media differ in number.
+        Modules without input are not called, so their parameters keep a gradient of None. Without any target the loss is a
+        constant 0. Raises HeadraceError where placeholders and media tokens differ in number.
         """
         num_generated = 0 if self.generator is None else self.generator.num_rows(microbatch.image_cu_seqlens)
         if microbatch.num_targets + num_generated == 0:
@@ -83,14 +83,14 @@ class MultimodalModel(nn.Module):
         return StepLoss(loss_sum=loss_sum, num_targets=microbatch.num_targets + num_generated)
 
     def embed(self, microbatch: PackedMicrobatch) -> Tensor:
-        """(T, width): token embeddings with the media in place of their placeholders, in packing order."""
+        """Return the decoder's input (T, width): token embeddings, with media tokens in place of their placeholders."""
         ids = microbatch.input_ids
         x: Tensor = self.decoder.embed(ids)
         x = fill(x, ids == self.image_token_id, self.image_tokens(microbatch), "image")
         return fill(x, ids == self.audio_token_id, self.audio_tokens(microbatch), "audio")
 
     def image_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
-        """(t, width) of all images in order; None without any."""
+        """Return the projected tokens (t, LLM's width) of all images in order; None without images."""
         if not len(microbatch.patches):
             return None
         features = self.vision(microbatch.patches, microbatch.image_grids, microbatch.image_cu_seqlens)
@@ -98,14 +98,14 @@ class MultimodalModel(nn.Module):
         return tokens
 
     def conditions(self, hidden: Tensor, input_ids: Tensor) -> Tensor:
-        """(t, generator's width) for all image tokens in order, from the decoder's output (T, width)."""
+        """Return the generator's conditions (t, its width) for all image tokens, from the decoder's output (T, width)."""
         assert self.generator_projector is not None, "the model has a generator"
         rows = (input_ids == self.image_token_id).nonzero().squeeze(1)
         conditions: Tensor = self.generator_projector(hidden[rows], torch.tensor([len(rows)]))
         return conditions
 
     def audio_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
-        """(t, width) of all recordings in order; None without any."""
+        """Return the projected tokens (t, LLM's width) of all recordings in order; None without recordings."""
         if not len(microbatch.mel):
             return None
         features = self.audio(microbatch.mel, microbatch.mel_frames)
@@ -114,7 +114,7 @@ class MultimodalModel(nn.Module):
 
 
 def fill(x: Tensor, is_placeholder: Tensor, tokens: Tensor | None, what: str) -> Tensor:
-    """Rows of x (T, width) replaced, in order, by `tokens`. Raises HeadraceError where their numbers differ."""
+    """Return x (T, width) with its placeholder rows replaced by `tokens`, in order. Raises HeadraceError if the counts differ."""
     rows = is_placeholder.nonzero().squeeze(1)
     count = 0 if tokens is None else len(tokens)
     if len(rows) != count:
@@ -135,9 +135,10 @@ def build_model(
     *,
     device: torch.device | str = "cpu",
 ) -> MultimodalModel:
-    """A named shape with the job's image and audio settings; equal seeds give equal weights on one kind of device.
+    """Build the model of a named shape for a job's image and audio settings, and initialise its weights on `device`.
 
-    On the meta device the weights have shapes only. Raises UserError for an unknown shape.
+    Equal seeds give equal weights on one kind of device. On the meta device the weights have shapes only. Raises UserError for
+    an unknown shape.
     """
     if shape_name not in MODEL_SHAPES:
         raise UserError(f"no model {shape_name!r}; there are {', '.join(MODEL_SHAPES)}")
@@ -159,11 +160,11 @@ def build_model(
 
 @torch.no_grad()
 def initialise(model: MultimodalModel, seed: int) -> None:
-    """GPT-2's initialisation (Radford et al. 2019, section 2.3).
+    """Initialise the weights as GPT-2 does (Radford et al. 2019, section 2.3).
 
-    Weights are normal with deviation 0.02; what a block adds to its input is scaled down by the root of the number of such
-    additions in its stack. Biases are 0, norms start as identities. Every module draws from a generator of its own, seeded by
-    its name: a pipeline stage that has some of the layers gets the weights that these have in the whole model.
+    Weights are normal with deviation 0.02; those of projections onto the residual stream are divided by the root of the number
+    of residual additions in their stack. Biases are 0, norms start as identities. Every module draws from a generator of its
+    own, seeded by its name: a pipeline stage that has some of the layers gets the weights that they have in the whole model.
     """
     for name, module in model.named_modules():
         unit, _, inside = name.partition(".layers.")

@@ -1,4 +1,4 @@
-"""From encoder features to LLM tokens: neighbours are joined and mapped by an MLP (Qwen2-VL's patch merger)."""
+"""Projection of encoder features to LLM tokens: neighbours are concatenated and mapped by an MLP (Qwen2-VL's patch merger)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.trainer.loading.collate import cumulative
 
 
 class Projector(nn.Module):
-    """Features (L, width_in) -> tokens (sum of ceil(length / group), width_out).
+    """Projector: features (L, width_in) -> tokens (sum of ceil(length / group), width_out).
 
-    The last group of a segment is filled with zeros where the segment ends early. Images never do: their patches come in
-    whole merge groups.
+    Each `group` neighbours become one token. The last group of a segment is padded with zeros if it is incomplete, which it
+    never is for images: their patches come in whole merge groups.
     """
 
     def __init__(self, *, width_in: int, group: int, width_out: int) -> None:
@@ -24,13 +24,13 @@ class Projector(nn.Module):
         self.down = nn.Linear(group * width_in, width_out)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """`lengths` (n,) of the segments is on the host."""
+        """Project all segments. `lengths`: (n,) of the segments, on the host."""
         joined = self._fill(self.norm(features), lengths).view(-1, self.group * features.shape[1])
         output: Tensor = self.down(functional.gelu(self.up(joined)))
         return output
 
     def tokens(self, lengths: Tensor) -> Tensor:
-        """(n,) of the segments -> (n,) tokens that they become."""
+        """Return the (n,) numbers of tokens that segments of these (n,) lengths become."""
         return (lengths + self.group - 1) // self.group
 
     def _fill(self, x: Tensor, lengths: Tensor) -> Tensor:

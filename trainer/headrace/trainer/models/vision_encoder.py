@@ -15,7 +15,7 @@ _THETA = 10_000.0  # Su et al. 2021; also Qwen2-VL's vision tower
 
 
 class VisionEncoder(nn.Module):
-    """uint8 patches (P, 3 * patch * patch) -> features (P, width); a patch sees its own image only.
+    """Vision encoder: uint8 patches (P, 3 * patch * patch) -> features (P, width). A patch sees its own image only.
 
     Qwen2-VL embeds a still image as two equal frames. A convolution over two equal frames is one linear map with the sum of
     both kernels, so the repetition is not computed.
@@ -31,7 +31,7 @@ class VisionEncoder(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
 
     def forward(self, patches: Tensor, image_grids: Tensor, image_cu_seqlens: Tensor) -> Tensor:
-        """`image_grids` (I, 3) and `image_cu_seqlens` (I + 1,) are on the host."""
+        """Encode all images. `image_grids` (I, 3) and `image_cu_seqlens` (I + 1,) are on the host."""
         x = self.enter(patches)
         surroundings = self.surroundings(image_grids, image_cu_seqlens, x.device)
         for layer in self.layers:
@@ -40,28 +40,28 @@ class VisionEncoder(nn.Module):
         return output
 
     def num_rows(self, image_cu_seqlens: Tensor) -> int:
-        """Of the hidden states between layers."""
+        """Return the number of rows, the patches, in the hidden states between layers."""
         return int(image_cu_seqlens[-1])
 
     def enter(self, patches: Tensor) -> Tensor:
-        """What the first layer takes: (P, width)."""
+        """Return the input of the first layer, (P, width), from uint8 patches."""
         dtype = self.embed.weight.dtype
         x: Tensor = self.embed(centred(patches, dtype))
         return x.to(dtype)
 
     def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
-        """What every layer takes besides."""
+        """Return what every layer takes besides its hidden states: rotary angles and segments, one per image."""
         positions = patch_positions(image_grids, self.merge).to(device, non_blocking=True)
         return rotation(positions, self.head_dim, theta=_THETA), Segments.of(image_cu_seqlens, device)
 
 
 def centred(patches: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 -> from -1 to 1."""
+    """Scale uint8 pixel values to the range from -1 to 1."""
     return patches.to(dtype) / 127.5 - 1.0
 
 
 def patch_positions(image_grids: Tensor, merge: int) -> Tensor:
-    """The (row, column) of every patch: grids (I, 3) of (t, h, w) -> (P, 2) int64.
+    """Return the (row, column) of every patch, (P, 2) int64, from grids (I, 3) of (t, h, w).
 
     Patches come group by group: the merge * merge patches that become one LLM token are neighbours. With merge 2, an image of
     2 x 4 patches has the order (0,0) (0,1) (1,0) (1,1) (0,2) (0,3) (1,2) (1,3). Frames repeat the positions.
