@@ -23,8 +23,8 @@ from headrace.transport.base import TRANSPORTS, DamagedError
 
 log = logging.getLogger(__name__)
 
-_ORDER_S = 0.5  # for so long after a place is known here, its preprocessor may not have the order to decode the part
-_ORDER_RETRY_S = 0.01  # pause before such a part is requested again
+_ORDER_S = 0.5  # a preprocessor may get the order to decode a part so long after the part's place is known here
+_ORDER_RETRY_S = 0.01  # pause before a part is requested again within _ORDER_S
 _MAX_THREADS = 256  # reached only if a whole fleet hangs; threads are started as they are needed
 
 
@@ -95,8 +95,8 @@ class PartFetcher:
         self._places: dict[str, _Place] = {}
         self._queue: deque[str] = deque()
         self._futures: dict[str, Future[Part]] = {}  # parts being fetched or ready, until they are taken
-        self._wanted: dict[str, _Wanted] = {}  # those of them not received yet, in the order of consumption
-        self._pending: Counter[str] = Counter()  # attempts by endpoint
+        self._wanted: dict[str, _Wanted] = {}  # parts not received yet, in the order of consumption
+        self._pending: Counter[str] = Counter()  # number of pending attempts by endpoint
         self._taken: dict[str, tuple[Callable[[], None], int]] = {}  # release function and size in bytes
         self._ready_bytes = 0
         self._num_parts: Counter[str] = Counter()
