@@ -1,4 +1,4 @@
-"""Before the first step: whether the processes of a pipeline were started alike, and replicas begin with equal weights."""
+"""Checks before the first step: all processes of a pipeline were started alike, and replicas begin with equal weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 def check_alike(settings: Mapping[str, Any], group: dist.ProcessGroup, device: torch.device) -> None:
-    """Raise UserError, on all processes of the group, where these settings are not the same everywhere."""
+    """Raise UserError on all processes of the group if their settings differ. `settings`: JSON values by option name."""
     text = json.dumps(dict(settings), sort_keys=True).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), signed=True)
     others = _different(digest, group, device)
@@ -34,7 +34,10 @@ def check_alike(settings: Mapping[str, Any], group: dist.ProcessGroup, device: t
 
 
 def check_replicas(parameters: Iterable[Tensor], group: dist.ProcessGroup | None, stage: str, device: torch.device) -> None:
-    """Raise UserError, on all replicas of a stage, where they do not have equal weights. None: there is one replica only."""
+    """Raise UserError on all replicas of a stage if their weights differ.
+
+    `group`: the stage's data-parallel group, None if it has one replica. `stage`: its name for the error message.
+    """
     others = [] if group is None else _different(fingerprint(parameters), group, device)
     if others:
         raise UserError(
@@ -44,7 +47,7 @@ def check_replicas(parameters: Iterable[Tensor], group: dist.ProcessGroup | None
 
 
 def fingerprint(parameters: Iterable[Tensor]) -> int:
-    """63 bits that are the same for equal values, and with other values hardly ever."""
+    """Return a 63-bit hash of the parameters' bits: equal for equal values, and hardly ever for different ones."""
     total = 0
     for parameter in parameters:
         bits = parameter.detach().flatten().view(_BITS[parameter.element_size()])
@@ -53,7 +56,7 @@ def fingerprint(parameters: Iterable[Tensor]) -> int:
 
 
 class FrozenFlags(Protocol):
-    """What of a unit keeps its weights."""
+    """Protocol of a unit's settings: whether its layers and its projector keep their weights."""
 
     @property
     def frozen(self) -> bool: ...
@@ -62,20 +65,23 @@ class FrozenFlags(Protocol):
 
 
 def way_of_training(model: str, dtype: torch.dtype, units: Mapping[str, FrozenFlags]) -> dict[str, Any]:
-    """What a checkpoint says of how its weights were trained, as JSON has it."""
+    """Return the record, in JSON values, that a checkpoint keeps of how its weights are trained: model, dtype, frozen units."""
     frozen = {unit: [flags.frozen, flags.frozen_projector] for unit, flags in units.items()}
     return {"model": model, "products": str(dtype).removeprefix("torch."), "frozen unit and projector": frozen}
 
 
 def tell_differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Warn where training goes on otherwise than when its checkpoint was saved. saved: empty where that does not say it."""
+    """Log a warning for each entry of `way_of_training` that differs between a checkpoint and the run that resumes it.
+
+    `saved`: the checkpoint's record, empty if it has none. `present`: that of this run.
+    """
     for name, value in present.items():
         if name in saved and saved[name] != value:
             log.warning("goes on otherwise than saved %s", pairs(what=name, saved=json.dumps(saved[name]), now=json.dumps(value)))
 
 
 def _different(number: int, group: dist.ProcessGroup, device: torch.device) -> list[int]:
-    """The ranks of the group that have another number than its first."""
+    """Return the ranks of the group whose number differs from that of its rank 0. A collective call."""
     own = torch.tensor([number], dtype=torch.int64, device=device)
     everybody = [torch.empty_like(own) for _ in range(group.size())]
     group.allgather([everybody], [own]).wait()

@@ -1,4 +1,4 @@
-"""The last resort: what all processes of a pipeline have, saved beside training, and loaded into any topology of the model."""
+"""Checkpoints of a pipeline, the last resort: all processes save beside training, and any topology of the model can load them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,23 @@ _STATE = (_STEP, "exp_avg", "exp_avg_sq")
 
 
 class CheckpointWriter:
-    """Of one process. Training waits for a copy to the host; a thread writes it.
+    """Writes one process's share of each checkpoint. Training waits only for a copy to the host; a thread writes it to disk.
 
-    All processes of the pipeline make one, and call `save` after the same steps. Every tensor is written once: of what
-    learns by its first owner among the replicas, of what is frozen by the first replica.
+    All processes of the pipeline make one, and call `save` after the same steps. Every tensor is written once: trainable
+    parameters and their optimizer state by their first owner among the replicas, frozen ones by the first replica.
     """
 
     def __init__(self, folder: Path, step: PipelineStep, *, goes_on: bool = False, way: Mapping[str, Any] | None = None) -> None:
-        """`goes_on`: with the run whose checkpoints are in `folder`. `way`: as of `agreement.way_of_training`.
+        """Remove incomplete checkpoints from the folder. All processes of the pipeline wait for each other here.
 
-        Raises UserError where there are checkpoints of another run.
+        `goes_on`: whether this run continues the one whose checkpoints are in `folder`. `way`: the result of
+        `agreement.way_of_training`, saved with each checkpoint.
+
+        Raises UserError if the folder has complete checkpoints and this run does not continue from them.
         """
         if complete_steps(folder) and not goes_on:
             raise UserError(f"{folder} has checkpoints already: go on from them with --resume {folder}, or name another folder")
-        dist.barrier(group=step.groups.everybody)  # all have looked
+        dist.barrier(group=step.groups.everybody)  # all have looked before any folder is removed
         if dist.get_rank() == 0:
             remove_incomplete(folder)
         dist.barrier(group=step.groups.everybody)
@@ -61,9 +64,9 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def save(self, step: int, loader: Mapping[str, Any]) -> None:
-        """What there is after so many steps, unless that was saved last; first waits for the write before, if that is not done.
+        """Save the state after `step` steps unless it was saved last, once the write of the checkpoint before is done.
 
-        `loader`: state of the StepLoader. A write that fails is logged, and its checkpoint does not count.
+        `loader`: state of the StepLoader. A write that fails is logged, and its checkpoint stays incomplete.
         """
         if step == self._saved:
             return
@@ -75,7 +78,7 @@ class CheckpointWriter:
         self._writing = self._thread.submit(self._write, step, {**loader, **self._way}, copies)
 
     def close(self) -> None:
-        """Once all of it is on the disk."""
+        """Wait until the last checkpoint is on disk, and end the thread."""
         self._wait()
         self._thread.shutdown()
 
@@ -107,7 +110,10 @@ class CheckpointWriter:
 
 
 def load(checkpoint: Checkpoint, step: PipelineStep) -> None:
-    """Weights, and the optimizer's state of what this process owns. Raises UserError where the model is another one."""
+    """Load this process's weights, and the optimizer state of the parameters that it owns, from a checkpoint.
+
+    Raises UserError if the checkpoint is of another model.
+    """
     for weight, parameter in _held(step):
         with torch.no_grad():
             parameter.copy_(checkpoint.read(weight, parameter.shape))
@@ -121,7 +127,7 @@ def load(checkpoint: Checkpoint, step: PipelineStep) -> None:
 
 
 def _held(step: PipelineStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
-    """What this process has of the model."""
+    """Yield the parameters of this process, each with the key of its weight (or tensor-parallel slice) in a checkpoint."""
     place = step.place
     slices = step.topology.units[place.unit].tp
     held = {name: parameter for stage in step.stages for name, parameter in stage.model.named_parameters()}
@@ -134,7 +140,7 @@ def _held(step: PipelineStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
 
 
 def _written(step: PipelineStep) -> Iterator[tuple[TensorKey, Tensor]]:
-    """What this process has to write."""
+    """Yield the tensors that this process has to write, with their keys: weights and optimizer state."""
     for weight, parameter in _held(step):
         writes = step.optimizer.writes(parameter) if parameter.requires_grad else step.place.replica == 0
         if writes and not step.is_copy(parameter):

@@ -1,11 +1,11 @@
-"""Checkpoints on disk: a folder for every saved step, in it one Arrow file per process.
+"""The format of checkpoints on disk: a folder for every saved step, with one Arrow file per process.
 
     DIR/step-00000120/0-of-4.arrow
                       1-of-4.arrow ...
 
-A file gets its name when all of it is on the disk, so a checkpoint is complete when all names are there. Processes that may be
-lost while they write do so in a folder of the attempt, and it is published when all have written. What the tensors are
-named after does not depend on who wrote them. It knows neither processes nor threads.
+A file gets its final name once all of it is on disk, so a checkpoint is complete when all names are there. Processes that may
+be lost while they write use a separate folder for each attempt, which is published once all have written. The keys of the
+tensors do not depend on which process wrote them. This module uses neither torch.distributed nor threads.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch import Tensor
 from headrace.errors import UserError
 
 WEIGHT = "weight"
-"""The kind of a `TensorKey` that is no state of the optimizer."""
+"""The `TensorKey.kind` of a weight; all other kinds are optimizer state."""
 WAY = "way"
-"""Of training, beside the loader's state."""
+"""The key of the record of how the weights were trained (`agreement.way_of_training`), in a checkpoint's loader state."""
 KEPT = 2
-"""Complete checkpoints: one may turn out to be unreadable."""
+"""Number of complete checkpoints that `prune` keeps: more than one, as the newest may turn out to be unreadable."""
 _ATTEMPT = "attempt-"
 _LOADER = b"loader"
 _SCHEMA = pa.schema(
@@ -48,28 +48,31 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorKey:
-    """Which tensor of the whole model a tensor is, or which slice of one."""
+    """The key of a tensor in a checkpoint: a parameter of the whole model or its optimizer state, whole or one slice of it."""
 
     name: str
-    """Of the parameter in the whole model."""
+    """Name of the parameter in the whole model."""
     kind: str
-    """"weight", or what AdamW calls this of its state."""
+    """Either "weight" or AdamW's name for the state: "step", "exp_avg" or "exp_avg_sq"."""
     dim: int | None = None
-    """Along which slices lie; None: it is whole."""
+    """Dimension along which the tensor is sliced; None if it is whole."""
     index: int = 0
     count: int = 1
-    """Of slices."""
+    """Number of slices."""
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Of the checkpoint after so many steps."""
+    """Return the folder of the checkpoint after `step` steps."""
     return folder / f"step-{step:08}"
 
 
 def write(
     folder: Path, step: int, rank: int, num_ranks: int, loader: Mapping[str, Any], tensors: Mapping[TensorKey, Tensor]
 ) -> None:
-    """A process's file of a checkpoint. `tensors`: float32, on the host, contiguous. Raises OSError."""
+    """Write one process's file of a checkpoint and sync it to disk. Raises OSError.
+
+    `loader`: state of the StepLoader, as JSON values. `tensors`: float32, on the host, contiguous.
+    """
     into = step_folder(folder, step)
     into.mkdir(parents=True, exist_ok=True)
     name = f"{rank}-of-{num_ranks}"
@@ -86,14 +89,14 @@ def write(
 
 
 def attempt_folder(folder: Path, attempt: int) -> Path:
-    """In which processes `write` what is to be published in `folder`."""
+    """Return the folder that processes pass to `write` in this attempt, until `publish` moves the result to `folder`."""
     return folder / f"{_ATTEMPT}{attempt}"
 
 
 def publish(folder: Path, attempt: int, step: int) -> None:
-    """By one process, when all have written: their checkpoint takes the place of a former one; files of other attempts go.
+    """Move an attempt's checkpoint into place, over an older one of the same step, and remove the folders of all attempts.
 
-    Raises FileNotFoundError where the processes of another attempt have published theirs.
+    One process calls it, once all have written. Raises FileNotFoundError if another attempt was published in the meantime.
     """
     whole, final = step_folder(attempt_folder(folder, attempt), step), step_folder(folder, step)
     if final.exists():
@@ -105,13 +108,13 @@ def publish(folder: Path, attempt: int, step: int) -> None:
 
 
 def complete_steps(folder: Path) -> list[int]:
-    """Of the checkpoints that can be loaded, in order."""
+    """Return the steps of the complete checkpoints in a folder, in ascending order."""
     steps = [int(path.name.removeprefix("step-")) for path in folder.glob("step-[0-9]*")]
     return sorted(step for step in steps if _is_complete(step_folder(folder, step)))
 
 
 def prune(folder: Path) -> None:
-    """Remove what is older than the newest complete checkpoints."""
+    """Remove all checkpoints, complete or not, that are older than the newest KEPT complete ones."""
     for step in complete_steps(folder)[-KEPT:][:1]:
         for path in folder.glob("step-[0-9]*"):
             if path.name < step_folder(folder, step).name:
@@ -119,7 +122,7 @@ def prune(folder: Path) -> None:
 
 
 def remove_incomplete(folder: Path) -> None:
-    """Before the first process writes: their files are not to be taken for those of a new run."""
+    """Remove incomplete checkpoints, whose files could be taken for those of a new run. Call it before any process writes."""
     complete = {step_folder(folder, step) for step in complete_steps(folder)}
     for path in folder.glob("step-[0-9]*"):
         if path not in complete:
@@ -127,15 +130,15 @@ def remove_incomplete(folder: Path) -> None:
 
 
 class Checkpoint:
-    """A complete one, mapped into memory: only what is asked for is read."""
+    """A complete checkpoint, mapped into memory: only the tensors that are asked for are read."""
 
     def __init__(self, folder: Path, step: int) -> None:
         self.step = step
         self._folder = step_folder(folder, step)
         self._rows: dict[tuple[str, str], list[pa.RecordBatch]] = {}
-        """By name and kind: a row for every slice."""
+        """Record batches of one row each, one for every slice, by the tensor's name and kind."""
         self.loader: dict[str, Any] = {}
-        """Its state, as a StepLoader takes it back."""
+        """The loader's state, as `StepLoader.load_state_dict` takes it."""
         for path in sorted(self._folder.glob("*.arrow")):
             with _open(path) as reader:
                 self.loader = json.loads(reader.schema.metadata[_LOADER])
@@ -145,18 +148,21 @@ class Checkpoint:
 
     @classmethod
     def newest(cls, folder: Path) -> Checkpoint:
-        """Raises UserError where there is none."""
+        """Open the newest complete checkpoint in a folder. Raises UserError if there is none."""
         steps = complete_steps(folder)
         if not steps:
             raise UserError(f"there is no complete checkpoint in {folder}: name the folder that --checkpoint wrote to")
         return cls(folder, steps[-1])
 
     def __contains__(self, key: TensorKey) -> bool:
-        """Whether it has the tensor, however it was cut."""
+        """Whether the checkpoint has the tensor, however it was sliced when it was saved."""
         return (key.name, key.kind) in self._rows
 
     def read(self, key: TensorKey, shape: Sequence[int]) -> Tensor:
-        """A copy, on the host. `shape`: of what the key names. Raises UserError where it is missing or has another shape."""
+        """Return a float32 copy, on the host, of the tensor or slice that the key names, however it was sliced when saved.
+
+        `shape`: the expected shape. Raises UserError if the tensor is missing or has another shape.
+        """
         rows = self._rows.get((key.name, key.kind))
         if rows is None:
             raise UserError(f"{self._folder} has no {key.kind} of {key.name}: it is of another model, change --model")
@@ -205,7 +211,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _is_readable(path: Path) -> bool:
-    """Whether its end is there: a file that was cut off has none."""
+    """Whether the file has an Arrow footer, which a truncated file lacks."""
     try:
         _open(path)
     except pa.ArrowInvalid:
@@ -214,7 +220,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in it last."""
+    """Sync a folder to disk, so that the names in it survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Whether the actions of a step can run to their end: checked before anything is computed, since nobody can end a wait later."""
+"""Checks, before a step computes anything, that its actions can all run: nothing could end a deadlock later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.trainer.pipeline.topology import PipelineTopology, Place
 
 
 def actions_of(topology: PipelineTopology, routes: Routes, unit: str, replica: int) -> list[list[Action]]:
-    """Of every stage of a unit's replica, in order."""
+    """Return the actions of each stage of one replica of a unit, in schedule order, with the plan's microbatch numbers."""
     occupied = routes.occupied(replica)
     schedule = _schedule(topology.schedule, tuple(topology.stages.items()), len(occupied), topology.chunks, topology.in_flight)
     units = list(topology.stages)
@@ -30,22 +30,25 @@ def actions_of(topology: PipelineTopology, routes: Routes, unit: str, replica: i
 
 @lru_cache(maxsize=64)
 def _schedule(name: str, stages: tuple[tuple[str, int], ...], count: int, chunks: int, in_flight: int | None) -> Schedule:
-    """Of so many microbatches, numbered without gaps: that of one step is mostly that of the next."""
+    """Build the schedule of `count` microbatches numbered from 0; cached, as most steps have the same one as the step before."""
     return build(name, dict(stages), range(count), chunks=chunks, in_flight=in_flight)
 
 
 def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> None:
-    """Raise HeadraceError where a process, or one that it exchanges samples with, would wait for ever, with such an action."""
+    """Raise HeadraceError, naming a blocked action, if this replica or one that it exchanges samples with would wait forever.
+
+    Replicas that it exchanges samples with through others count too.
+    """
     _Rehearsal(topology, routes, _together(routes, place)).run()
 
 
 def check_rows(
     topology: PipelineTopology, place: Place, actions: Sequence[Action], num_rows: Callable[[Kind], Mapping[int, int]]
 ) -> None:
-    """Raise UserError where a stage would keep more rows than its unit's `max_rows` along these actions.
+    """Raise UserError if a stage would keep more rows for backwards than its unit's `max_rows` while it runs these actions.
 
-    num_rows: how many rows go forth, or come back, in each microbatch; asked only where there is a limit. Of several chunks each
-    has its share of the layers.
+    num_rows: returns, for FORWARD or BACKWARD, the rows of each microbatch; called only if there is a limit. With several
+    chunks per stage, a row in one chunk counts as 1 / chunks, since the chunk has that share of the layers.
     """
     size, flow = topology.units[place.unit], GradientFlow.of(topology, place.unit)
     if size.max_rows is None:
@@ -67,7 +70,7 @@ def check_rows(
 
 
 def _together(routes: Routes, place: Place) -> set[tuple[str, int]]:
-    """Replicas of units that wait for each other, among them this one."""
+    """Return the (unit, replica) pairs that exchange samples with this place's replica, directly or through others, and it."""
     neighbours: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for handover in routes.handovers:
         one, other = ((portion.unit, portion.replica) for portion in (handover.source, handover.target))
@@ -82,7 +85,7 @@ def _together(routes: Routes, place: Place) -> set[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A portion going forth or back at a position of its unit."""
+    """The forward, backward or weight action of one portion at one position of its unit."""
 
     kind: Kind
     portion: Portion
@@ -90,7 +93,7 @@ class _Step:
 
 
 class _Rehearsal:
-    """All stages by turns, each for as long as what it needs is there."""
+    """A dry run of all stages: each in turn takes its actions for as long as their inputs are available."""
 
     def __init__(self, topology: PipelineTopology, routes: Routes, together: Collection[tuple[str, int]]) -> None:
         self._topology, self._routes = topology, routes
@@ -123,8 +126,8 @@ class _Rehearsal:
                 )
 
     def _take(self, unit: str, replica: int, stage: int, action: Action) -> bool:
-        """Run an action if it can."""
-        portions = self._forward if action.kind == Kind.FORWARD else self._backward  # weights go with their backward
+        """Run an action if its inputs are available; return whether it ran."""
+        portions = self._forward if action.kind == Kind.FORWARD else self._backward  # a weight action has its backward's portions
         position = action.chunk * self._topology.units[unit].pp + stage
         steps = [_Step(action.kind, portion, position) for portion in portions.get((unit, replica, action.microbatch), ())]
         if not all(needed in self._done for step in steps for needed in self._needs(step)):

@@ -1,6 +1,6 @@
-"""EMULATED stages: whose computing is a sleep of known length, on the executor, the schedule and the messages of real ones.
+"""EMULATED stages: they sleep for known times in place of computing, with the executor, schedule and messages of real stages.
 
-A whole pipeline then fits on a few cores, and its time shows what plan, schedule and messages make of the compute times.
+A whole pipeline then fits on a few cores, and its step time shows the effect of plan, schedule and messages.
 """
 
 from __future__ import annotations
@@ -25,46 +25,48 @@ from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
 
 EMULATED = "EMULATED"
-"""Stands wherever a time of such a pipeline does."""
+"""The label beside every time that is reported of an emulated pipeline."""
 WIDTH = 8
-"""Of all messages; every sample has one row."""
+"""Row width of all messages, which have one row per sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedStep:
-    """What all processes get to do."""
+    """One step for an emulated pipeline, the same for all of its processes."""
 
     topology: PipelineTopology
     plan: StepPlan
     forward_s: Mapping[str, Mapping[int, float]]
-    """By unit and sample: seconds that the forward of the whole unit takes."""
+    """Seconds of the forward through the whole unit, by unit and sample."""
     factors: Mapping[str, Sequence[float]]
-    """By unit and `headrace.schedule.Kind`: time of an action over the forward."""
+    """Time of an action as a multiple of its forward, by unit and `headrace.schedule.Kind`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulated:
-    """What one process did of a step."""
+    """What one process did in an emulated step: its events, and how long it slept."""
 
     recording: Recording
     asked_s: float
-    """All sleeps as they should have been."""
+    """Seconds that all sleeps together should have taken."""
     slept_s: float
-    """As they were."""
+    """Seconds that all sleeps together took."""
 
 
 class EmulatedChunk:
-    """Chunk of a stage: takes the place of a `headrace.trainer.pipeline.stage.Stage` in an executor."""
+    """A chunk of an emulated stage: takes the place of a `headrace.trainer.pipeline.stage.Stage` in an executor."""
 
     width = token_width = WIDTH
     device = torch.device("cpu")
 
     def __init__(self, forward_s: Mapping[int, float], factors: Sequence[float], *, is_last: bool) -> None:
-        """`forward_s`: of this part, by sample. `factors`: as in `EmulatedStep`. `is_last`: of the whole pipeline."""
+        """`forward_s`: seconds of this part's forward, by sample. `factors`: this unit's entry of `EmulatedStep.factors`.
+        `is_last`: whether this is the last part of the whole pipeline, which has the loss.
+        """
         self.asked_s = self.slept_s = 0.0
         self._forward_s, self._factors, self._is_last = forward_s, factors, is_last
         self._weights_s = 0.0
-        """Of the last backward."""
+        """Seconds of the weight action that the last backward put off."""
         self._learns = torch.zeros((), requires_grad=True)
 
     def num_rows(self, data: PackedMicrobatch) -> int:
@@ -86,7 +88,7 @@ class EmulatedChunk:
         return partial(self.sleep, self._weights_s)
 
     def backward(self, forward_s: float) -> None:
-        """Of what went forth in so long."""
+        """Sleep for the backward of a forward that took `forward_s`."""
         self.sleep(self._factors[Kind.BACKWARD] * forward_s)
         self._weights_s = self._factors[Kind.WEIGHT] * forward_s
 
@@ -98,7 +100,7 @@ class EmulatedChunk:
 
 
 class _Sleep(torch.autograd.Function):
-    """(rows, WIDTH) zeros from any inputs, whose gradients are zeros too; both ways take their time."""
+    """Sleeps in forward and backward; the output is (rows, WIDTH) zeros, and the gradients of the inputs are zeros."""
 
     @staticmethod
     def forward(ctx: Any, part: EmulatedChunk, forward_s: float, rows: int, *inputs: Tensor) -> Tensor:
@@ -113,7 +115,10 @@ class _Sleep(torch.autograd.Function):
 
 
 def emulate(step: EmulatedStep) -> Emulated:
-    """This process's share of a step. Every process of the default group calls it; the topology has a place for each."""
+    """Run this process's share of an emulated step.
+
+    Every process of the default group calls it, and the topology has a place for each of them.
+    """
     topology = step.topology
     place = topology.place(dist.get_rank())
     num_parts = topology.num_parts(place.unit)

@@ -1,4 +1,4 @@
-"""What the processes of a pipeline did when: an event for every action, and the trace of many that Perfetto shows."""
+"""Timing of what the processes of a pipeline did: an event for every action, and a trace of them for Perfetto."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _CLOCK_READINGS = 5
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An action as one process took it, seen from the host: of a GPU's work, when it was launched.
+    """The timing of one action on one process, as seen from the host: work on a GPU counts when it is launched.
 
-    Times are of `time.monotonic`, the clock that all processes of a host share.
+    Times are readings of `time.monotonic`, the clock that all processes of a host share.
     """
 
     place: Place
@@ -26,18 +26,18 @@ class Event:
     start_s: float
     end_s: float
     wait_s: float
-    """How much of that the process waited for messages, which is mostly at the start."""
+    """Seconds of the action that the process waited for messages, mostly at its start."""
     compute_s: float
-    """How much of it the stage computed."""
+    """Seconds of the action that the stage computed."""
 
     @property
     def busy_from_s(self) -> float:
-        """Where a picture has the action begin: the waiting put in front."""
+        """Start of the action in a drawing, in which all of its waiting is put before it."""
         return self.start_s + self.wait_s
 
     @property
     def overhead_s(self) -> float:
-        """Neither waiting nor computing: finding what is to be done, posting and sending messages."""
+        """Seconds of the action spent neither waiting nor computing: bookkeeping, and posting and sending messages."""
         return self.end_s - self.start_s - self.wait_s - self.compute_s
 
 
@@ -47,11 +47,11 @@ class Recording:
 
     events: Sequence[Event]
     unix_s: float
-    """Unix time at 0 of the events' clock: aligns hosts."""
+    """Unix time at 0 of the events' clock, which aligns the events of different hosts."""
 
 
 def clock_origin_s() -> float:
-    """Unix time at 0 of this host's `time.monotonic`, from the reading of both clocks that was interrupted the least."""
+    """Return the Unix time at 0 of this host's `time.monotonic`, from the shortest of several readings of both clocks."""
     readings = []
     for _ in range(_CLOCK_READINGS):
         before_s, unix_s, after_s = time.monotonic(), time.time(), time.monotonic()
@@ -60,17 +60,17 @@ def clock_origin_s() -> float:
 
 
 def duration_s(recordings: Iterable[Recording]) -> float:
-    """From the first start to the last end of some processes on one host; 0 where nothing was done."""
+    """Return the seconds from the first start to the last end of events of processes on one host; 0 if there are none."""
     events = [event for recording in recordings for event in recording.events]
     return max(event.end_s for event in events) - min(event.start_s for event in events) if events else 0.0
 
 
 def trace(recordings: Iterable[Recording], *, label: str = "") -> dict[str, Any]:
-    """A document in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
+    """Return the events as a document in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
 
-    One process per replica of a unit, one thread per stage (and slice), one box per action from the end of its waiting,
-    named like `F 12`: the forward of microbatch 12; B is its backward, W what that put off. Time 0 is the first start. label: in
-    front of every process's name.
+    It has one process per replica of a unit, one thread per stage (and slice), and one box per action from the end of its
+    waiting. A box is named like `F 12`, the forward of microbatch 12; B is a backward, W the weight gradients that it put off.
+    Time 0 is the first start. label: prefix of every process's name.
     """
     timed = [(event, recording.unix_s) for recording in recordings for event in recording.events]
     origin_s = min((event.start_s + unix_s for event, unix_s in timed), default=0.0)

@@ -1,4 +1,4 @@
-"""What the processes of two units hand each other: which rows of a portion, and who sends them to whom."""
+"""What the processes of two units send each other: which rows of a portion, and from which rank to which."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from headrace.trainer.pipeline.routes import Handover, Portion
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 
 Ranges = Mapping[int, range]
-"""Where each sample's rows lie; what could not be decoded is not in it."""
+"""The rows of each sample in a tensor, by sample ID; samples that could not be decoded are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The processes of a replica of another unit, as one process sees them."""
+    """The ranks of one replica of another unit that a process receives from and sends to."""
 
     source: int
-    """Who sends to it: each TP slice receives from one of the other side's."""
+    """Rank that sends to this process: each TP slice receives from one TP slice of the other side."""
     receivers: Sequence[int]
-    """To whom it sends: those of the other side's TP slices that receive from this one."""
+    """Ranks that this process sends to: the TP slices of the other side that receive from this one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """A handover with rows, as a process at one of its ends has it."""
+    """A handover that carries rows, from the view of a process at one of its ends."""
 
     number: int
-    """Of the handover."""
+    """The handover's number within the step."""
     unit: str
-    """At the other end."""
+    """The unit at the other end."""
     rows: slice | Tensor
-    """Where they lie: behind a portion in its output, in front of it among all that it receives from that unit."""
+    """Index of the rows: in the portion's output if it sends them, else among all rows that it receives from that unit."""
     num_rows: int
     neighbours: Neighbours
 
     def is_all_of(self, output: Tensor) -> bool:
-        """Whether it has every row of a portion's output, in order: then there is nothing to pick."""
+        """Whether the exchange has every row of a portion's output, in order, so that no rows have to be picked."""
         return isinstance(self.rows, slice) and self.num_rows == output.shape[0]
 
 
 class Exchanges:
-    """Of one process."""
+    """Makes the exchanges of one process from the handovers of its portions."""
 
     def __init__(self, topology: PipelineTopology, place: Place) -> None:
         self._neighbours = {
@@ -58,17 +58,20 @@ class Exchanges:
         }
 
     def arriving(self, handovers: Iterable[Handover], ranges: Mapping[str, Ranges]) -> list[Exchange]:
-        """Of handovers into a portion. ranges: by unit in front, of the tokens that the portion takes from it."""
+        """Return the exchanges of handovers into a portion, for those that carry rows.
+
+        ranges: by upstream unit, each sample's rows among the tokens that the portion takes from that unit.
+        """
         return [
             exchange for handover in handovers for exchange in self._of(handover, handover.source, ranges[handover.source.unit])
         ]
 
     def leaving(self, handovers: Iterable[Handover], ranges: Ranges) -> list[Exchange]:
-        """Of handovers out of a portion. ranges: of its output."""
+        """Return the exchanges of handovers out of a portion, for those that carry rows. ranges: the rows of its output."""
         return [exchange for handover in handovers for exchange in self._of(handover, handover.target, ranges)]
 
     def _of(self, handover: Handover, other: Portion, ranges: Ranges) -> Iterator[Exchange]:
-        """One; none where the handover carries nothing."""
+        """Yield the exchange of a handover, or nothing if the handover carries no rows."""
         rows = [some for sample in handover.samples if (some := ranges.get(sample))]
         if rows:
             neighbours = self._neighbours[other.unit, other.replica]
@@ -83,7 +86,7 @@ def _neighbours(topology: PipelineTopology, place: Place, unit: str, replica: in
 
 
 def row_ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:
-    """From how many rows each sample has."""
+    """Return the rows of each sample of a portion. counts: (n,) number of rows of each sample."""
     ranges, start = {}, 0
     for sample, count in zip(data.sample_ids.tolist(), counts.tolist(), strict=True):
         ranges[sample] = range(start, start + count)
@@ -92,7 +95,7 @@ def row_ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:
 
 
 def in_order(arriving: Sequence[Exchange], arrived: Sequence[Tensor]) -> dict[str, Tensor]:
-    """By unit in front, the rows of all its handovers in the order of the portion's samples."""
+    """Return, by upstream unit, the rows that arrived from it, joined in the order of the portion's samples."""
     pieces: dict[str, list[tuple[slice | Tensor, Tensor]]] = {}
     for exchange, tensor in zip(arriving, arrived, strict=True):
         pieces.setdefault(exchange.unit, []).append((exchange.rows, tensor))
@@ -107,7 +110,7 @@ def _joined(pieces: Sequence[tuple[slice | Tensor, Tensor]]) -> Tensor:
 
 
 def _place(rows: Sequence[range]) -> slice | Tensor:
-    """A slice where they follow each other, which takes no copy; else their indices."""
+    """Return a slice if the ranges are adjacent, as indexing with it makes no copy; else the indices of the rows."""
     if all(one.stop == other.start for one, other in pairwise(rows)):
         return slice(rows[0].start, rows[-1].stop)
     return torch.tensor([row for some in rows for row in some])

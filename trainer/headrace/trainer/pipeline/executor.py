@@ -1,4 +1,4 @@
-"""One process's share of a step: the actions of its stage, in the schedule's order, and the messages around them."""
+"""Execution of one process's share of a step: its stage's actions in the schedule's order, and the messages around them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.wire import Wire
 
 Feed = Callable[[Portion], PackedMicrobatch]
-"""The columns of a unit that a portion's samples have, on the device; fewer samples where some could not be decoded."""
+"""A function that returns the unit's columns of a portion's samples, on the device, without samples that failed to decode."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a stage makes of a portion; it leads back to what came in by autograd."""
+    """The output of a stage for one portion, connected to the stage's inputs by autograd."""
 
     rows: Tensor | None = None
-    """Hidden states for the next stage, on a unit's last one tokens for the unit behind; None where nothing is behind."""
+    """Hidden states for the next stage, or on a unit's last stage tokens for the downstream unit; None if nothing follows."""
     loss: StepLoss | None = None
-    """On the last stage of the LLM, and of the generator."""
+    """Loss of the portion on the last stage of the LLM and of the generator; None on all other stages."""
 
 
 class Chunk(Protocol):
-    """What the executor needs of one chunk of a stage: a `headrace.trainer.pipeline.stage.Stage`, or what stands in its place."""
+    """Protocol of one chunk of a stage in an executor: a `headrace.trainer.pipeline.stage.Stage`, or an emulated one."""
 
     @property
     def device(self) -> torch.device: ...
@@ -53,52 +53,54 @@ class Chunk(Protocol):
     def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor: ...
     def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output: ...
     def put_off(self) -> Callable[[], None]:
-        """Computes, when it is called, the gradients that the last backward has left: only under `zero-bubble`."""
+        """Return a function that computes the weight gradients that the last backward put off; only under `zero-bubble`."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a process has computed of a step's loss; nothing but on the last stages of LLM and generator."""
+    """One process's part of a step's loss; empty except on the last stages of the LLM and the generator."""
 
     loss_sum: float = 0.0
     num_targets: int = 0
     not_finite: list[int] = field(default_factory=list)
-    """Samples of portions whose loss is no number."""
+    """Samples of portions whose loss is not finite."""
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """What a position keeps of a portion between forward and backward."""
+    """What a position keeps of a portion between its forward and its backward."""
 
     output: Output
     hidden: Tensor | None = None
     arrived: Sequence[Tensor] = ()
-    """Of `_Cargo.arriving`; nothing but on the unit's first position."""
+    """Tensors received by the exchanges of `_Cargo.arriving`, in their order; empty except on the unit's first position."""
 
 
 class _Cargo(NamedTuple):
-    """A portion whose data are there, for all of its visits to this process."""
+    """A portion's data and exchanges, kept for all of its actions on this process."""
 
     data: PackedMicrobatch
     num_rows: int
     arriving: Sequence[Exchange]
-    """Nothing but on the unit's first stage."""
+    """Exchanges with upstream units; empty except on the unit's first stage."""
     leaving: Sequence[Exchange]
-    """Nothing but on its last one."""
+    """Exchanges with the downstream unit; empty except on the unit's last stage."""
 
 
 class _Link(NamedTuple):
-    """A message between two positions."""
+    """Peer and tag of a message between two adjacent positions of a unit."""
 
     rank: int
-    """Of the process at the other end."""
+    """Rank of the process at the other end."""
     tag: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Move:
-    """What an action does with a portion. It is worked out before the step begins: between two computations, which leave nothing
-    in the caches, the same takes several times as long.
+    """What an action does with one of its portions.
+
+    All moves are worked out before the step begins: between two computations, which leave nothing in the caches, the same work
+    takes several times as long.
     """
 
     kind: Kind
@@ -106,20 +108,21 @@ class _Move:
     stage: Chunk
     position: int
     source: _Link | None
-    """Of what comes in from a position beside it; None at the unit's end, where it comes by exchanges."""
+    """Message from the adjacent position that the input comes from; None at the unit's end, where it comes by exchanges."""
     target: _Link | None
-    """Of what goes out."""
+    """Message to the adjacent position that the output goes to; None at the unit's end, where it goes by exchanges."""
     width: int
-    """Of what comes in."""
+    """Row width of the input."""
     enters: bool
-    """Of `GradientFlow`, as the next one."""
+    """Whether the position has a backward (`GradientFlow.enters`)."""
     leaves: bool
+    """Whether the position sends gradients of its input back (`GradientFlow.leaves`)."""
     ends: bool
-    """Whether nothing else needs the portion's cargo afterwards."""
+    """Whether no later action needs the portion's cargo."""
 
 
 class Executor:
-    """The stages of one process: as many as the schedule has chunks."""
+    """Runs the steps of one process, which has one stage object for each of the schedule's chunks."""
 
     def __init__(
         self,
@@ -130,7 +133,9 @@ class Executor:
         group: dist.ProcessGroup | None = None,
         wait: Callable[[dist.Work], object] = dist.Work.wait,
     ) -> None:
-        """`dtype`: of what is sent. `group`: whose ranks are the topology's. None: all processes. `wait`: for what arrives."""
+        """`dtype`: dtype of messages. `group`: the group whose ranks are the topology's, None for all processes.
+        `wait`: function that waits for a message to arrive.
+        """
         self.topology = topology
         self.place = place
         self.stages = stages
@@ -138,17 +143,18 @@ class Executor:
         self.learning = {unit for unit in topology.units if learns(topology, unit)}
         self.exchanges = Exchanges(topology, place)
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
-        """Who has the stages of this replica and TP slice."""
+        """Ranks of the stages of this replica and TP slice, in stage order."""
         self.wire = Wire(stages[0].device, dtype, group, wait)
         self.recording = Recording((), 0.0)
-        """Of the last step."""
+        """The events of the last step."""
 
     def run(self, routes: Routes, feed: Feed) -> Totals:
-        """Forward and backward of everything that the plan gives this process; gradients are added to its parameters'.
+        """Run forward and backward of all that the plan gives this process, adding to the gradients of its parameters.
 
-        What was sent may still be on its way until `wire.flush`.
-        Raises HeadraceError, before anything is computed, where the plan would have somebody wait for ever, and UserError where
-        this process would keep more rows than it may.
+        Messages may still be on their way until `wire.flush`.
+
+        Raises, before anything is computed, HeadraceError if the plan would deadlock, and UserError if this process would keep
+        more rows than its unit's `max_rows`.
         """
         check_order(self.topology, routes, self.place)
         run = _Run(self, routes, feed)
@@ -160,7 +166,7 @@ class Executor:
             start_s, waited_s, computed_s = time.monotonic(), self.wire.waited_s, run.computed_s
             if not times:
                 run.post(of_action)
-            run.post(coming)  # one ahead
+            run.post(coming)  # one action ahead
             run.take(of_action)
             times.append((start_s, time.monotonic(), self.wire.waited_s - waited_s, run.computed_s - computed_s))
         events = [Event(self.place, action, *taken) for action, taken in zip(actions, times, strict=True)]
@@ -168,23 +174,23 @@ class Executor:
         return run.totals
 
     def actions(self, routes: Routes) -> Sequence[Action]:
-        """Of this process's stage, in order."""
+        """Return the actions of this process's stage, in schedule order."""
         return actions_of(self.topology, routes, self.place.unit, self.place.replica)[self.place.stage]
 
 
 class _Run:
-    """A step in progress."""
+    """The state of one step in progress on one process."""
 
     def __init__(self, executor: Executor, routes: Routes, feed: Feed) -> None:
         self.totals = Totals()
         self.computed_s = 0.0
-        """By the stages, so far."""
+        """Seconds that the stages have computed so far in this step."""
         self._place, self._flow, self._learning = executor.place, executor.flow, executor.learning
         self._stages, self._wire, self._peers = executor.stages, executor.wire, executor.peers
         self._routes, self._feed, self._exchanges = routes, feed, executor.exchanges
-        self._last = self._flow.num_parts - 1  # position
+        self._last = self._flow.num_parts - 1  # the unit's last position
         self._is_first, self._is_last = self._place.stage == 0, self._place.stage == len(self._peers) - 1
-        # A portion goes by its number from here on.
+        # From here on a portion is identified by its index in this list.
         self._portions = routes.portions(self._place.unit, self._place.replica)
         self._by_kind = {
             Kind.FORWARD: _numbers(portion.forward for portion in self._portions),
@@ -198,7 +204,7 @@ class _Run:
         self._weights: dict[int, Callable[[], None]] = {}  # by portion
 
     def num_rows(self, kind: Kind) -> dict[int, int]:
-        """By the microbatch of such an action. Waits for the data of all portions."""
+        """Return the number of rows of each microbatch in actions of this kind. Waits for the data of all portions."""
         return {
             microbatch: sum((self._cargo.get(portion) or self._load(portion)).num_rows for portion in portions)
             for microbatch, portions in self._by_kind[kind].items()
@@ -207,7 +213,7 @@ class _Run:
     # -- before the step --------------------------------------------------------------------------------------------
 
     def moves(self, action: Action) -> list[_Move]:
-        """With all portions of an action."""
+        """Return the moves of an action, one for each of its portions."""
         position = action.chunk * len(self._peers) + self._place.stage
         before, behind = position - 1, position + 1
         source, target = (behind, before) if action.kind == Kind.BACKWARD else (before, behind)
@@ -229,7 +235,7 @@ class _Run:
         ]
 
     def _link(self, kind: Kind, portion: int, position: int, other: int) -> _Link | None:
-        """Between a position here and one beside it."""
+        """Return the message link between a position of this process and an adjacent one; None past the unit's ends."""
         if not 0 <= other <= self._last:
             return None
         number = portion * (self._last + 1) + min(position, other)
@@ -238,7 +244,7 @@ class _Run:
     # -- actions ----------------------------------------------------------------------------------------------------
 
     def post(self, moves: Sequence[_Move]) -> None:
-        """Make room for what an action is going to receive."""
+        """Post the receives of an action."""
         for move in moves:
             is_forward = move.kind == Kind.FORWARD
             if not is_forward and (move.kind == Kind.WEIGHT or not move.enters):
@@ -254,7 +260,7 @@ class _Run:
                 self._wire.expect((exchange.num_rows, move.width), source, tag, learns=learns)
 
     def take(self, moves: Sequence[_Move]) -> None:
-        """Run an action that was posted."""
+        """Run an action whose receives were posted."""
         for move in moves:
             _RUN[move.kind](self, move)
             if move.ends:
@@ -305,7 +311,7 @@ class _Run:
             gradients.append(None)
         if rows is not None and (move.source is not None or rows.numel()):
             gradient = self._gradient(move, rows)
-            if rows.requires_grad:  # not in a frozen LLM where the portion has no media
+            if rows.requires_grad:  # False in a frozen LLM if the portion has no media
                 ends.append(rows)
                 gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
         began_s = time.monotonic()
@@ -318,7 +324,7 @@ class _Run:
         if move.leaves and move.target is not None and held.hidden is not None:
             self._wire.send(_gradient_of(held.hidden), *move.target)
         arriving = self._cargo[move.portion].arriving
-        for exchange, tensor in zip(arriving, held.arrived, strict=False):  # nothing arrived behind the first position
+        for exchange, tensor in zip(arriving, held.arrived, strict=False):  # nothing arrives by exchange after the first position
             if tensor.requires_grad:
                 self._send(Kind.BACKWARD, exchange, _gradient_of(tensor))
 
@@ -343,7 +349,7 @@ class _Run:
         self.computed_s += time.monotonic() - began_s
 
     def _as_in_forward(self) -> AbstractContextManager[object]:
-        """Around a backward: its dtypes are those of its forward."""
+        """Return a context for a backward with autocast off, so that its dtypes are those of its forward."""
         return torch.autocast(self._stages[0].device.type, enabled=False) if self._autocasts else nullcontext()
 
     # -- messages ---------------------------------------------------------------------------------------------------
@@ -377,11 +383,12 @@ class _Run:
 
 
 _RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}
-"""Not bound: a run that held its own methods would keep a lost generation's connections until Python looks for cycles."""
+"""Functions rather than bound methods: a run that held its own methods would be a reference cycle, and keep the connections of
+a lost generation until Python collects cycles."""
 
 
 def _numbers(microbatches: Iterable[int]) -> dict[int, list[int]]:
-    """By microbatch, from the microbatch of each portion."""
+    """Return the indices of the portions of each microbatch. microbatches: the microbatch of each portion."""
     grouped: dict[int, list[int]] = {}
     for number, microbatch in enumerate(microbatches):
         grouped.setdefault(microbatch, []).append(number)
@@ -389,12 +396,14 @@ def _numbers(microbatches: Iterable[int]) -> dict[int, list[int]]:
 
 
 def _tag(kind: Kind, number: int) -> int:
-    """Of a message, among all that two processes exchange in a step: they are of one unit or of two, never both. Gradients have
-    the odd one behind that of what they answer (see `Wire`).
+    """Return the tag of a message, unique among all that two processes exchange in a step.
+
+    Two processes exchange either links within a unit or handovers between units, never both, so their numbers do not collide.
+    A gradient has the odd tag after that of the activations it answers (see `Wire`).
     """
     return 2 * number + kind
 
 
 def _gradient_of(tensor: Tensor) -> Tensor:
-    """Zeros where nothing behind it has a target."""
+    """Return the gradient of a received tensor, or zeros if nothing downstream of it has a target."""
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

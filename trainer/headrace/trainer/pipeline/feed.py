@@ -1,4 +1,4 @@
-"""Steps for a process of a pipeline: the whole plan, and of the data what this process's unit needs."""
+"""The step loader of a pipeline process: each step's whole plan, and the part of the data that this process needs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from headrace.v1 import sessions_pb2
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The rows that a sample came with, and which it is."""
+    """The location of a sample: a record batch and the row in it."""
 
     batch: pa.RecordBatch
     row: int
 
 
 class Parts(Protocol):
-    """What a feed needs of a `headrace.trainer.loading.fetch.PartFetcher`."""
+    """Protocol of a source of parts, such as `headrace.trainer.loading.fetch.PartFetcher`."""
 
     def have_come(self, tickets: Sequence[str]) -> bool: ...
     def take(self, ticket: str) -> Part: ...
@@ -49,29 +49,32 @@ class Parts(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StepFeed:
-    """The data of one step. While the stage computes a portion, its next one is packed, from parts that were fetched ahead."""
+    """The data of one step for one process: called with a portion, it returns the portion's packed samples.
+
+    While the stage computes a portion, the next one is packed from parts that were fetched ahead.
+    """
 
     routes: Routes
     _place: Place
     _samples: Mapping[str, Sequence[int]]
-    """Of each part of this process."""
+    """The samples of each part that this process needs, by ticket."""
     _parts: Parts
     _packing: PackAhead[tuple[StepFeed, Portion], OnItsWay]
     rejected: list[Rejected] = field(default_factory=list)
     data_wait_s: float = 0.0
-    """For portions that were not packed yet when the stage asked for them."""
+    """Seconds that the stage waited for portions that were not packed yet when it asked for them."""
     _portions: Iterator[Portion] = field(init=False)
-    """That are still to be announced, in the order in which the stage asks for them."""
+    """Portions still to be announced for packing, in the order in which the stage asks for them."""
     _where: dict[int, Where] = field(default_factory=dict)
     _to_come: dict[int, str] = field(init=False)
-    """Sample -> part that was not taken yet."""
+    """Ticket of the part of each sample whose part was not taken yet."""
 
     def __post_init__(self) -> None:
         self._portions = iter(self.routes.portions(self._place.unit, self._place.replica))
         self._to_come = {sample: ticket for ticket, samples in self._samples.items() for sample in samples}
 
     def __call__(self, portion: Portion) -> PackedMicrobatch:
-        """The unit's columns of the portion's samples, in its order, without those that could not be decoded."""
+        """Return the unit's columns of the portion's samples, in its order, without samples that could not be decoded."""
         began_s = time.perf_counter()
         packed = self._packing.take((self, portion)).arrived()
         self.data_wait_s += time.perf_counter() - began_s
@@ -79,17 +82,20 @@ class StepFeed:
         return packed
 
     def announce(self) -> None:
-        """Have the next portion packed."""
+        """Have the next portion packed in the background."""
         following = next(self._portions, None)
         if following is not None:
             self._packing.announce((self, following))
 
     def has_come(self, portion: Portion) -> bool:
-        """Whether `rows` would not wait."""
+        """Whether the portion's parts have all come, so that `rows` would not wait."""
         return self._parts.have_come(self._tickets(portion))
 
     def rows(self, portion: Portion) -> list[pa.RecordBatch]:
-        """Of the portion's samples, in its order. Waits for the parts that they are in. One portion at a time."""
+        """Return the rows of the portion's samples, in its order, without samples that could not be decoded.
+
+        Waits for the parts that hold them. Not for concurrent calls.
+        """
         for ticket in self._tickets(portion):
             part = self._parts.take(ticket)
             for sample in self._samples[ticket]:
@@ -98,7 +104,7 @@ class StepFeed:
         return list(_runs(self._where[sample] for sample in portion.samples if sample in self._where))
 
     def _tickets(self, portion: Portion) -> list[str]:
-        """Of the parts that were not taken yet."""
+        """Return the tickets of the portion's parts that were not taken yet."""
         return list(dict.fromkeys(self._to_come[sample] for sample in portion.samples if sample in self._to_come))
 
     def _note(self, part: Part) -> None:
@@ -109,10 +115,12 @@ class StepFeed:
 
 
 class PortionLoader(StepLoader):
-    """Steps of whose data a portion is packed ahead, while the stage computes the one before."""
+    """A step loader that packs portions of microbatches, each while the stage computes the one before."""
 
     def __init__(self, endpoint: str, *, device: torch.device, tls_ca: Path | None = None, **options: Any) -> None:
-        """`device`: where the data go. `tls_ca`: as of `headrace.trainer.connect`. `options`: other arguments of StepLoader."""
+        """`device`: where packed portions are copied to. `tls_ca`: as in `headrace.trainer.connect`. `options`: further
+        arguments of StepLoader.
+        """
         self._copy = DeviceCopy(device)
         self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
         super().__init__(
@@ -126,7 +134,7 @@ class PortionLoader(StepLoader):
         )
 
     def close(self) -> None:
-        """As of StepLoader."""
+        """Stop packing ahead, and close the loader (`StepLoader.close`)."""
         self._portions.close()
         super().close()
 
@@ -139,7 +147,10 @@ class PortionLoader(StepLoader):
 
 
 class PipelineLoader(PortionLoader):
-    """Steps with their whole plans, for one process of a pipeline. Each is to be committed by all processes."""
+    """A step loader for one process of a pipeline: yields steps with the routes of their whole plans.
+
+    All processes have to commit each step.
+    """
 
     def __init__(
         self,
@@ -153,7 +164,7 @@ class PipelineLoader(PortionLoader):
         tls_ca: Path | None = None,
         catch_up: int = 1,
     ) -> None:
-        """`device`: where the data go. `transports`, `tls_ca`, `catch_up`: as of `headrace.trainer.connect`."""
+        """`device`: where packed portions are copied to. `transports`, `tls_ca`, `catch_up`: as in `headrace.trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
         self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step
         super().__init__(
@@ -170,7 +181,7 @@ class PipelineLoader(PortionLoader):
         )
 
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
-        """Those that this process needs, in the order in which it does."""
+        """Return the tickets of the parts that this process needs, in the order in which it needs them."""
         if plan.step not in self._needed:
             whole = codec.plan_value(plan.whole)
             _check_replicas(plan.step, whole, self._topology)
@@ -183,7 +194,7 @@ class PipelineLoader(PortionLoader):
         self._needed.clear()
 
     def steps(self) -> Iterator[tuple[Step, StepFeed]]:
-        """Until the job's end; each with its data, and to be committed by `commit_fed`."""
+        """Yield the steps until the job's end, each with its data. Commit each one by `commit_fed`."""
         for step in self:
             routes, samples = self._needed.pop(step.index)
             feed = StepFeed(routes, self._place, samples, self._parts, self._portions)
@@ -191,20 +202,22 @@ class PipelineLoader(PortionLoader):
             yield step, feed
 
     def commit(self, step: Step, *, loss: float = math.nan) -> None:
-        """As of StepLoader."""
+        """Commit a step (`StepLoader.commit`) whose data were consumed; a step of `steps` is committed by `commit_fed`."""
         super().commit(step, loss=loss)
-        self._needed.pop(step.index, None)  # of a step that is committed again, and was not handed out
+        self._needed.pop(step.index, None)  # present if the step is committed again without being handed out
 
     def commit_fed(self, step: Step, feed: StepFeed, *, loss: float) -> None:
-        """The step is applied by this process."""
+        """Commit a step that this process has applied, with the rejected samples and the waiting time of its feed."""
         step.rejected, step.consumed = feed.rejected, True
         step.data_wait_s += feed.data_wait_s
         self.commit(step, loss=loss)
 
 
 def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
-    """What a process fetches: its unit's columns, without the media where it has neither an encoder's first stage, which reads
-    them, nor the generator's first or last one, which compares with them.
+    """Return the columns that a process fetches: those of its unit, with the media (patches, mel) only where they are read.
+
+    Media are read on the first stage of a unit and on the generator's last one, which compares with them; with several chunks
+    per stage, every process fetches them.
     """
     ends = (0, topology.units[GENERATOR].pp - 1) if place.unit == GENERATOR else (0,)
     reads = place.stage in ends or topology.chunks > 1
@@ -212,16 +225,19 @@ def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
 
 
 def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list[int]:
-    """The replicas of the plan whose samples may reach a process: those of its lane (`headrace.trainer.pipeline.routes`)."""
+    """Return the plan's replicas whose samples may reach a process: those of its lane (`headrace.trainer.pipeline.routes`).
+
+    replicas: number of replicas in the plan.
+    """
     lanes = math.gcd(topology.units[place.unit].dp, replicas)
     lane = place.replica * lanes // topology.units[place.unit].dp
     return list(range(lane * replicas // lanes, (lane + 1) * replicas // lanes))
 
 
 def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> dict[str, list[int]]:
-    """The parts that hold samples of this process, in the order in which it needs them, with the samples that they have.
+    """Return the samples of each part that this process needs, by ticket, in the order in which it needs the parts.
 
-    Raises UserError where the plan sends samples to lanes whose data this process does not get.
+    Raises UserError if the plan gives this process samples from another lane, whose data it does not get.
     """
     part_samples = {
         ticket: list(part.sample_ids)
@@ -248,7 +264,7 @@ def _check_replicas(step: int, plan: StepPlan, topology: PipelineTopology) -> No
 
 
 def _runs(places: Iterable[Where]) -> Iterator[pa.RecordBatch]:
-    """Rows one behind the other in one batch as one slice."""
+    """Yield the rows at these places in order, consecutive rows of a batch as one slice."""
     current: list[Any] = []  # batch, first row, number of rows
     for place in places:
         if current and current[0] is place.batch and current[1] + current[2] == place.row:

@@ -1,4 +1,4 @@
-"""Where gradients go: frozen units save the backward that nobody needs (Cornstarch, section 3.3.1)."""
+"""Which stages compute and send gradients: frozen units skip backwards that nobody needs (Cornstarch, section 3.3.1)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from headrace.trainer.pipeline.topology import PipelineTopology
 
 @dataclass(frozen=True, slots=True)
 class GradientFlow:
-    """Of the parts of one unit (`PipelineTopology.num_parts`), by their positions: in the order in which they are passed."""
+    """Which parts of one unit have a backward, and which send gradients back.
+
+    A part's position is its place among the `PipelineTopology.num_parts` parts, in the order in which a sample passes them.
+    """
 
     frozen: bool
-    """Whether none of the unit's layers learns."""
+    """Whether all of the unit's layers are frozen."""
     projects: bool
-    """Whether a projector that learns stands at the unit's end."""
+    """Whether the unit ends in a trainable projector."""
     behind_learners: bool
-    """Whether anything learns in the units in front."""
+    """Whether anything is trainable in the upstream units."""
     num_parts: int
 
     @classmethod
     def of(cls, topology: PipelineTopology, unit: str) -> GradientFlow:
+        """Return the gradient flow of one unit of a topology."""
         here = topology.units[unit]
         return cls(
             frozen=here.frozen,
@@ -31,16 +35,16 @@ class GradientFlow:
         )
 
     def leaves(self, position: int) -> bool:
-        """Whether gradients of what came in are sent back to where it came from."""
+        """Whether the position sends the gradients of its inputs back to where the inputs came from."""
         return self.behind_learners or (position > 0 and not self.frozen)
 
     def enters(self, position: int) -> bool:
-        """Whether the position has a backward at all."""
+        """Whether the position has a backward at all: something in it or upstream of it is trainable."""
         return self.leaves(position) or not self.frozen or (self.projects and position == self.num_parts - 1)
 
 
 def learns(topology: PipelineTopology, unit: str) -> bool:
-    """Whether a unit takes gradients of what it hands over."""
+    """Whether a unit takes gradients of its outputs: something in it or upstream of it is trainable."""
     return _learns(topology, unit) or GradientFlow.of(topology, unit).behind_learners
 
 

@@ -1,4 +1,4 @@
-"""Which processes sum what: groups of torch.distributed for a topology."""
+"""The groups of torch.distributed in which the processes of a topology sum gradients, activations and losses."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from headrace.trainer.pipeline.topology import Groups, PipelineTopology
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroups:
-    """This process's groups. None: it is alone, or there is no such group."""
+    """The process groups that this process is in. None: it would be alone in the group, or has no such group."""
 
     everybody: dist.ProcessGroup
     replicas: dist.ProcessGroup | None
-    """That have the same slice of the same stage."""
+    """Data-parallel group: the processes with the same slice of the same stage."""
     slices: dist.ProcessGroup | None
-    """Of the same stage of the same replica."""
+    """Tensor-parallel group: the slices of the same stage of the same replica."""
     tied: dist.ProcessGroup | None
-    """The first and the last stage of the LLM."""
+    """The LLM's first and last stage, which may share the matrix of embedding and head."""
 
     @classmethod
     def make(cls, topology: PipelineTopology) -> Self:
-        """To be called by every process of the world, also by those that the topology has no place for."""
+        """Create the groups. Every process of the world calls it, also processes that have no place in the topology."""
         everybody = _own((tuple(range(topology.world_size)),), alone=True)
         return cls(
             everybody=everybody,  # type: ignore[arg-type]  # None only where there is no place
@@ -34,14 +34,17 @@ class ProcessGroups:
         )
 
     def close(self) -> None:
-        """Leave them."""
+        """Destroy the groups."""
         for group in (self.everybody, self.replicas, self.slices, self.tied):
             if group is not None:
                 dist.destroy_process_group(group)
 
 
 def _own(groups: Groups, *, alone: bool = False) -> dist.ProcessGroup | None:
-    """This process's group of several; every process makes them all, in the same order. `alone`: also those of one process."""
+    """Create these groups, on every process in the same order, and return the one that this process is in, if any.
+
+    Groups of one process are skipped unless `alone`.
+    """
     own = None
     for ranks in groups:
         if len(ranks) > 1 or alone:

@@ -1,8 +1,8 @@
-"""Which layers each part of a unit has: contiguous parts whose forward and backward together take equally long.
+"""Partition of a unit's layers into contiguous parts whose forward and backward together take equally long.
 
 Cornstarch (dissertation, sections 3.3.1 and 3.4.1): the slowest stage sets the pace of 1F1B, so its forward and backward
-count, and a frozen layer's backward is shorter or not there at all. Costs are relative: elements of the matrices that each
-position meets. Only those inside of one unit are compared, so attention, which every layer has alike, is left out.
+count, and a frozen layer's backward is shorter or absent. Costs are relative: the number of matrix elements that each row is
+multiplied with. They are compared only within a unit, so attention, which every layer has alike, is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, unit_s
 
 
 class UnitCosts(NamedTuple):
-    """Of every layer of a unit, in order. The last one includes what stands behind it, a projector or a head."""
+    """Relative costs of a unit's layers, in order. The last layer's include the projector or head that follows it."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -30,10 +30,10 @@ class UnitCosts(NamedTuple):
 def layer_costs(
     topology: PipelineTopology, shape: ModelShape, *, vocab_size: int, image: ImageSpec, audio: AudioSpec
 ) -> dict[str, UnitCosts]:
-    """The relative costs of each unit of a checked topology.
+    """Return the relative layer costs of each unit of a checked topology.
 
-    Checkpointing runs the layers again, not what stands behind them. The projector to a generator, which few of the LLM's
-    positions meet, is left out.
+    Activation checkpointing runs the layers again, but not the head or projector. The projector to a generator, which few of
+    the LLM's positions pass, is left out.
     """
     units = topology.units
     factors = backward_factors(
@@ -64,9 +64,9 @@ def layer_costs(
 def bounds(
     topology: PipelineTopology, shape: ModelShape, *, vocab_size: int, image: ImageSpec, audio: AudioSpec
 ) -> dict[str, tuple[int, ...]]:
-    """(0, b1, ..., layers) for each unit of a checked topology: part i has the layers from bound i up to bound i + 1.
+    """Return (0, b1, ..., layers) for each unit of a checked topology: part i has the layers from bound i up to bound i + 1.
 
-    A unit's own cuts where it has some, else those of `partition`.
+    The bounds are the unit's own cuts if the topology gives them, else those that `partition` finds.
     """
     costs = layer_costs(topology, shape, vocab_size=vocab_size, image=image, audio=audio)
     found = {}
@@ -81,11 +81,10 @@ def bounds(
 
 
 def partition(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
-    """(0, b1, ..., L): the bounds of `num_parts` contiguous parts of L layers, each of at least one, none of which costs more
-    than need be.
+    """Return the bounds (0, b1, ..., L) of `num_parts` contiguous parts of L layers that minimise the cost of the costliest part.
 
-    Among several the one with the least sum of squares, so that the other parts are even too; then the one that is cut
-    earliest. [4, 1, 1, 1, 1] in 3 parts is (0, 1, 3, 5): no part is above 4, and the rest is halved. O(L^2 parts).
+    Each part has at least one layer. Ties go to the least sum of squares, so that the other parts are even too, then to the
+    earliest cuts. [4, 1, 1, 1, 1] in 3 parts is (0, 1, 3, 5): no part is above 4, and the rest is halved. O(L^2 parts).
 
     Raises ValueError unless there are from 1 to L parts.
     """
@@ -98,9 +97,10 @@ def partition(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:
 
 
 def _best(ends: Sequence[float], num_parts: int, join: Callable[[float, float], float]) -> tuple[float, tuple[int, ...]]:
-    """Equation 3.5: the least value of all parts joined one by one, and the bounds that have it.
+    """Solve equation 3.5 (Cornstarch) by dynamic programming: return the least joined value of all parts, and its bounds.
 
-    ends: (L + 1,) cost of the first i layers. join: the value of some parts and the cost of the next -> their value.
+    ends: (L + 1,) cost of the first i layers. join: maps the value of the parts so far and the cost of the next part to the
+    value of them all.
     """
     num_layers = len(ends) - 1
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, (0,))}

@@ -1,7 +1,7 @@
-"""AdamW whose state is spread over the replicas of a stage (ZeRO-1, Rajbhandari et al. 2020, section 5.1), more than once.
+"""AdamW whose state is sharded over a stage's replicas (ZeRO-1, Rajbhandari et al. 2020, section 5.1), in several copies.
 
-Every parameter has `copies` owners among the replicas. They hold its moments and update it alike; the other replicas receive
-the new value. So memory of the state is copies / replicas of the whole, and it survives the loss of any copies - 1 replicas.
+Every parameter has `copies` owners among the replicas, which hold its moments and compute the same update; the other replicas
+receive the new value. A replica so holds copies / replicas of the state, which survives the loss of any copies - 1 replicas.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.train_step import DEFAULTS, make_optimizer
 
 COPIES = 2
-"""f + 1 for f = 1: one replica of a stage may be lost."""
+"""Default number of copies of the optimizer state: f + 1 for f = 1, so that one replica of a stage may be lost."""
 
 
 class ShardedAdamW:
-    """The optimizer of one process. All replicas make one with the same parameters in the same order, and call `step` alike.
+    """The optimizer of one process: AdamW with sharded state.
 
-    Replicas must begin with equal weights and come to every step with equal gradients, bit for bit, as a sum over them leaves
-    both. Then the owners of a parameter stay equal bit for bit.
+    All replicas make one with the same parameters in the same order, and call `step` alike. They must begin with equal weights
+    and come to every step with equal gradients, bit for bit, as an all-reduce leaves them. Then the owners of a parameter stay
+    equal bit for bit.
     """
 
     def __init__(
@@ -36,8 +37,8 @@ class ShardedAdamW:
         settings: OptimizerSpec = DEFAULTS,
         embeddings: Collection[nn.Parameter] = (),
     ) -> None:
-        """`group`: of the replicas; None where there is only this one. `copies`: at most as many as there are replicas. The
-        rest as of `headrace.trainer.train_step.make_optimizer`.
+        """`group`: the data-parallel group; None if there is only this replica. `copies`: owners per parameter, capped at the
+        number of replicas. `settings`, `embeddings`: as in `headrace.trainer.train_step.make_optimizer`.
         """
         self._parameters = parameters
         self._group = group
@@ -50,7 +51,7 @@ class ShardedAdamW:
         self._adamw = make_optimizer(owned, settings, embeddings=embeddings)
 
     def step(self, learning_rate: float) -> None:
-        """Update, on all replicas, every parameter that has a gradient."""
+        """Update every parameter that has a gradient, on all replicas. A collective call."""
         for options in self._adamw.param_groups:
             options["lr"] = learning_rate
         self._adamw.step()
@@ -58,25 +59,28 @@ class ShardedAdamW:
             self._receive([parameter for parameter in self._parameters if parameter.grad is not None])
 
     def writes(self, parameter: nn.Parameter) -> bool:
-        """Whether this replica is the first owner: the one that speaks for the others."""
+        """Whether this replica is the parameter's first owner, which broadcasts its value and writes it to checkpoints."""
         return self._owners[parameter][0] == self._replica
 
     def owns(self, parameter: nn.Parameter) -> bool:
-        """Whether this replica has the parameter's moments."""
+        """Whether this replica holds the parameter's moments."""
         return self._replica in self._owners[parameter]
 
     def state(self, parameter: nn.Parameter) -> Mapping[str, Tensor]:
-        """Of an owned parameter: `step` (), `exp_avg` and `exp_avg_sq` of its shape, float32; empty before its first update."""
+        """Return the state of an owned parameter, empty before its first update.
+
+        It is `step` of shape (), and `exp_avg` and `exp_avg_sq` of the parameter's shape, all float32.
+        """
         state: dict[str, Tensor] = self._adamw.state.get(parameter, {})
         return state
 
     def load_state(self, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
-        """Of an owned parameter, as `state` gave it; the tensors are then the optimizer's."""
+        """Set the state of an owned parameter, as `state` returned it. The optimizer keeps and changes the tensors."""
         self._adamw.state[parameter] = dict(state)
 
     @torch.no_grad()
     def _receive(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Every parameter's value from its first owner."""
+        """Broadcast each parameter's new value from its first owner to all replicas."""
         by_source: dict[int, list[Tensor]] = {}
         for parameter in parameters:
             by_source.setdefault(self._owners[parameter][0], []).append(parameter)
@@ -89,9 +93,10 @@ class ShardedAdamW:
 
 
 def owners(sizes: Sequence[int], num_replicas: int, copies: int) -> list[tuple[int, ...]]:
-    """For parameters of so many elements: min(copies, num_replicas) replicas each, the least loaded first.
+    """Return min(copies, num_replicas) owners for each parameter: the replicas that own the fewest elements so far.
 
-    The elements that any two replicas own differ by no more than the largest parameter has.
+    Parameters are assigned from the largest on, so the numbers of elements that any two replicas own differ by no more than
+    the size of the largest parameter. sizes: elements of each parameter.
     """
     load = [0] * num_replicas
     chosen: list[tuple[int, ...]] = [()] * len(sizes)

@@ -1,4 +1,4 @@
-"""One optimizer step of a disaggregated pipeline: forward and backward, gradients over replicas, norm over units, update."""
+"""One optimizer step of a disaggregated pipeline: forward, backward, gradient all-reduce, clipping by the norm, update."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from headrace.trainer.train_step import DEFAULTS, Skips, StepResult, embeddings_
 
 
 class PipelineStep:
-    """The process's share of every step. The loss and its gradient are those of `train_step.TrainStep` on the whole model.
+    """Runs one process's share of every step. Loss and gradient are those of `train_step.TrainStep` on the whole model.
 
-    torch.distributed is initialised. Each of its processes makes one and calls `run` with the routes of the same plans.
+    torch.distributed must be initialised. Each of its processes makes one and calls `run` with the routes of the same plans.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class PipelineStep:
         settings: OptimizerSpec = DEFAULTS,
         copies: int = COPIES,
     ) -> None:
-        """`stages`: of this process, one for each chunk. `dtype`: one of `train_step.PRECISIONS`, by torch.autocast.
-        `copies`: of the optimizer's state, among the replicas.
+        """`stages`: this process's stages, one for each chunk. `dtype`: torch.autocast dtype, one of `train_step.PRECISIONS`.
+        `copies`: number of replicas that hold the optimizer state of each parameter.
         """
         self.place = topology.place(dist.get_rank())
         self.stages = stages
@@ -55,13 +55,15 @@ class PipelineStep:
         self._max_grad_norm = settings.max_grad_norm
         self._skips = Skips(settings)
         self.not_finite: Sequence[int] = ()
-        """Samples of this process's microbatches of the last step whose loss was no number."""
+        """Samples of this process's portions of the last step whose loss was not finite."""
         embeddings = embeddings_of(nn.ModuleList(stages))
         self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, settings=settings, embeddings=embeddings)
 
     def run(self, routes: Routes, feed: Feed, learning_rate: float) -> StepResult:
-        """Where loss or gradient is not finite, weights and optimizer state stay as they are: the update is skipped, or
-        HeadraceError is raised on all processes, as the settings say. The last stages of LLM and generator then name the samples.
+        """Run one step: forward and backward of this process's share, gradient all-reduce, clipping and update.
+
+        If loss or gradient is not finite, weights and optimizer state stay as they are: the update is skipped, or HeadraceError
+        is raised on all processes, as the settings say. The last stages of LLM and generator then name the samples.
         """
         result = self.accumulate(routes, feed)
         try:
@@ -75,7 +77,10 @@ class PipelineStep:
         return replace(result, skipped=self._skips.in_row if result.num_targets else 0)
 
     def accumulate(self, routes: Routes, feed: Feed) -> StepResult:
-        """Forward and backward; the parameters' gradients are then those of the global batch, clipped."""
+        """Run forward and backward, and leave the clipped gradients of the global batch in the parameters.
+
+        The result has loss nan and gradient norm 0 if the global batch has no targets.
+        """
         with self._autocast:  # around all microbatches: weights are cast once
             totals = self._executor.run(routes, feed)
             self._executor.wire.flush()
@@ -86,12 +91,12 @@ class PipelineStep:
         return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=self._reduce(num_targets))
 
     def discard(self) -> None:
-        """Forget the gradients, as before the replay of a step that was not committed."""
+        """Drop the gradients, also before the replay of a step that was not committed."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def _sum(self, loss_sum: float, num_targets: int) -> tuple[float, float]:
-        """Over all processes; of a stage's TP slices, which all have the same, the first counts."""
+        """All-reduce loss and targets over all processes, counting only the first TP slice of a stage, as all have the same."""
         counts = self.place.slice == 0
         totals = torch.tensor([loss_sum * counts, num_targets * counts], dtype=torch.float64, device=self._device)
         dist.all_reduce(totals, group=self.groups.everybody)
@@ -99,7 +104,7 @@ class PipelineStep:
         return first, second
 
     def _reduce(self, num_targets: float) -> float:
-        """Gradients of the global batch, clipped; their norm before that, over the units."""
+        """All-reduce, average and clip the gradients. Return their norm over all units before clipping."""
         if self.groups.replicas is not None and self.parameters:
             sum_gradients(self.parameters, self.groups.replicas)
         if self._tied is not None and self._tied.requires_grad:
@@ -117,12 +122,12 @@ class PipelineStep:
         return float(norm)
 
     def is_copy(self, parameter: nn.Parameter) -> bool:
-        """Whether the first slice of this stage, or the first stage of the LLM, has it too."""
+        """Whether the parameter is a copy of one on this stage's first TP slice, or on the LLM's first stage (tied weight)."""
         return (parameter not in self._cut and self.place.slice > 0) or (parameter is self._tied and self.place.stage > 0)
 
 
 def _tied_weight(stages: Sequence[Stage]) -> nn.Parameter | None:
-    """The one matrix of embedding and head, where the LLM's first and last stage are different processes."""
+    """Return the tied matrix of embedding and head if one of these stages is the LLM's first or last, in different processes."""
     for stage in stages:
         if isinstance(stage, LlmStage) and stage.is_tied and (stage.is_first or stage.is_last):
             weight = stage.model.decoder.embed.weight

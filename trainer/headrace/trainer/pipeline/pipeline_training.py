@@ -1,4 +1,4 @@
-"""Headrace's own training in a disaggregated pipeline: one process of it."""
+"""Headrace's own trainer in a disaggregated pipeline: what each of its processes runs."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def train_pipeline(
 ) -> None:
     """Train until the job's last step is committed, as one of the processes that torchrun started.
 
-    Without `resume`, the weights start afresh. Raises UserError where the job has committed steps already and is not done, unless
-    `fresh_weights`, and where topology, model, job, checkpoint, device and number of processes do not fit each other.
+    Without `resume`, training starts with fresh weights. Raises UserError if the job is not done but has committed steps already,
+    unless `fresh_weights`, and if topology, model, job, checkpoint, device and number of processes do not fit each other.
 
-    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`: as of `train.train`. `checkpoint`: folder,
-    seen by all processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with
-    checkpoints of the job, of whatever topology; the job goes back to the newest complete one. `catch_up`: as of
+    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`: as in `train.train`. `checkpoint`: folder,
+    visible to all processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with
+    checkpoints of the job, of any topology; the job goes back to the newest complete one. `catch_up`: as in
     `headrace.trainer.connect`.
     """
     if threads is not None:
@@ -91,7 +91,7 @@ def train_pipeline(
         with process_group(device):
             groups = ProcessGroups.make(topology)
             dtype = PRECISIONS[precision]
-            document = topology.model_dump(mode="json", exclude={"model"})  # whose folders may lie elsewhere on each host
+            document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
             alike = {"--topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
             check_alike(alike, groups.everybody, device)
             way = way_of_training(name, dtype, topology.units)
@@ -155,10 +155,11 @@ def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:
 class _Model:
     shape: ModelShape
     make: Callable[[], MultimodalModel]
-    """On the meta device."""
+    """Builds the whole model on the meta device."""
     initialise: Callable[[MultimodalModel, int], None]
+    """Gives the modules of a stage their initial weights for a seed."""
     pretrained: Sequence[Path] = ()
-    """Folders whose weights it begins with."""
+    """Folders of pretrained weights that training starts from."""
 
 
 def _model(loader: PipelineLoader, name: str, units: HuggingFaceUnits) -> _Model:
@@ -198,7 +199,7 @@ def _stages(
     groups: ProcessGroups,
     dtype: torch.dtype,
 ) -> list[Stage]:
-    """Of this process."""
+    """Build the stages of this process."""
     spec, vocabulary = loader.spec, loader.vocabulary
     place = topology.place(rank())
     cuts = bounds(topology, model.shape, vocab_size=vocabulary.size, image=spec.image, audio=spec.audio)[place.unit]

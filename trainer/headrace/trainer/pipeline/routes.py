@@ -1,12 +1,13 @@
-"""Where every sample of a step passes: a StepPlan laid over units that have their own numbers of replicas.
+"""The way of every sample through a step: a StepPlan mapped onto units that each have their own number of replicas.
 
-A *portion* is the samples of one microbatch whose backward runs in the same microbatch too: what goes forth, and comes back,
-as one. A sample comes back, in every unit, in the microbatch in which the last unit has it (Entrain, section 4.5.3: the split
-backward of deferred samples). So a microbatch without deferral is one portion, and the portions of another one are computed
-apart, which costs some launches and no arithmetic: samples never see each other.
+A *portion* is the samples of one microbatch whose backwards also run in the same microbatch, so forward and backward process
+them together. In every unit, a sample's backward runs in the microbatch that has the sample in the last unit (Entrain, section
+4.5.3: the split backward of deferred samples). So a microbatch without deferral is one portion; with deferral its portions are
+computed separately, which costs some launches and no arithmetic, as samples do not attend to each other.
 
-Where a unit has other replicas than the plan, gcd(theirs, the plan's) lanes connect them, and within a lane each microbatch is
-dealt out anew, in order (3 encoder replicas to 2 of the LLM are one lane: microbatch k of both is cut into three).
+If a unit has another number of replicas than the plan, gcd(both numbers) lanes connect them, and within a lane the samples of
+each microbatch are dealt out anew, in order (3 encoder replicas and 2 of the LLM are one lane: microbatch k of both LLM
+replicas is cut into three).
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from headrace.plan import StepPlan
 
 @dataclass(frozen=True, slots=True, order=True)
 class Portion:
-    """Samples that one replica of a unit processes together."""
+    """The samples that one replica of a unit processes together in forward and backward."""
 
     unit: str
     replica: int
     forward: int
-    """The microbatch in which they go forth."""
+    """The microbatch of their forward."""
     backward: int
-    """The microbatch in which they come back, never an earlier one."""
+    """The microbatch of their backward, never earlier than `forward`."""
     samples: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Handover:
-    """Samples that pass from a portion of one unit to a portion of the next, in the order in which the former has them."""
+    """The samples that pass from a portion of one unit to a portion of the next unit, in the order of the source."""
 
     source: Portion
     target: Portion
     samples: tuple[int, ...]
     number: int
-    """Among all of the step."""
+    """Index among all handovers of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class _Place:
 
 
 class Routes:
-    """All portions of a step, and what they hand over."""
+    """All portions of a step, and the handovers between them."""
 
     def __init__(self, plan: StepPlan, replicas: Mapping[str, int]) -> None:
-        """`replicas`: of each unit of the plan. Raises ValueError where it names other units than the plan."""
+        """`replicas`: number of replicas of each unit. Raises ValueError if its units are not those of the plan."""
         if set(replicas) != set(plan.topology.stages):
             raise ValueError(f"the plan is for the units {', '.join(plan.topology.stages)}, not for {', '.join(replicas)}")
         units = list(plan.topology.stages)
@@ -65,7 +66,7 @@ class Routes:
         for unit, behind in plan.topology.feeds.items():
             self._connect(self._portions[unit], self._portions[behind])
         self.crosses = any(handover.source.replica != handover.target.replica for handover in self.handovers)
-        """Whether a sample changes its replica on the way."""
+        """Whether any sample passes from a replica of one unit to a replica with another index in the next unit."""
 
     def _connect(self, sources: Sequence[Portion], targets: Sequence[Portion]) -> None:
         target_of = {sample: portion for portion in targets for sample in portion.samples}
@@ -80,22 +81,22 @@ class Routes:
                 self._into.setdefault(target, []).append(handover)
 
     def portions(self, unit: str, replica: int) -> list[Portion]:
-        """In the order of their forwards, those of one microbatch in the order of their backwards."""
+        """Return the portions of one replica of a unit, ordered by the microbatch of their forward, then of their backward."""
         return [portion for portion in self._portions[unit] if portion.replica == replica]
 
     def into(self, portion: Portion) -> Sequence[Handover]:
-        """What it receives from the units in front, ordered by them; nothing in an encoder."""
+        """Return the handovers into a portion, ordered by upstream unit; none in an encoder."""
         return self._into.get(portion, ())
 
     def out_of(self, portion: Portion) -> Sequence[Handover]:
-        """What it gives to the unit behind; nothing in the last one."""
+        """Return the handovers from a portion to the downstream unit; none in the last unit."""
         return self._out_of.get(portion, ())
 
     def occupied(self, replica: int) -> tuple[int, ...]:
-        """The microbatches that a replica, of any unit, has to run, in order.
+        """Return the microbatches that replica `replica` of every unit has to run, in order.
 
-        Where samples change replicas, everybody runs all that anybody has, so that nobody waits for himself (as the planner's
-        simulator has it); else those in which any unit of this replica has a sample.
+        They are those in which any unit has a sample on this replica. If samples change replicas (`crosses`), all replicas run
+        the microbatches that any replica has, which avoids deadlocks; the planner's simulator does the same.
         """
         portions = [
             portion for of_unit in self._portions.values() for portion in of_unit if self.crosses or portion.replica == replica
@@ -104,7 +105,7 @@ class Routes:
 
 
 def _places(plan: StepPlan, unit: str, replicas: int) -> dict[int, _Place]:
-    """Of every sample of a unit, in the order in which its replicas have them."""
+    """Return replica and microbatch of every sample of a unit, in the order in which its replicas have the samples."""
     num_lanes = math.gcd(replicas, plan.topology.replicas)
     per_lane, planned_per_lane = replicas // num_lanes, plan.topology.replicas // num_lanes
     places: dict[int, _Place] = {}

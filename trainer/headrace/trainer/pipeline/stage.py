@@ -1,4 +1,4 @@
-"""Some consecutive layers of one unit of the model, as one process of a pipeline has them."""
+"""A pipeline stage: consecutive layers of one unit of the model, on one process."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from headrace.trainer.pipeline.executor import Output
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
 
 TRUNKS = {"vision": "vision", "audio": "audio", LLM: "decoder", GENERATOR: "generator"}
-"""The module of the whole model that has a unit's layers."""
+"""Name of the module of the whole model that has a unit's layers, by unit."""
 PROJECTORS = {"vision": "vision_projector", "audio": "audio_projector", LLM: "generator_projector"}
-"""What stands at a unit's end and leads to the one behind."""
+"""Name of the projector from a unit's last layer to the downstream unit, by unit."""
 ENCODERS = ("vision", "audio")
 
 
 class Stage(nn.Module, ABC):
-    """Layers `first` to `last` of a unit; with the first one what comes before it, with the last one what comes behind.
+    """Layers `first` up to, but not including, `last` of one unit, as a module of one process.
 
-    Its parameters have the names and, for a seed, the weights that they have in the whole model.
+    With the unit's first layer it has the modules before it, such as an embedding, and with the unit's last layer those after
+    it: norm, head and projector. Its parameters have the same names as in the whole model and, for a seed, the same weights.
     """
 
     def __init__(self, model: MultimodalModel, unit: str, first: int, last: int, *, checkpointing: bool = False) -> None:
-        """`model`: the whole one, of which only this stage's modules are kept; on the meta device it costs nothing."""
+        """`model`: the whole model, from which all modules but this stage's are removed; on the meta device it costs nothing.
+        `checkpointing`: whether layers run again in the backward instead of keeping their activations.
+        """
         super().__init__()
         trunk = model.get_submodule(TRUNKS[unit])
         layers = trunk.layers
@@ -38,13 +41,13 @@ class Stage(nn.Module, ABC):
         self.unit = unit
         self.is_first, self.is_last = first == 0, last == len(layers)
         self.is_tied = unit == LLM and model.decoder.head is None
-        """Whether embedding and head are one matrix, which the first and the last stage both have."""
+        """Whether this is an LLM whose embedding and head are one matrix, which its first and last stage both have."""
         self.checkpointing = checkpointing
         self.width = int(trunk.width)  # type: ignore[arg-type]
-        """Of hidden states between stages."""
+        """Width of hidden states between stages."""
         behind = model.generator if unit == LLM else model.decoder
         self.token_width = 0 if behind is None else behind.width
-        """Of tokens for the unit behind."""
+        """Width of tokens for the downstream unit; 0 in an LLM without a generator."""
         self.model = model
         kept = {f"{TRUNKS[unit]}.layers.{index}" for index in range(first, last)}
         kept |= {f"{TRUNKS[unit]}.{name}" for name in self._ends()}
@@ -54,18 +57,18 @@ class Stage(nn.Module, ABC):
 
     @abstractmethod
     def _ends(self) -> Sequence[str]:
-        """The trunk's modules, besides layers, that this stage needs."""
+        """Return the names of the trunk's modules, besides its layers, that this stage keeps."""
 
     @abstractmethod
     def num_rows(self, data: PackedMicrobatch) -> int:
-        """Of the hidden states of a portion. 0: the unit has nothing to do in it."""
+        """Return the number of rows of a portion's hidden states; 0 if the unit has nothing to do for the portion."""
 
     def tokens(self, _: PackedMicrobatch) -> Tensor:
-        """(n,) tokens for the unit behind that the last stage makes of each sample, on the host."""
+        """Return the (n,) counts of tokens that the last stage makes of each sample for the downstream unit, on the host."""
         raise AssertionError(f"nothing is behind {self.unit}")
 
     def tokens_of(self, unit: str, _: PackedMicrobatch) -> Tensor:
-        """(n,) tokens of the unit in front that each sample takes, on the host."""
+        """Return the (n,) counts of tokens that each sample takes from an upstream unit, on the host."""
         raise AssertionError(f"{unit} is not in front of {self.unit}")
 
     @abstractmethod
@@ -78,10 +81,10 @@ class Stage(nn.Module, ABC):
     def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output: ...
 
     def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
-        """Hidden states for the next stage; on the last one tokens for the unit behind, and the unit's loss.
+        """Return hidden states for the next stage, or on the last stage tokens for the downstream unit and the unit's loss.
 
-        data: this unit's columns of a portion, on the device. hidden: (rows, width) from the stage before, None on the first one.
-        arrived: on a first stage the tokens (t, width) of each unit in front, in the order of the portion's samples.
+        data: this unit's columns of a portion, on the device. hidden: (rows, width) from the stage before, None on the first
+        stage. arrived: on the first stage, the tokens (t, width) of each upstream unit, in the order of the portion's samples.
         """
         x = self._enter(data, arrived) if hidden is None else hidden.float()
         surroundings = self._surroundings(data)
@@ -90,11 +93,11 @@ class Stage(nn.Module, ABC):
         return self._leave(x, data) if self.is_last else Output(rows=x)
 
     def put_off_weights(self) -> None:
-        """Have backwards leave the gradients of weights to `put_off`. What is frozen is frozen before."""
+        """Make backwards leave the weight gradients of linear layers to `put_off`. Call it after `freeze`."""
         self._weight_gradients = WeightGradients(self.model)
 
     def put_off(self) -> Callable[[], None]:
-        """See `headrace.trainer.pipeline.executor.Chunk`."""
+        """Return a function that computes the weight gradients that the last backward put off; only under `zero-bubble`."""
         return self._weight_gradients.take()
 
     @property
@@ -107,15 +110,16 @@ class Stage(nn.Module, ABC):
         return [layer for layer in trunk.layers if layer is not None]  # type: ignore[union-attr]
 
     def freeze(self, *, trunk: bool, projector: bool) -> None:
-        """Have these parameters not learn."""
+        """Freeze the projector if `projector`, and all other parameters if `trunk`; make those that are not frozen trainable."""
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(not (projector if name.split(".")[0] in PROJECTORS.values() else trunk))
 
     def hold_frozen(self, dtype: torch.dtype) -> None:
-        """Keep frozen matrices in the dtype of the products. Autocast casts a weight that learns once for all microbatches, but a
-        frozen one for each of them anew, whose graph then keeps the cast until its backward.
+        """Convert frozen matrices of layers, head and projector, and the LLM's embedding, to `dtype`, that of matrix products.
 
-        What enters a unit has no graph, so its matrices stay as they are; norms and biases are small.
+        Autocast casts a trainable weight once for all microbatches, but a frozen one anew for each, and the graph keeps each cast
+        until its backward. The other modules at a unit's entry build no graph, so their matrices stay as they are; norms and
+        biases are small.
         """
         for name, module in self.model.named_modules():
             inside = ".layers." in name or name.endswith(".head") or name.split(".")[0] in PROJECTORS.values()
@@ -126,7 +130,10 @@ class Stage(nn.Module, ABC):
 
 
 def prune(module: nn.Module, kept: Collection[str], prefix: str = "") -> None:
-    """Take out every module that is neither kept nor around one that is; indices of lists stay."""
+    """Remove every submodule that is neither in `kept` nor contains one that is; indices in module lists stay the same.
+
+    kept: names in the outermost module. prefix: the name of `module` in it, with a dot at the end.
+    """
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if path in kept:

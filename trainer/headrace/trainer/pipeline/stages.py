@@ -1,4 +1,4 @@
-"""The stages of each unit, and those of one process with their weights."""
+"""The stage class of each unit, and the construction of one process's stages with their weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
 
 
 class VisionStage(Stage):
-    """Of the vision encoder and its projector; a row is a patch."""
+    """A stage of the vision encoder, the last one with its projector; a row is a patch."""
 
     def _ends(self) -> Sequence[str]:
         return ["embed"] * self.is_first + ["norm"] * self.is_last
@@ -46,7 +46,7 @@ class VisionStage(Stage):
 
 
 class AudioStage(Stage):
-    """Of the audio encoder and its projector; a row is an encoder frame."""
+    """A stage of the audio encoder, the last one with its projector; a row is an encoder frame."""
 
     def _ends(self) -> Sequence[str]:
         return ["conv1", "conv2"] * self.is_first + ["norm"] * self.is_last
@@ -69,7 +69,10 @@ class AudioStage(Stage):
 
 
 class JointEncoderStage(Stage):
-    """All encoders side by side, whole: the unit "encoder". A sample's tokens are those of its images, then of its recordings."""
+    """The only stage of the unit "encoder": all encoders with their projectors, uncut and side by side.
+
+    A sample's tokens are those of its images, then of its recordings.
+    """
 
     def __init__(self, model: MultimodalModel, unit: str, *_: int, checkpointing: bool = False) -> None:
         nn.Module.__init__(self)
@@ -106,7 +109,7 @@ class JointEncoderStage(Stage):
         return images + recordings
 
     def _tokens(self, data: PackedMicrobatch) -> tuple[Tensor, Tensor]:
-        """(n,) of each kind."""
+        """Return the (n,) counts of image tokens and of audio tokens of each sample."""
         patches = self.model.vision_projector.tokens(data.image_cu_seqlens.diff())
         frames = self.model.audio_projector.tokens(encoder_frames(data.mel_frames))
         return (
@@ -116,7 +119,7 @@ class JointEncoderStage(Stage):
 
 
 class LlmStage(Stage):
-    """Of the decoder; a row is a token."""
+    """A stage of the LLM's decoder; a row is a token."""
 
     def _ends(self) -> Sequence[str]:
         if not self.is_last:
@@ -137,7 +140,7 @@ class LlmStage(Stage):
         return x
 
     def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor:
-        """(n,) tokens of an encoder that each sample takes, on the host."""
+        """Return the (n,) counts of tokens that each sample takes from an encoder unit, on the host."""
         if unit == ENCODER:
             return self.tokens_of("vision", data) + self.tokens_of("audio", data)
         return _sums((data.input_ids == self._placeholder(unit)).cpu(), data.cu_seqlens)
@@ -160,7 +163,7 @@ class LlmStage(Stage):
 
 
 class GeneratorStage(Stage):
-    """Of the generator; a row is a merged token of an image."""
+    """A stage of the image generator; a row is a merged token of an image."""
 
     def _ends(self) -> Sequence[str]:
         return ["embed", "time"] * self.is_first + ["norm", "head"] * self.is_last
@@ -174,12 +177,12 @@ class GeneratorStage(Stage):
         return self._generator.num_rows(data.image_cu_seqlens)
 
     def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor:
-        """(n,) tokens of the LLM that each sample takes, on the host."""
+        """Return the (n,) counts of tokens that each sample takes from the LLM, on the host."""
         assert unit == LLM, "nothing else is in front"
         return _sums(self._generator.tokens(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
 
     def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
-        """Draws time and noise once for both ends."""
+        """Run the stage, after drawing time and noise once for the unit's entry and its loss (see `Stage.forward`)."""
         if self.is_first or self.is_last:
             self._flow = self._generator.flow(data)
         return super().forward(data, hidden, arrived)
@@ -215,12 +218,12 @@ def build_stages(
     initialise: Callable[[MultimodalModel, int], None] = initialise,
     dtype: torch.dtype = torch.float32,
 ) -> list[Stage]:
-    """The stages of one process, chunk after chunk, with weights; what is frozen does not learn.
+    """Build the stages of one process, one per chunk in chunk order, with initial weights; frozen ones take no gradient.
 
-    make_model: the whole model on the meta device, anew for every stage, which takes it apart. bounds: of the unit's parts, as
-    `headrace.trainer.pipeline.layer_partition.bounds` has them. slices: the processes that share every layer, as
-    `groups.ProcessGroups` has them; None where tp is 1. initialise: gives what a stage has of the model its
-    weights for the seed. dtype: of products, which frozen matrices are held in.
+    make_model: returns the whole model on the meta device, a new one for every stage, which takes it apart. bounds: layer bounds
+    of the unit's parts, from `headrace.trainer.pipeline.layer_partition.bounds`. slices: the tensor-parallel group
+    (`groups.ProcessGroups.slices`), None where tp is 1. initialise: gives a stage's modules their weights for the seed.
+    dtype: dtype of matrix products, in which frozen matrices are held.
     """
     unit = topology.units[place.unit]
     stages = []
@@ -243,6 +246,6 @@ def build_stages(
 
 
 def _sums(values: Tensor, cu_lengths: Tensor) -> Tensor:
-    """(n,) sums of the values between offsets (n + 1,)."""
+    """Return the (n,) sums of the values between consecutive offsets `cu_lengths` (n + 1,)."""
     upto = cumulative(values)
     return upto[cu_lengths[1:].long()] - upto[cu_lengths[:-1].long()]

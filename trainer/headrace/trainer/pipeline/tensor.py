@@ -1,14 +1,14 @@
-"""Every layer of a stage cut into slices, one for each process of a group (Megatron-LM, Shoeybi et al. 2019, section 3).
+"""Tensor parallelism: every layer of a stage cut into slices, one per process (Megatron-LM, Shoeybi et al. 2019, section 3).
 
-Attention is cut by heads and the MLP by its inner channels: the matrices in front column by column, the one behind row by row.
-So the slices of a block sum tensors twice on the way forth, behind attention and MLP, and twice on the way back, in front of
-them. Norms, embeddings, head and projector are whole on every slice, which computes the same with them as all others: hidden
-states between layers, and the gradients of what is whole, are complete everywhere. So it is in layers of `transformers` too,
-where a norm of queries or keys is whole as well, but sees the heads of its slice only: its gradients are summed. An attention
-that counts its heads is told how many are left.
+Attention is cut by heads and the MLP by its inner channels: the input matrices are column-parallel, the output matrix is
+row-parallel. So a block has two all-reduces in the forward, after attention and MLP, and two in the backward, before them.
+Norms, embeddings, head and projector are replicated on every slice, with the same computation on each: hidden states between
+layers, and the gradients of replicated parameters, are complete everywhere. The same holds for layers of `transformers`. Their
+norms of queries or keys are replicated too, but see only the heads of their slice, so their gradients are summed. An attention
+that stores its number of heads gets the number in its slice.
 
-Only these sums are left to distributed tensors. Torch's own styles make them of the weights too, so that every operation of a
-linear layer is planned anew for every length of a microbatch; here what a slice has is a plain parameter.
+DTensor is used only for these sums. Torch's own parallel styles also make DTensors of the weights, so that every operation of a
+linear layer is planned anew for every length of a microbatch; here a slice of a weight is a plain parameter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from headrace.errors import UserError
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
-"""Of a block of this repository, and of the layers of `transformers`; Whisper's have no module for their MLP."""
+"""Name endings of the modules in a layer whose matrices share one input, in this repository's blocks and those of `transformers`.
+
+Whisper's layers have no module for their MLP, so its first matrix stands for it.
+"""
 _COLUMNS = (
     *("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up"),
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.fc1", "layer.fc1"),
@@ -40,10 +43,10 @@ _ATTENTIONS = ("self_attn", "attn")
 
 
 def shard(layers: Sequence[nn.Module], group: dist.ProcessGroup, device_type: str) -> None:
-    """Keep, of the matrices of these layers, this process's slice.
+    """Cut the matrices of these layers down to this process's slice, and add the sums over the slices.
 
-    Every process of the group has the same whole weights before; nothing is sent. Raises UserError for layers with a matrix of
-    which it is not known how it is cut.
+    Every process of the group must have the same whole weights; nothing is sent. Raises UserError for a layer with a matrix that
+    this module does not know how to cut.
     """
     for layer in layers:
         for name, module in layer.named_modules():
@@ -61,9 +64,9 @@ def shard(layers: Sequence[nn.Module], group: dist.ProcessGroup, device_type: st
 
 
 def cut_dimension(name: str) -> int | None:
-    """Along which the slices of a parameter lie; None: it is whole on every slice, or on the first one alone.
+    """Return the dimension along which a parameter is sliced; None if it is whole on every slice, or exists on the first only.
 
-    The latter is a bias behind a sum over the slices, which is to be added once.
+    Only on the first slice is the bias of a row-parallel layer, since it is added once, after the sum over the slices.
     """
     layer, _, kind = name.rpartition(".")
     if layer.endswith(_COLUMNS):
@@ -72,7 +75,7 @@ def cut_dimension(name: str) -> int | None:
 
 
 class _Entry(ParallelStyle):
-    """Of a module whose matrices read one input: their gradients of it are summed."""
+    """Style of a module whose column-parallel matrices share one input: sums the input's gradient over the slices."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -89,7 +92,7 @@ class _Entry(ParallelStyle):
 
 
 class _Columns(ParallelStyle):
-    """Of a linear layer, some of whose outputs a slice has."""
+    """Style of a column-parallel linear layer: each slice has some of its outputs."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, parameter in module.named_parameters():
@@ -98,7 +101,7 @@ class _Columns(ParallelStyle):
 
 
 class _Rows(ParallelStyle):
-    """Of a linear layer, some of whose inputs a slice has: what the slices make of them is summed."""
+    """Style of a row-parallel linear layer: each slice has some of its inputs, and the outputs of all slices are summed."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def leave(_: nn.Module, __: tuple[Tensor, ...], y: Tensor) -> Tensor:
@@ -112,7 +115,7 @@ class _Rows(ParallelStyle):
 
 
 class _OfHeads(ParallelStyle):
-    """Of a norm that all heads share, whose gradient a slice has of its own heads only."""
+    """Style of a norm shared by all heads: sums its gradient over the slices, each of which sees its own heads only."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for parameter in module.parameters():
@@ -121,7 +124,7 @@ class _OfHeads(ParallelStyle):
 
 
 class _Heads(ParallelStyle):
-    """Of an attention of `transformers`, of whose heads a slice has some; not all of them count theirs."""
+    """Style of an attention of `transformers`: sets `num_heads`, if it has that attribute, to the heads of the slice."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         heads = getattr(module, "num_heads", None)
@@ -131,7 +134,7 @@ class _Heads(ParallelStyle):
 
 
 def _sum(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Over the slices."""
+    """Return the sum of a tensor over the slices (all-reduce)."""
     return DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
 
 

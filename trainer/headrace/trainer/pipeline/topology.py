@@ -1,10 +1,11 @@
-"""Where the processes of a disaggregated pipeline stand: every unit has its own replicas, stages and tensor slices.
+"""The topology of a disaggregated pipeline: every unit has its own replicas, stages and tensor slices.
 
-Pure arithmetic on ranks. It knows neither processes nor tensors, and which layers a stage has, `partition` decides.
+This is pure arithmetic on ranks, without processes or tensors. Which layers a stage has is decided by
+`headrace.trainer.pipeline.layer_partition`.
 
-Ranks follow each other unit by unit in pipeline order, within a unit replica by replica, then stage by stage, then slice by
+Ranks are numbered unit by unit in pipeline order, within a unit replica by replica, then stage by stage, then slice by
 slice. With vision of 2 replicas and an llm of 2 stages x 2 slices, ranks 0 and 1 are the replicas of vision, 2 and 3 the
-slices of the llm's first stage, 4 and 5 those of its last. So the slices of a stage, which talk most, are neighbours.
+slices of the llm's first stage, 4 and 5 those of its last. So the slices of a stage, which communicate most, are neighbours.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.optimizer_spec import OptimizerSpec
 
 ENCODER = "encoder"
-"""The unit that has all encoders, where they are not units of their own."""
+"""Name of the unit that holds all encoders, in a topology in which they are not units of their own."""
 
 Groups = tuple[tuple[int, ...], ...]
-"""Ranks that work together, group by group, in an order that is the same on every rank."""
+"""Tuples of ranks, one for each process group, in an order that is the same on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one process holds: a tensor slice of a stage of a replica of a unit."""
+    """The place of one process in a pipeline: a tensor slice of a stage of a replica of a unit."""
 
     unit: str
     replica: int
@@ -43,29 +44,31 @@ class Place:
 
 
 class UnitTopology(BaseModel):
-    """The processes of one unit, and what of it is trained."""
+    """The parallelism of one unit, and which of its weights are frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     dp: Annotated[int, Field(ge=1)] = 1
-    """Replicas."""
+    """Number of data-parallel replicas."""
     tp: Annotated[int, Field(ge=1)] = 1
-    """Slices of every layer."""
+    """Number of tensor-parallel slices of every layer."""
     pp: Annotated[int, Field(ge=1)] = 1
-    """Stages."""
+    """Number of pipeline stages."""
     frozen: bool = False
-    """Whether the unit keeps its weights."""
+    """Whether the unit's weights are frozen."""
     frozen_projector: bool = False
-    """Whether the projector that leads from the unit to the next one keeps its weights."""
+    """Whether the projector from the unit to the next one is frozen."""
     checkpointing: bool = False
-    """Whether its layers keep only their inputs, and run their forward again when the backward needs the rest. With 'zero-bubble'
-    the rest is then kept all the same, from the backward until the weights' gradients are computed."""
+    """Whether the unit's layers use activation checkpointing: they keep only their inputs, and run their forward again in the
+    backward. With 'zero-bubble' the recomputed activations are then kept from the backward until the weight gradients are
+    computed."""
     max_rows: int | None = Field(default=None, ge=1)
-    """Most rows (patches, audio frames, tokens) that a stage may keep at once for their backward: what it keeps is so many bytes
-    a row, which is known exactly, while bytes depend on precision, kernels and allocator. A process with a limit begins a step
-    when all of its data are there. None: no limit."""
+    """Most rows (patches, audio frames, tokens) that a stage may keep at once for their backward. The limit is in rows because
+    their number is known exactly, while the bytes of a row depend on precision, kernels and allocator. A process with a limit
+    begins a step only when all of its data have come. None: no limit."""
     cuts: tuple[int, ...] | None = None
-    """First layer of every part of the unit but the first; there are pp * chunks parts. None: see `partition`."""
+    """First layer of every part of the unit but the first; there are pp * chunks parts. None: the cuts are found by
+    `headrace.trainer.pipeline.layer_partition.partition`."""
 
     @property
     def num_ranks(self) -> int:
@@ -76,22 +79,22 @@ class UnitTopology(BaseModel):
 
 
 class PipelineTopology(BaseModel):
-    """All units in pipeline order, and the schedule that their stages follow."""
+    """The topology of a whole pipeline: all units in pipeline order, and the schedule that their stages follow."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     schedule: str = "1f1b"
-    """One of `headrace.schedule.SCHEDULES`."""
+    """Name of the pipeline schedule, one of `headrace.schedule.SCHEDULES`."""
     chunks: int = 1
-    """Parts of a unit on each of its stages, for 'interleaved'."""
+    """Number of parts of a unit on each of its stages; more than 1 only for 'interleaved'."""
     in_flight: int | None = None
-    """Most microbatches that a stage holds, for 'eager'. None: no limit."""
+    """Most microbatches that a stage may hold under the 'eager' schedule. None: no limit."""
     units: dict[str, UnitTopology]
-    """By name; encoders keep the order in which they are given."""
+    """The units by name, sorted into pipeline order; encoders keep the order in which they are given."""
     model: HuggingFaceUnits = HuggingFaceUnits()
-    """Units that are models of Hugging Face's transformers. What it does not name is the compact model's of the job's size."""
+    """Units that are models of Hugging Face's transformers. All other units are those of the compact model of the job's size."""
     optimizer: OptimizerSpec = OptimizerSpec()
-    """With a learning rate where `model` has pretrained weights."""
+    """Settings of the optimizer. They must give a learning rate if `model` has pretrained weights."""
 
     @field_validator("units")
     @classmethod
@@ -128,35 +131,35 @@ class PipelineTopology(BaseModel):
 
     @property
     def world_size(self) -> int:
-        """Processes of all units."""
+        """Number of processes of all units together."""
         return sum(size.num_ranks for size in self.units.values())
 
     @property
     def replicas(self) -> dict[str, int]:
-        """Of each unit."""
+        """Number of replicas of each unit."""
         return {unit: size.dp for unit, size in self.units.items()}
 
     @property
     def stages(self) -> dict[str, int]:
-        """Stage count of each unit, as `headrace.schedule` takes it."""
+        """Number of stages of each unit, as `headrace.schedule` takes it."""
         return {unit: size.pp for unit, size in self.units.items()}
 
     def num_parts(self, unit: str) -> int:
-        """Into how many parts the layers of a unit are cut: part c * pp + s is chunk c of stage s."""
+        """Return the number of parts that the layers of a unit are cut into: part c * pp + s is chunk c of stage s."""
         return self.units[unit].pp * self.chunks
 
     def num_ranks(self, unit: str) -> int:
-        """Processes of one unit."""
+        """Return the number of processes of one unit."""
         return self.units[unit].num_ranks
 
     def ranks(self, unit: str) -> range:
-        """The ranks of one unit."""
+        """Return the ranks of one unit, which are consecutive."""
         units = list(self.units)
         first = sum(map(self.num_ranks, units[: units.index(unit)]))
         return range(first, first + self.num_ranks(unit))
 
     def place(self, rank: int) -> Place:
-        """What a rank holds. Raises ValueError for one outside of the topology."""
+        """Return the place of a rank. Raises ValueError for a rank outside of the topology."""
         for unit, size in self.units.items():
             ranks = self.ranks(unit)
             if rank in ranks:
@@ -166,14 +169,17 @@ class PipelineTopology(BaseModel):
         raise ValueError(f"rank must be from 0 to {self.world_size - 1}, got {rank}")
 
     def rank(self, place: Place) -> int:
-        """Who holds a place. Raises ValueError for one that the topology has not."""
+        """Return the rank of a place. Raises ValueError for a place outside of the topology."""
         size = self.units.get(place.unit)
         if size is None or not (0 <= place.replica < size.dp and 0 <= place.stage < size.pp and 0 <= place.slice < size.tp):
             raise ValueError(f"there is no {place} in units of dp x tp x pp {self._sizes()}")
         return self.ranks(place.unit)[(place.replica * size.pp + place.stage) * size.tp + place.slice]
 
     def data_groups(self) -> Groups:
-        """The replicas of every slice of every stage. Each rank is in one group; it may be alone."""
+        """Return the data-parallel groups: the replicas of every slice of every stage.
+
+        Each rank is in exactly one group, which may have no other rank.
+        """
         return tuple(
             tuple(self.rank(Place(unit, replica, stage, tensor_slice)) for replica in range(size.dp))
             for unit, size in self.units.items()
@@ -181,7 +187,10 @@ class PipelineTopology(BaseModel):
         )
 
     def tensor_groups(self) -> Groups:
-        """The slices of every stage of every replica. Each rank is in one group; it may be alone."""
+        """Return the tensor-parallel groups: the slices of every stage of every replica.
+
+        Each rank is in exactly one group, which may have no other rank.
+        """
         return tuple(
             tuple(self.rank(Place(unit, replica, stage, tensor_slice)) for tensor_slice in range(size.tp))
             for unit, size in self.units.items()
@@ -189,9 +198,9 @@ class PipelineTopology(BaseModel):
         )
 
     def tied_groups(self) -> Groups:
-        """First and last stage of the LLM, per replica and slice: where embedding and head may be one matrix.
+        """Return pairs of the LLM's first and last stage, per replica and slice: their embedding and head may be tied.
 
-        None where both are on one rank.
+        There are no pairs if both stages are on one rank.
         """
         llm = self.units[LLM]
         if llm.pp == 1:
@@ -202,8 +211,10 @@ class PipelineTopology(BaseModel):
         )
 
     def check_strategy(self, strategy: str) -> None:
-        """Raise UserError where plans of that strategy send samples to replicas of a unit that do not get their data: where a
-        unit's replicas share out those of the LLM among them (`pipeline.routes`), and samples change their replica.
+        """Raise UserError if plans of this strategy would send samples to replicas of a unit that do not get their data.
+
+        That is so if the strategy has samples change replicas between units, and a unit and the LLM have more than one lane
+        (`headrace.trainer.pipeline.routes`), as a replica only gets the data of its lane.
         """
         llm = self.units[LLM].dp
         apart = {unit: dp for unit, dp in self.replicas.items() if unit != LLM and math.gcd(dp, llm) > 1}
@@ -215,7 +226,10 @@ class PipelineTopology(BaseModel):
             )
 
     def check(self, world_size: int, shape: ModelShape) -> None:
-        """Raise UserError unless the model can be cut like this and `world_size` processes are what that takes."""
+        """Raise UserError unless the model can be cut into this topology and it needs `world_size` processes.
+
+        shape: the shape of the job's model.
+        """
         stacks = unit_shapes(shape)
         for unit in self.units:
             if unit not in stacks:
@@ -228,7 +242,7 @@ class PipelineTopology(BaseModel):
         self.check_world(world_size)
 
     def check_world(self, world_size: int) -> None:
-        """Raise UserError unless `world_size` processes are what the topology takes."""
+        """Raise UserError unless the topology needs `world_size` processes."""
         if world_size != self.world_size:
             raise UserError(
                 f"the topology needs {self.world_size} processes ({self._sizes()}), but there are {world_size}: "
@@ -269,11 +283,11 @@ class PipelineTopology(BaseModel):
 
 
 def unit_shapes(shape: ModelShape) -> dict[str, TransformerShape]:
-    """The stacks of a model by the names of the units that hold them."""
+    """Return the shape of each unit's transformer stack, by unit name. The joint encoder has the shape of the vision encoder."""
     stacks = {ENCODER: shape.vision, "vision": shape.vision, "audio": shape.audio, LLM: shape.llm}
     return stacks if shape.generator is None else {**stacks, GENERATOR: shape.generator}
 
 
 def load_topology_yaml(path: Path) -> PipelineTopology:
-    """The topology in a YAML file. Raises SpecError."""
+    """Load a topology from a YAML file. Raises SpecError."""
     return parse(PipelineTopology, read_yaml(path, "topology"), "topology")

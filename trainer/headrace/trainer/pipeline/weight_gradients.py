@@ -1,9 +1,9 @@
-"""Gradients of weights apart from those of inputs: what schedule `zero-bubble` fills the time with in which a stage would wait.
+"""Weight gradients computed separately from input gradients: under `zero-bubble`, they fill the time a stage would wait.
 
-The backward of a linear layer is two products that do not need each other. For the gradient of its input the stage in front
-waits; for that of its weights nobody does, until the step ends. So a backward computes the former and keeps what the latter
-needs. What else learns stays in the backward: norms and embeddings, which are small, and the LLM's head, whose loss is computed
-in pieces.
+The backward of a linear layer is two independent matrix products. The stage before waits for the gradient of the layer's input;
+nothing waits for the gradient of its weights until the step ends. So a backward computes the former, and keeps the tensors that
+the latter needs. Other trainable parameters get their gradients in the backward: norms and embeddings, which are small, and the
+LLM's head, whose loss is computed in pieces.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from torch.nn import functional
 
 
 class _Left(NamedTuple):
-    """What a backward has left to do."""
+    """The weight gradient of one linear layer that a backward put off, with the tensors it needs."""
 
     layer: nn.Linear
     x: Tensor
-    """(..., in) the layer's input."""
+    """(..., in) input of the layer."""
     gradient: Tensor
-    """(..., out) of the layer's output."""
+    """(..., out) gradient of the layer's output."""
 
 
 class WeightGradients:
-    """Of the linear layers of a module that learn: from now on its backward leaves them to whoever takes them."""
+    """Makes the backwards of a module put off the weight gradients of its trainable linear layers until they are taken."""
 
     def __init__(self, module: nn.Module) -> None:
         self._left: list[_Left] = []
         for layer in module.modules():
-            if type(layer) is nn.Linear and layer.weight.requires_grad:  # others may compute something else
+            if type(layer) is nn.Linear and layer.weight.requires_grad:  # a subclass may compute something else
                 layer.forward = partial(self._forward, layer)  # type: ignore[method-assign]
 
     def take(self) -> Callable[[], None]:
-        """Adds to `grad`, when it is called, what the backwards have left since the last time. To be called once."""
+        """Return a function that adds to `grad` the weight gradients put off since the last `take`. Call the function once."""
         left = self._left.copy()
         self._left.clear()
         return partial(_add_gradients, left)
 
     def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))  # once, and kept as it is computed with
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # cast once, and kept in that dtype for the weight gradient
         y: Tensor = _Linear.apply(x, layer.weight, layer.bias, layer, self._left)  # type: ignore[no-untyped-call]
         return y
 

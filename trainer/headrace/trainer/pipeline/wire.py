@@ -1,4 +1,4 @@
-"""Tensors from process to process: sends that nobody waits for, and receives that are posted before they are needed.
+"""Point-to-point transfer of tensors: sends that nothing waits for, and receives that are posted before they are needed.
 
 Both sides know every shape beforehand (a message of another size than expected ends a gloo process), so nothing but data goes
 over the wire.
@@ -16,9 +16,9 @@ from torch import Tensor
 
 
 class Wire:
-    """Messages of one process during a step. A pair of processes tells its messages of a step apart by their tags.
+    """The messages of one process during a step. A pair of processes tells its messages of a step apart by their tags.
 
-    An odd tag is that of the answer to the message with the even one before it: who sends it has received that.
+    A message with tag 2k + 1 answers the one with tag 2k: its sender has received that message.
     """
 
     def __init__(
@@ -28,11 +28,13 @@ class Wire:
         group: dist.ProcessGroup | None = None,
         wait: Callable[[dist.Work], object] = dist.Work.wait,
     ) -> None:
-        """`group`: that ranks count in. None: all processes. `wait`: for a message to come."""
+        """`dtype`: dtype of all messages. `group`: the group whose ranks are used, None for all processes. `wait`: function that
+        waits for a message to arrive.
+        """
         group = group or dist.group.WORLD
         assert group is not None, "torch.distributed is initialised"
         self._wait = wait
-        # Its own methods: what torch.distributed and a group's dispatch do besides takes as long as a message.
+        # The backend is called directly: the overhead of torch.distributed and of a group's dispatch takes as long as a message.
         backend = group._get_backend(device) if isinstance(group, dist.ProcessGroup) else group
         self._backend = cast(dist.ProcessGroup, backend)  # it has the same methods
         self._device = device
@@ -42,13 +44,15 @@ class Wire:
         self._expected: dict[tuple[int, int], tuple[dist.Work, Tensor]] = {}  # by source and tag
         self._own: dict[int, Tensor] = {}  # by tag, from this process to itself
         self.waited_s = 0.0
-        """In all, for messages that were not there yet."""
+        """Total seconds waited for messages that had not arrived yet."""
 
     def send(self, tensor: Tensor, to: int, tag: int) -> None:
-        """Begin to send. The tensor is kept, and not to be written to, until an answer or `flush`: gloo says of no send that it
-        is done. Whatever it was made of is kept with it.
+        """Begin to send a tensor, without waiting.
+
+        The tensor, with the autograd graph that it came from, is kept until an answer or `flush`, and must not be written to
+        until then: gloo never reports a send as done.
         """
-        if tensor.dtype is not self._dtype or not tensor.is_contiguous():  # else two more calls into torch, for nothing
+        if tensor.dtype is not self._dtype or not tensor.is_contiguous():  # saves two calls into torch
             tensor = tensor.to(self._dtype).contiguous()
         if to == self._rank:
             self._own[tag] = tensor.detach().requires_grad_(tensor.requires_grad)
@@ -56,13 +60,13 @@ class Wire:
             self._sent[to, tag] = self._backend.send([tensor], to, tag)
 
     def expect(self, shape: tuple[int, int], source: int, tag: int, *, learns: bool = False) -> None:
-        """Make room for a message, before or after it is sent. learns: whether it is to get a gradient."""
+        """Post the receive of a message, before or after it is sent. learns: whether the received tensor requires a gradient."""
         if source != self._rank:
             tensor = torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=learns)
             self._expected[source, tag] = self._backend.recv([tensor], source, tag), tensor
 
     def receive(self, source: int, tag: int) -> Tensor:
-        """Wait for a message that is expected."""
+        """Wait for an expected message and return it. An answer frees the tensor that it answers."""
         if source == self._rank:
             return self._own.pop(tag)
         work, tensor = self._expected.pop((source, tag))
@@ -74,7 +78,7 @@ class Wire:
         return tensor
 
     def flush(self) -> None:
-        """Wait until everything that was sent has left: the receivers take it, or have."""
+        """Wait until everything that was sent has left, which means that the receivers have taken it or are taking it."""
         for work in self._sent.values():
             work.wait()
         self._sent.clear()
