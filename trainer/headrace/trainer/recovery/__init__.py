@@ -1,1 +1,1 @@
-"""Training that goes on without the nodes that are lost: pipelines from templates, layers copied from whoever still has them."""
+"""Training that survives lost nodes: the others form new pipelines from templates, and copy layers from nodes that have them."""

@@ -1,4 +1,4 @@
-"""What a node has of the model: its stage and the optimizer's state of it, by the names of the whole model's parameters."""
+"""A node's part of the model: its stage and the stage's optimizer state, by the names of the whole model's parameters."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ _STEP = "step"
 
 
 class Holding:
-    """A stage, and AdamW of its parameters.
+    """A stage on one node, and AdamW for its parameters.
 
-    Every holder of a parameter has its moments: with f + 1 pipelines or more there are as many copies of them, and all are
+    Every node that has a parameter also has its moments. So with f + 1 or more pipelines there are as many copies of them, all
     equal bit for bit, as all see the same gradients.
     """
 
     def __init__(self, stage: Stage, layers: tuple[str, int, int], settings: OptimizerSpec = DEFAULTS) -> None:
-        """layers: unit, first layer, and the one behind the last."""
+        """layers: unit, first layer, and last layer + 1."""
         self.stage, self._layers = stage, layers
         self.parameters: dict[str, nn.Parameter] = dict(stage.model.named_parameters())
         self.learning = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self._adamw = make_optimizer(self.learning.values(), settings, embeddings=embeddings_of(stage))
 
     def covers(self, unit: str, first: int, end: int) -> bool:
-        """Whether these are its layers."""
+        """Whether the stage has exactly the layers `first` to `end` - 1 of this unit."""
         return self._layers == (unit, first, end)
 
     def update(self, learning_rate: float) -> None:
-        """Every parameter that has a gradient."""
+        """Take an AdamW step, which updates every parameter that has a gradient."""
         for options in self._adamw.param_groups:
             options["lr"] = learning_rate
         self._adamw.step()
 
     def discard(self) -> None:
-        """Forget the gradients."""
+        """Drop the gradients of all trainable parameters."""
         for parameter in self.learning.values():
             parameter.grad = None
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """What a checkpoint has of a parameter, by kind, on the host."""
+        """Return a parameter's weight and optimizer state as a checkpoint has them: float32, on the host, by `TensorKey.kind`."""
         parameter = self.parameters[name]
         state = self._adamw.state.get(parameter, {})
         return {kind: tensor.detach().float().cpu() for kind, tensor in {WEIGHT: parameter, **state}.items()}
 
     @torch.no_grad()
     def load(self, checkpoint: Checkpoint) -> None:
-        """Weights and the optimizer's state. Raises UserError where the model is another one."""
+        """Load weights and optimizer state from a checkpoint. Raises UserError if the checkpoint is of another model."""
         for name, parameter in self.parameters.items():
             parameter.copy_(checkpoint.read(TensorKey(name=name, kind=WEIGHT), parameter.shape))
             if name in self.learning and TensorKey(name=name, kind=_STEP) in checkpoint:
@@ -68,7 +68,10 @@ class Holding:
                 }
 
     def state(self, name: str) -> Tensor:
-        """Of a parameter, flat and float32: the weight, and of what learns both moments and the number of updates."""
+        """Return a parameter's state for a transfer to another node, as one flat float32 tensor.
+
+        It is the weight, followed for a trainable parameter by both moments and the number of updates.
+        """
         parameter = self.parameters[name]
         weight = parameter.detach().float().flatten()
         if name not in self.learning:
@@ -80,7 +83,7 @@ class Holding:
 
     @torch.no_grad()
     def set_state(self, name: str, state: Tensor) -> None:
-        """As `state` gave it, of another holding."""
+        """Set a parameter's weight and optimizer state to what `state` returned for it, also on another node."""
         parameter = self.parameters[name]
         size = parameter.numel()
         parameter.copy_(state[:size].view_as(parameter))
@@ -91,8 +94,8 @@ class Holding:
 
 
 def state_sizes(model: MultimodalModel, topology: PipelineTopology) -> dict[str, int]:
-    """Bytes of `Holding.state` of every parameter of the whole model that any unit of the topology has, in their order."""
-    is_frozen: dict[str, bool] = {}  # by the first part of the parameters' names
+    """Return the bytes of `Holding.state` of each parameter, in the model's order, for all units of the topology."""
+    is_frozen: dict[str, bool] = {}  # by the first component of the parameters' names
     for unit, size in topology.units.items():
         for stack in ENCODERS if unit == ENCODER else (unit,):
             is_frozen[TRUNKS[stack]] = size.frozen
@@ -108,7 +111,7 @@ def state_sizes(model: MultimodalModel, topology: PipelineTopology) -> dict[str,
 def make_holding(
     layout: Layout, make_model: Callable[[], MultimodalModel], settings: OptimizerSpec, *, device: torch.device
 ) -> Holding:
-    """Of the node's place, without weights."""
+    """Build the holding for a node's place in its pipeline, with memory for the weights but without their values."""
     place = layout.place
     first, end = layout.bounds[place.unit][place.stage : place.stage + 2]
     (stage,) = build_stages(

@@ -1,4 +1,4 @@
-"""What a snapshot of the nodes means for one of them: its place in a pipeline, and its share of a plan."""
+"""What a membership snapshot means for one node: its place in a pipeline, and its pipeline's share of each plan."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from headrace.v1 import membership_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """A step that some pipelines have done their share of. Its microbatches are counted through all replicas of the plan."""
+    """A step that was interrupted after some of its microbatches were done, and goes on from there.
+
+    Microbatches are numbered consecutively through all replicas of the plan.
+    """
 
     step: int
     done: tuple[frozenset[int], ...]
-    """By each pipeline, whose nodes have the gradients."""
+    """The microbatches that each pipeline has done; its nodes have their gradients."""
 
     @classmethod
     def of(cls, step: int, done: Sequence[frozenset[int]], pipelines: Sequence[Sequence[int]]) -> Self | None:
-        """None where all is to be done. done: what each rank has gradients of.
+        """Return the resumed step, or None if no microbatch counts as done. done: microbatches that each rank has gradients of.
 
-        Those of a pipeline count if all of its nodes have the same.
+        The microbatches of a pipeline count if all of its nodes have the same ones, and no earlier pipeline has any of them.
         """
         counted: list[frozenset[int]] = []
         for ranks in pipelines:
@@ -39,27 +42,29 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Of one node under one snapshot."""
+    """The pipelines of one membership snapshot, and the place of one node in them."""
 
     generation: int
+    """Generation of the snapshot."""
     rank: int
+    """Rank of this node: its index in the snapshot."""
     num_ranks: int
     pipelines: tuple[tuple[int, ...], ...]
-    """The ranks of each, in pipeline order; NOBODY where a node was lost, and others do the pipeline's microbatches."""
+    """Ranks of each pipeline, in pipeline order; NOBODY in place of a lost node, whose pipeline's microbatches others do."""
     shares: tuple[int, ...]
-    """Microbatches of each pipeline."""
+    """Number of microbatches of each pipeline."""
     pipeline: int
-    """This node's."""
+    """Index of this node's pipeline."""
     topology: PipelineTopology
-    """Of this node's pipeline alone: a rank in it is a place in `pipelines[pipeline]`."""
+    """The topology of this node's pipeline alone: its ranks are indices of `pipelines[pipeline]`."""
     bounds: Mapping[str, tuple[int, ...]]
-    """Of each unit's stages there: (0, ..., number of layers)."""
+    """Layer bounds of each unit's stages in this node's pipeline: (0, ..., number of layers)."""
     resumed: Resumed | None = None
-    """A step of which some is done."""
+    """The step that pipelines have already done a part of, if any."""
 
     @classmethod
     def of(cls, snapshot: membership_pb2.Snapshot, name: str, spec: RecoverySpec) -> Self | None:
-        """None where the node has no place in any pipeline."""
+        """Return the layout of the node with this name, or None if the snapshot gives it no place in a pipeline."""
         names = [node.name for node in snapshot.nodes]
         if name not in names:
             return None
@@ -82,16 +87,16 @@ class Layout:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Of this node's pipeline."""
+        """Ranks of this node's pipeline, in pipeline order; NOBODY in place of a lost node."""
         return self.pipelines[self.pipeline]
 
     @property
     def place(self) -> Place:
-        """Of this node in its pipeline."""
+        """Place of this node in its pipeline."""
         return self.topology.place(self.ranks.index(self.rank))
 
     def resume(self, step: int, done: Sequence[frozenset[int]]) -> Self:
-        """With what each rank has done of a step."""
+        """Return this layout with a step to resume. done: the step's microbatches that each rank has gradients of."""
         return replace(self, resumed=Resumed.of(step, done, self.pipelines))
 
     @property
@@ -100,13 +105,14 @@ class Layout:
         return self.resumed is not None and bool(self.resumed.done[self.pipeline])
 
     def assigned(self, step: int, plan: StepPlan, seconds: Sequence[float]) -> tuple[Sequence[int], StepPlan]:
-        """The numbers of the microbatches that this node's pipeline is to do in a step, and a plan of these alone.
+        """Return the numbers of the microbatches that this node's pipeline is to do in a step, and a plan of only these.
 
-        Where pipelines and shares are as the plan has them, and every sample stays in its replica, it is followed as it is. Else
-        its microbatches are dealt out, and every sample passes all units in the microbatch of its loss: one that was deferred, or
-        changes its replica, would cross from pipeline to pipeline. seconds: predicted, of each microbatch of the plan.
+        The plan is followed as it is if no part of the step is done yet, its replicas match the pipelines' shares and every
+        sample stays in its replica. Else the microbatches still to do are dealt out (`deal`), and every sample passes all units
+        in the microbatch of its loss: a sample that is deferred or changes its replica would cross from pipeline to pipeline.
 
-        Raises UserError for a plan that was not made for these nodes.
+        seconds: predicted time of each microbatch of the plan. Raises UserError if the plan does not have the number of
+        microbatches that the nodes were told.
         """
         together, first = _together(plan, sum(self.shares)), sum(self.shares[: self.pipeline])
         done = self.resumed.done if self.resumed is not None and self.resumed.step == step else ()
@@ -122,14 +128,16 @@ class Layout:
 
 
 def finishes(name: str, running: membership_pb2.Snapshot, newer: membership_pb2.Snapshot) -> bool:
-    """Whether a node's pipeline of one snapshot is to do its share of the step under way before it follows a newer one: where
-    that has a pipeline that lacks a node, and this one as it is."""
+    """Whether a node's pipeline has to finish its share of the current step before it follows a newer snapshot.
+
+    It does if the newer snapshot reroutes the microbatches of a pipeline that lost a node, and keeps this pipeline as it is.
+    """
     own = [pipeline for pipeline in _named(running) if name in (node for node, *_ in pipeline)]
     return is_rerouted(newer) and any(pipeline in _named(newer) for pipeline in own)
 
 
 def _named(snapshot: membership_pb2.Snapshot) -> list[list[tuple[str, str, int, int]]]:
-    """Node, unit and layers of every stage of every pipeline."""
+    """Return node name, unit, first layer and end layer of every stage of every pipeline; the name is "" for a lost node."""
     names = {rank: node.name for rank, node in enumerate(snapshot.nodes)}
     return [
         [(names.get(stage.rank, ""), stage.unit, stage.first_layer, stage.end_layer) for stage in pipeline.stages]
@@ -138,10 +146,12 @@ def _named(snapshot: membership_pb2.Snapshot) -> list[list[tuple[str, str, int, 
 
 
 def deal(seconds: Sequence[float], shares: Sequence[int], numbers: Collection[int]) -> list[list[int]]:
-    """Microbatches for each pipeline: the longest first, each to the one that is done with it the earliest (LPT; Graham, 1969).
+    """Deal microbatches to pipelines, the longest first, each to the pipeline that would finish it earliest (LPT; Graham, 1969).
 
-    seconds: of each microbatch, at the same pace; those far below the longest take some time as well. shares: as the pipelines
-    are fast, 0 for one that takes none. numbers: of the microbatches that are dealt out.
+    Return the microbatch numbers of each pipeline, in ascending order.
+
+    seconds: time of each microbatch on the same pipeline; at least 2 % of the longest is assumed. shares: relative speeds of the
+    pipelines, 0 for one that takes no microbatch. numbers: the microbatches to deal out.
     """
     least = max(0.02 * max(seconds), 1e-9)
     dealt: list[list[int]] = [[] for _ in shares]
@@ -161,7 +171,7 @@ def _is_followed(plan: StepPlan, shares: Sequence[int]) -> bool:
 
 
 def _together(plan: StepPlan, count: int) -> list[Microbatch]:
-    """All microbatches, each with the samples of its loss in every unit."""
+    """Return all microbatches of the plan, with the LLM's samples in every unit. Raises UserError unless there are `count`."""
     whole = [microbatch for microbatches in plan.replicas for microbatch in microbatches]
     if len(whole) != count:
         raise UserError(
@@ -172,6 +182,6 @@ def _together(plan: StepPlan, count: int) -> list[Microbatch]:
 
 
 def _crosses(microbatches: Sequence[Microbatch]) -> bool:
-    """Whether a sample passes some of its units in another replica."""
+    """Whether the units of one replica do not all have the same samples, so that some sample changes its replica."""
     samples = [sorted(sample for one in microbatches for sample in one.units.get(unit, ())) for unit in microbatches[0].units]
     return any(of_unit != samples[0] for of_unit in samples)

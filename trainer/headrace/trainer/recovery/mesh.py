@@ -1,10 +1,10 @@
-"""The connections of a generation's nodes: groups of torch.distributed that can be cut.
+"""The connections among the nodes of one generation: gloo groups of torch.distributed whose waits can be cut short.
 
-A wait for a message of gloo ends when the peer's process does; one for a peer that lives, but waits itself or hangs, does not,
-and nothing in torch.distributed ends it. So the connections themselves are shut down: whoever waits on them then fails at
-once, here and on the other side. In the middle of a message even that ends no wait: then what all nodes do is given up, as they
-wait for it a moment at a time, and a wait for one node's message is left behind (`recovery.waiting`). That costs next to
-nothing while nobody is lost. All nodes then make a new mesh.
+A wait for a gloo message ends when the peer's process ends, but not while the peer waits itself or hangs, and nothing in
+torch.distributed ends such a wait. So a cut shuts down the connections themselves, and every wait on them fails at once, on both
+sides. In the middle of a message not even that ends a wait. Collectives are therefore waited for a moment at a time and given up
+after a cut, and a wait for a point-to-point message is abandoned in its thread (`recovery.waiting`). That costs next to nothing
+while no node is lost. After a cut, all nodes make a new mesh.
 """
 
 from __future__ import annotations
@@ -32,53 +32,55 @@ from headrace.trainer.recovery.waiting import Waiter
 
 log = logging.getLogger(__name__)
 
-_CHECK_S = 0.02  # how often a node that waits for gloo to connect looks whether the mesh is cut
+_CHECK_S = 0.02  # how often a node checks for a cut while it waits for gloo to connect
 _RETRY_S = 0.01
-_LEAVE_S = 0.1  # how long after a cut a wait is left behind that has not ended
-_IN_IPV6 = "::ffff:"  # before an address of IPv4: a TCPStore's sockets are of IPv6
+_LEAVE_S = 0.1  # how long after a cut a wait that has not ended is given up
+_IN_IPV6 = "::ffff:"  # prefix of an IPv4 address on an IPv6 socket, as a TCPStore has them
 _TRY_TIMEOUT = timedelta(seconds=1)
 _MOMENT = timedelta(milliseconds=50)
 _IN_A_MESSAGE = "a connection to another node ended in the middle of a message"
-MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: whoever does not come is lost, and the mesh is cut before
-STEP_TIMEOUT = timedelta(seconds=1800)  # of waits for nodes that compute, some of them the rest of a step before they connect
+MEET_TIMEOUT = timedelta(seconds=20)  # for connecting: a node that does not come is lost, and the mesh is cut before this ends
+STEP_TIMEOUT = timedelta(seconds=1800)  # for waits on nodes that compute; some finish their part of a step before they connect
 
 
 class MeshCutError(UnavailableError):
-    """A node was lost, or the others know of a newer snapshot."""
+    """Communication with other nodes was cut short: a node was lost, or there is a newer snapshot of the nodes."""
 
 
 class Meeting:
-    """Where the nodes of a snapshot meet whose first one this node is. It is there as long as the node."""
+    """The store at which the nodes of a snapshot meet if this node is its first one. It exists as long as the node."""
 
     def __init__(self, host: str) -> None:
-        """`host`: by which the other nodes reach this one."""
+        """`host`: host at which other nodes reach this one."""
         self._store = TCPStore(host, 0, None, True, wait_for_workers=False)
         self.address = f"{host}:{self._store.port}"
 
 
 class Mesh:
-    """All nodes of a generation. Each makes one, and the same groups in the same order."""
+    """The connections among all nodes of a generation. Each node makes one, and the same groups in the same order."""
 
     everybody: dist.ProcessGroup
 
     def __init__(
         self, address: str, name: str, rank: int, num_ranks: int, host: str, meet_timeout: timedelta = MEET_TIMEOUT
     ) -> None:
-        """The others are met at `address`. `name`: of the generation; `host`: of this node."""
+        """`address`: HOST:PORT of the first node's `Meeting`. `name`: unique name of the generation. `host`: host at which the
+        other nodes reach this one. `meet_timeout`: longest wait for the other nodes to come.
+        """
         self.rank, self.num_ranks = rank, num_ranks
         meeting_host, meeting_port = _address(address)
         self._meeting = socket.gethostbyname(meeting_host), meeting_port
         self._name, self._host, self._meet_timeout = name, host, meet_timeout
-        self._lock = threading.Lock()  # of what is cut
-        self._cut_s = self._pipelines_cut_s = math.inf  # when that was
-        self._devices: set[tuple[str, int]] = set()  # on which nodes listen
-        self._pipeline_devices: set[tuple[str, int]] = set()  # others, for connections within pipelines
+        self._lock = threading.Lock()  # guards the times of cuts and the addresses below
+        self._cut_s = self._pipelines_cut_s = math.inf  # time of the cut, if any
+        self._devices: set[tuple[str, int]] = set()  # addresses on which nodes listen
+        self._pipeline_devices: set[tuple[str, int]] = set()  # addresses for connections within pipelines
         self._groups: list[dist.ProcessGroup] = []
         self._waiter: Waiter | None = None
-        self._unfinished: list[dist.Work] = []  # what this node does not wait for, or not any more
+        self._unfinished: list[dist.Work] = []  # work that this node does not wait for, or has given up
 
     def connect(self) -> None:
-        """Meet the others. Raises MeshCutError."""
+        """Meet the other nodes and create the group `everybody`. Raises MeshCutError, also if they do not come in time."""
         with self.interruptible():
             self._store = PrefixStore(self._name, self._meet())
             (self._device, port), (self._pipeline_device, pipeline_port) = self._listen(), self._listen()
@@ -92,14 +94,17 @@ class Mesh:
             self.everybody = self.group("everybody", range(self.num_ranks))
 
     def _listen(self) -> tuple[Any, int]:
-        """A device of gloo, and its port."""
+        """Create a gloo device, and return it with the port on which it listens."""
         before = _listening()
         device = ProcessGroupGloo.create_device(hostname=self._host)
         (port,) = {port for fd, port in _listening().items() if fd not in before}
         return device, port
 
     def _meet(self) -> TCPStore:
-        """The meeting's store, once it is there: torch's own attempts, which cannot be cut off, last no longer than a moment."""
+        """Connect to the meeting's store, once it is there, and return it. Raises MeshCutError after the timeout.
+
+        Each attempt by torch is limited to a second, as it cannot be interrupted.
+        """
         deadline = time.monotonic() + self._meet_timeout.total_seconds()
         while True:
             self.check()
@@ -111,15 +116,18 @@ class Mesh:
                     raise MeshCutError(f"the first node of the snapshot does not answer at {self._meeting}: {err}") from err
                 time.sleep(_RETRY_S)
             else:
-                self.check()  # torch connects again by itself after a cut
+                self.check()  # after a cut, torch reconnects by itself
                 store.set_timeout(self._meet_timeout)
                 return store
 
     def group(self, name: str, ranks: Sequence[int], *, is_pipeline: bool = False) -> dist.ProcessGroup:
-        """Of some nodes, this one among them, which all make it at this moment. Raises MeshCutError."""
+        """Create a group of some nodes, all of which, this one included, create it at the same time. Raises MeshCutError.
+
+        is_pipeline: whether the group is within one pipeline, so that its connections outlast `cut(but_pipelines=True)`.
+        """
         device = self._pipeline_device if is_pipeline else self._device
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices, options._timeout = [device], STEP_TIMEOUT  # of all waits in the group, and none can be changed later
+        options._devices, options._timeout = [device], STEP_TIMEOUT  # for all waits in the group: it can't change later
         made: Future[dist.ProcessGroup] = Future()
 
         def connect() -> None:
@@ -130,7 +138,7 @@ class Mesh:
                 made.set_exception(err)
 
         with self.interruptible():
-            # For a node that is lost just now gloo waits without any connection to cut: then the thread is left behind.
+            # If a node is lost at this moment, gloo waits for it without a connection that could be cut: the thread is abandoned.
             threading.Thread(target=connect, name="connect", daemon=True).start()
             while not wait([made], _CHECK_S).done:
                 self.check()
@@ -139,7 +147,10 @@ class Mesh:
         return group
 
     def gather(self, said: bytes, lengths: Sequence[int]) -> list[bytes]:
-        """What every node says, whose lengths all know; nothing is sent where nobody says anything. Raises MeshCutError."""
+        """Gather the bytes that every node says, by rank; nothing is sent if all are empty. Raises MeshCutError.
+
+        lengths: number of bytes of every node, which all nodes know.
+        """
         if not any(lengths):
             return [b""] * len(lengths)
         own = torch.frombuffer(bytearray(said.ljust(max(lengths), b"\0")), dtype=torch.uint8)
@@ -149,18 +160,25 @@ class Mesh:
         return [bytes(one[:length].numpy()) for one, length in zip(everybody, lengths, strict=True)]
 
     def wait(self, work: dist.Work, *, in_pipeline: bool = False) -> None:
-        """For what all nodes of a group do, in an `interruptible` block. in_pipeline: within a pipeline."""
+        """Wait for a collective, in an `interruptible` block; given up with MeshCutError shortly after a cut.
+
+        in_pipeline: whether the group is within a pipeline, so that only a cut of pipelines counts.
+        """
         try:
             while not _is_done(work):
                 if self._is_cut(_LEAVE_S, in_pipeline=in_pipeline):
                     raise MeshCutError(_IN_A_MESSAGE)
         except BaseException:
-            if not work.is_completed():  # the end of its group would wait for it
+            if not work.is_completed():  # destroying its group would wait for it
                 self._unfinished.append(work)
             raise
 
     def wait_for_message(self, work: dist.Work, *, in_pipeline: bool = False) -> None:
-        """As `wait`, for a message from one node to another. One thread at a time."""
+        """Wait for a point-to-point message, in an `interruptible` block; given up with MeshCutError shortly after a cut.
+
+        in_pipeline: whether the message is within a pipeline, so that only a cut of pipelines counts. Only one thread may wait
+        at a time.
+        """
         if self._waiter is None:
             self._waiter = Waiter(self._groups)
             if math.isfinite(self._cut_s):
@@ -170,10 +188,10 @@ class Mesh:
             raise MeshCutError(_IN_A_MESSAGE)
 
     def arrive(self) -> dist.Work:
-        """Say that this node is here: what it returns is done when all nodes have said so. Raises MeshCutError.
+        """Start a barrier without waiting for it: the returned work is done once all nodes have called this.
 
-        Where a connection ends before, the mesh is cut but for pipelines as soon as this node looks at it (`check`): the others
-        may wait for the one that did not hear of all of them, and nobody else notices.
+        If a connection ends before that, this node cuts the mesh, except within pipelines, at its next `check`: other nodes may
+        be waiting for one whose barrier failed, and no other node notices. Raises MeshCutError.
         """
         try:
             with self.interruptible():
@@ -185,7 +203,7 @@ class Mesh:
         return arrival
 
     def all_arrive(self, arrival: dist.Work) -> bool:
-        """Wait until they have. False where a node is lost before. From any thread."""
+        """Wait for the barrier that `arrive` started; return False if a node is lost before. May be called from any thread."""
         try:
             while not _is_done(arrival):
                 if self._is_cut(_LEAVE_S, in_pipeline=False):
@@ -195,13 +213,16 @@ class Mesh:
         return True
 
     def barrier(self) -> None:
-        """Once all nodes are here. Raises MeshCutError."""
+        """Wait until all nodes have called this. Raises MeshCutError."""
         with self.interruptible():
             self.wait(self.arrive())
 
     @contextmanager
     def interruptible(self, *, in_pipeline: bool = False) -> Iterator[None]:
-        """Raises MeshCutError in place of what torch.distributed says of a lost connection."""
+        """Return a context that raises MeshCutError if the mesh is cut, or in place of torch's error for a lost connection.
+
+        in_pipeline: whether only a cut of pipelines counts.
+        """
         self.check(in_pipeline=in_pipeline)
         try:
             yield
@@ -212,16 +233,16 @@ class Mesh:
         self.check(in_pipeline=in_pipeline)
 
     def cut(self, *, but_pipelines: bool = False) -> None:
-        """End every wait for another node, here and there. From any thread.
+        """Shut down the connections, which ends every wait for another node on both sides. May be called from any thread.
 
-        but_pipelines: nodes of one pipeline can go on waiting for each other.
+        but_pipelines: whether to keep connections within pipelines, whose nodes can then go on waiting for each other.
         """
         with self._lock:
             now_s = time.monotonic()
             if self._pipelines_cut_s <= now_s:
                 return
             self._cut_s, self._pipelines_cut_s = min(self._cut_s, now_s), math.inf if but_pipelines else now_s
-            waiter = self._waiter  # which whoever waits may let go of just now
+            waiter = self._waiter  # the waiting thread may set it to None at this moment
             if waiter is not None:
                 waiter.look()
             devices = self._devices if but_pipelines else self._devices | self._pipeline_devices
@@ -232,7 +253,7 @@ class Mesh:
                         connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Leave all groups."""
+        """Cut the mesh and leave all groups."""
         self.cut()
         unfinished = [work for work in self._unfinished if not work.is_completed()]
         if unfinished and self._waiter is None:
@@ -243,7 +264,10 @@ class Mesh:
         self.__dict__.pop("everybody", None)
 
     def check(self, *, in_pipeline: bool = False) -> None:
-        """Raise MeshCutError where the mesh is cut. in_pipeline: within pipelines, too."""
+        """Raise MeshCutError if the mesh is cut; first cut it, except within pipelines, if a barrier or given-up work has failed.
+
+        in_pipeline: whether to raise only if pipelines are cut too.
+        """
         if not self._is_cut(0.0, in_pipeline=False) and any(map(_has_failed, self._unfinished)):
             self.cut(but_pipelines=True)
         if self._is_cut(0.0, in_pipeline=in_pipeline):
@@ -254,7 +278,10 @@ class Mesh:
 
 
 def _is_done(work: dist.Work) -> bool:
-    """Within a moment, which does a collective no harm, but would end a group's messages. Raises what `work` does."""
+    """Whether a collective is done within a moment. Raises its error if it failed.
+
+    The short timeout does a collective no harm, but would end all point-to-point messages of a group.
+    """
     is_over = work.is_completed()
     try:
         work.wait(_MOMENT)
@@ -275,18 +302,18 @@ def _has_failed(work: dist.Work) -> bool:
 
 
 def _what(words: str) -> str:
-    """ "Connection closed by peer [127.0.0.1]:9642" of what gloo says."""
+    """Return the readable part of gloo's error message, such as "Connection closed by peer [127.0.0.1]:9642"."""
     first = words.splitlines()[0].partition(". This is typically")[0]
     return first.rpartition("cc:")[2].partition("] ")[2] or first
 
 
 def _listening() -> dict[int, int]:
-    """Ports on which this process listens, by file descriptor."""
+    """Return the TCP ports on which this process listens, by file descriptor."""
     return {fd: int(found.getsockname()[1]) for fd, found in _tcp_sockets(listening=True)}
 
 
 def _tcp_sockets(*, listening: bool) -> Iterator[tuple[int, socket.socket]]:
-    """Those of this process: file descriptor, and a second one of it while the caller looks at it."""
+    """Yield this process's listening, or other, TCP sockets: file descriptor, and a duplicate that is closed on the next step."""
     for fd in _descriptors():
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:
             is_tcp = found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
@@ -295,7 +322,10 @@ def _tcp_sockets(*, listening: bool) -> Iterator[tuple[int, socket.socket]]:
 
 
 def _descriptors() -> Iterator[int]:
-    """Of sockets: a `socket.socket` that finds another file behind its descriptor raises, and leaves it open."""
+    """Yield the file descriptors of this process that are sockets.
+
+    Others must be left out, since `socket.socket` raises for the descriptor of another file, and leaves it open.
+    """
     for name in os.listdir("/proc/self/fd"):
         try:
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):

@@ -1,7 +1,7 @@
-"""How nodes agree, after a change, on where training stands, and how each comes by the layers that it lacks.
+"""How nodes agree after a change on how far training has come, and how each one gets the layers that it lacks.
 
-Every node says what it has and what it needs; from that all of them make the same list of transfers. Nobody writes over what it
-has until all transfers are done, so that a further loss in between costs nothing but time.
+Every node says what it has and what it needs, and from that all of them make the same list of transfers. No node overwrites
+what it has until all transfers are done, so that a further loss in between costs only time.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a node stands. -1: nowhere."""
+    """How far a node's training has come. -1 means none yet."""
 
     applied: int = -1
-    """Steps in its weights."""
+    """Number of steps applied to the node's weights; -1 if it has no weights."""
     generation: int = -1
-    """In which the last of them was voted on: a node that was away may have another version of the same step."""
+    """Generation in which the last applied step was voted on: a node that was away may have another version of the same step."""
     grad_norm: float = 0.0
-    """Of that step."""
+    """Gradient norm of the last applied step."""
     awaited: int = -1
-    """The generation in which it has asked for the vote on the next step, and not seen the outcome."""
+    """Generation in which the node asked for the vote on the next step without seeing its outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """The state of a parameter from node to node, by ranks."""
+    """A transfer of one parameter's state from rank `source` to rank `target`."""
 
     name: str
     source: int
@@ -44,23 +44,26 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """What all nodes know of each other."""
+    """The result of `agree`: the standing to continue from, what this node has to do for it, and what other nodes have."""
 
     standing: Standing
-    """The furthest one of which nothing is lost: all nodes take it over. A node that was away may stand further, alone."""
+    """The furthest standing of which no parameter is lost, which all nodes adopt; the furthest of all if each has lost some.
+
+    A node that was away may stand further, alone.
+    """
     catches_up: bool
-    """Whether this node has gradients of the last step, which the others have applied."""
+    """Whether this node still has to apply the last step, which others have applied and whose gradients it has."""
     is_current: bool
-    """Whether what it has counts, once it has caught up."""
+    """Whether this node's weights are those of `standing`, once it has caught up."""
     rejected: bytes
-    """Samples of the last step, as `headrace.trainer.recovery.node_training` says them."""
+    """Rejected samples of the last step, as encoded by `headrace.trainer.recovery.node_training`."""
     transfers: Sequence[Transfer]
     sources: Mapping[str, Sequence[int]]
-    """Ranks that have each parameter of the model now, in the furthest version."""
+    """Ranks that have each parameter of the model now, in the version of `standing`."""
     holders: Mapping[str, Sequence[int]]
-    """Ranks that have each parameter of the model, once the transfers are done."""
+    """Ranks that have each parameter of the model once the transfers are done."""
     done: Sequence[frozenset[int]]
-    """By rank: microbatches of the next step that it has gradients of."""
+    """Microbatches of the next step that each rank has gradients of; empty for a rank that has not applied all of `standing`."""
 
 
 def agree(
@@ -74,10 +77,13 @@ def agree(
     done: Collection[int] = (),
     num_microbatches: int = 0,
 ) -> Agreement:
-    """sizes: of all parameters of the model, with the optimizer's state; rejected: samples of the last step in the weights;
-    done: microbatches of the next one, of num_microbatches, that this node has gradients of.
+    """Agree with all nodes of the mesh on the standing to continue from, and on the transfers that give each what it needs.
 
-    Raises UnrecoverableError, on all nodes, where nobody has what somebody needs, and MeshCutError.
+    sizes: bytes of every parameter of the model with its optimizer state. standing: this node's. has, needs: names of parameters.
+    rejected: encoded rejected samples of the last applied step. done: microbatches of the next step, out of num_microbatches,
+    that this node has gradients of.
+
+    Raises UnrecoverableError, on all nodes, if no node has a parameter that some node needs, and MeshCutError.
     """
     names = list(sizes)
     said = [float(standing.applied), standing.generation, standing.grad_norm, standing.awaited, len(rejected)]
@@ -123,16 +129,18 @@ def _is_current(one: Standing, furthest: Standing) -> bool:
 
 
 def _waits_for(one: Standing, furthest: Standing) -> bool:
-    """Who has asked for the vote that others have seen the outcome of has all of the step's gradients."""
+    """Whether a node asked for the vote whose outcome others have seen: it then has all gradients of that step."""
     return 0 <= one.applied == furthest.applied - 1 and one.awaited == furthest.generation
 
 
 def plan_transfers(
     wanted: Mapping[str, Sequence[int]], holders: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
 ) -> list[Transfer]:
-    """To every node what it wants and does not hold, each from the holder that has the least to send so far; the largest first.
+    """Plan the transfers that bring every node the parameters that it wants and does not hold.
 
-    Raises UnrecoverableError where nobody holds what somebody wants.
+    The largest parameters are planned first, each transfer from the holder that has the fewest bytes to send so far.
+
+    Raises UnrecoverableError if no node holds a parameter that some node wants.
     """
     lost = [name for name, ranks in wanted.items() if ranks and not holders[name]]
     if lost:
@@ -151,7 +159,7 @@ def plan_transfers(
 
 
 def named(lost: Sequence[str]) -> str:
-    """The first ones, and how many more there are."""
+    """Return the first three parameter names, and how many more there are, for an error message."""
     return ", ".join(lost[:3]) + (f" and {len(lost) - 3} more of the model's parameters" if len(lost) > 3 else "")
 
 
@@ -161,10 +169,10 @@ def move(
     transfers: Iterable[Transfer],
     state: Callable[[str], Tensor],
 ) -> dict[str, Tensor]:
-    """Carry out the transfers; what this node received, verified, by parameter.
+    """Carry out the transfers, and return the verified states that this node received, by parameter name.
 
-    state: of a parameter that this node holds, flat and float32. Raises MeshCutError, and HeadraceError where a parameter came
-    damaged.
+    state: returns the state of a parameter that this node holds, flat and float32. Raises MeshCutError, and HeadraceError if a
+    parameter arrived damaged.
     """
     number = {name: tag for tag, name in enumerate(sizes)}
     under_way, arriving = [], {}
@@ -183,14 +191,14 @@ def move(
 
 
 def sealed_state(state: Tensor) -> Tensor:
-    """What is sent of a parameter: its bytes, and behind them their digest."""
+    """Return the bytes (uint8) of a parameter's state with their digest appended, as a transfer sends them."""
     content = state.cpu().view(torch.uint8)
     digest = torch.frombuffer(bytearray(_digest(content)), dtype=torch.uint8)
     return torch.cat([content, digest])
 
 
 def opened_state(buffer: Tensor, transfer: Transfer) -> Tensor:
-    """What came, float32. Raises HeadraceError where it is not what its digest says."""
+    """Return the float32 state in a received buffer. Raises HeadraceError if it does not match its digest."""
     content, digest = buffer[:-_DIGEST_BYTES], buffer[-_DIGEST_BYTES:]
     if _digest(content) != bytes(digest.numpy()):
         raise HeadraceError(f"{transfer.name} came damaged from node {transfer.source}: it has another digest")

@@ -1,4 +1,4 @@
-"""A node of a recoverable job: it trains under one snapshot of the nodes after the other."""
+"""A node of a recoverable job, which trains under the membership snapshots of its job, one after the other."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from headrace.v1 import membership_pb2
 
 log = logging.getLogger(__name__)
 
-NOTICE_S = 2.0  # how long a node whose connections ended waits for the snapshot that says why, until it asks for one
-LOSS_S = 0.2  # how long it waits for that one where it knows another newer one: whoever is lost may be in that
-NOTICES = 30  # so often: the service may be away
+NOTICE_S = 2.0  # how long a node whose connections ended waits for the snapshot that explains it before it asks for one
+LOSS_S = 0.2  # how long it waits for a further snapshot if it knows a newer one that may still include the lost node
+NOTICES = 30  # how many times it asks, as the service may be away
 
 
 def train_recoverable(
@@ -54,12 +54,12 @@ def train_recoverable(
 ) -> None:
     """Train as one of the job's nodes until its last step is committed, whichever other nodes are lost or join.
 
-    `node`: its name; `host`: by which the others reach it. `checkpoint`: folder, seen by all nodes, for what there is at the
-    job's end, or where training cannot go on. `resume`: folder with such a checkpoint, to begin with. `fresh_weights`: without
-    one, also where the job has committed steps already, which is refused otherwise. The rest as of
-    `headrace.trainer.train.train`.
+    `node`: this node's name. `host`: host at which the other nodes reach it. `checkpoint`: folder, visible to all nodes, in which
+    the model is saved at the job's end, or when training cannot go on. `resume`: folder with such a checkpoint to start from.
+    `fresh_weights`: whether to start with fresh weights, if there is no `resume`, even if the job has committed steps already,
+    which is refused otherwise. All other arguments are those of `headrace.trainer.train.train`.
 
-    Raises UserError where job, spec, model and device do not fit each other, UnrecoverableError where too few nodes are left or a
+    Raises UserError if job, spec, model and device do not fit each other, and UnrecoverableError if too few nodes are left or a
     layer is lost.
     """
     if threads is not None:
@@ -104,17 +104,17 @@ def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str, precision: s
 
 
 class Node:
-    """This process among the nodes of its job."""
+    """One node of a job: joins the membership, and trains under each snapshot until the job ends or the node leaves."""
 
     def __init__(self, membership: Membership, training: Training, name: str, host: str) -> None:
         self._membership, self._training, self._name, self._host = membership, training, name, host
         self._mesh: Mesh | None = None
-        self._running = membership_pb2.Snapshot()  # of the mesh
-        self._takes_steps = False  # a snapshot that holds from the end of a step on does not cut the mesh
-        self._lock = threading.Lock()  # of all three above
+        self._running = membership_pb2.Snapshot()  # the snapshot that the mesh is of
+        self._takes_steps = False  # if so, only urgent snapshots cut the mesh: others hold from the end of a step on
+        self._lock = threading.Lock()  # guards the three above
         self._leaves = False
         self._has_place = False
-        self._is_done = True  # once it ends: else it could still be missed
+        self._is_done = True  # whether the others lose nothing when this node ends
         self._over = threading.Event()
 
     def __enter__(self) -> Node:
@@ -129,7 +129,7 @@ class Node:
         self._membership.close(done=kind in (None, UnrecoverableError) and self._is_done)
 
     def run(self) -> None:
-        """Until the job's end, or until this node has left: on SIGTERM, at the end of a step and without any loss."""
+        """Train until the job's end, or until this node has left: on SIGTERM it leaves at the end of a step, losing nothing."""
         with self._leaving_on_sigterm():
             known = 0
             while (snapshot := self._newer(known)) is not None:
@@ -138,15 +138,15 @@ class Node:
                     return
 
     def _newer(self, known: int) -> membership_pb2.Snapshot | None:
-        """The newest snapshot, once there is one newer than `known`; None once the job is over.
+        """Wait for a snapshot newer than generation `known`, and return the newest one; None once the job is over.
 
-        One that has come counts also then: all nodes follow those that they have agreed on. A node that is to leave waits for
-        none where it has no place.
+        A newer snapshot that has already come is returned even then, as all nodes follow the snapshots that they have agreed on.
+        A node that is to leave and has no place does not wait: the result is None.
         """
         while self._known() > known or not self._training.is_over:
             if self._leaves and not self._has_place and self._known() <= known:
                 log.info("leaves without a place %s", pairs(node=self._name, generation=known))
-                self._is_done = False  # it may have been given one just now
+                self._is_done = False  # it may have been given a place at this moment
                 return None
             try:
                 return self._membership.wait(known, timeout_s=0.2)
@@ -155,7 +155,7 @@ class Node:
         return None
 
     def _follow(self, snapshot: membership_pb2.Snapshot) -> bool:
-        """Train under a snapshot. Whether nothing is left to do."""
+        """Train under a snapshot, or save if it ends training. Return whether nothing is left to do."""
         log.info(
             "follows %s",
             pairs(node=self._name, generation=snapshot.generation, nodes=len(snapshot.nodes), change=snapshot.change),
@@ -181,7 +181,7 @@ class Node:
             self._close_mesh()
 
     def _train(self, layout: Layout, mesh: Mesh) -> bool:
-        """Whether the job is over: else all nodes have agreed on a newer snapshot."""
+        """Train under a layout. Return whether the job is over; if not, there is a newer snapshot to follow."""
         if self._known() > layout.generation:
             return False
         phases = self._training.prepare(layout, mesh)
@@ -201,9 +201,9 @@ class Node:
         return is_over
 
     def _end(self, snapshot: membership_pb2.Snapshot) -> bool:
-        """Save, together with those that are left, what there is. Whether that is done: else another one was lost meanwhile.
+        """Save the model together with the nodes that are left. Return whether that is done; if not, another node was lost.
 
-        Raises UnrecoverableError where training cannot go on, or a part of the model is lost.
+        Raises UnrecoverableError if training cannot go on, or a part of the model is lost.
         """
         names, why, saved = [node.name for node in snapshot.nodes], snapshot.error, ""
         if self._name in names:
@@ -223,21 +223,25 @@ class Node:
 
     def _mesh_of(self, snapshot: membership_pb2.Snapshot, rank: int) -> Mesh:
         name = f"{self._training.job}/{snapshot.generation}"
-        timeout = STEP_TIMEOUT if is_rerouted(snapshot) else MEET_TIMEOUT  # pipelines do their share before they come
+        timeout = STEP_TIMEOUT if is_rerouted(snapshot) else MEET_TIMEOUT  # nodes finish their share before they come
         mesh = Mesh(snapshot.nodes[0].address, name, rank, len(snapshot.nodes), self._host, timeout)
         with self._lock:
-            # The next one follows at once, as soon as the first node has all that it needs. The others may be just behind.
+            # After a rerouted snapshot, the next one follows as soon as the first node is ready. It must not cut the mesh, as
+            # the other nodes may be just behind.
             self._mesh, self._running, self._takes_steps = mesh, snapshot, is_rerouted(snapshot)
         return mesh
 
     def _known(self) -> int:
-        """Generation of the newest snapshot that has come."""
+        """Return the generation of the newest snapshot that has come; 0 if there was none."""
         newest = self._membership.newest
         return 0 if newest is None else newest.generation
 
     def _await_notice(self, generation: int, err: MeshCutError) -> None:
-        """A connection ended: the snapshot that says why may still be under way. Where none comes, ask for one."""
-        if self._membership.urgent <= generation < self._known():  # that one would hold from the end of the step on
+        """Wait, after a connection ended, for the snapshot that explains it, and ask for one if none comes.
+
+        Raises HeadraceError if the reorder service does not answer.
+        """
+        if self._membership.urgent <= generation < self._known():  # the newer one is not urgent, so it is not about the loss
             with suppress(TimeoutError):
                 self._membership.wait(self._known(), timeout_s=LOSS_S)
         for _ in range(NOTICES):
@@ -256,7 +260,7 @@ class Node:
             mesh.close()
 
     def _watch(self) -> None:
-        """Cut the mesh that a newer snapshot makes useless."""
+        """Watch for snapshots, and cut the mesh when a newer one makes it useless. Runs in a thread of its own."""
         seen = 0
         while not self._over.is_set():
             try:

@@ -1,4 +1,4 @@
-"""Steps for a node of a recoverable job: whole plans, and parts that outlast a change of its share of them."""
+"""The step loader of a recoverable job's node: it gets whole plans, and keeps fetched parts when the node's share changes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from headrace.trainer.recovery.layout import Layout
 from headrace.transport.base import TRANSPORTS
 from headrace.v1 import sessions_pb2
 
-_CHECK_S = 0.02  # how often a node that waits for a plan looks whether there is a newer snapshot
+_CHECK_S = 0.02  # how often a node that waits for a plan checks for a newer snapshot
 
 
 class KeptParts:
-    """Parts that were taken, until their step is over: an attempt that was cut off may have had them. Thread-safe."""
+    """Keeps the parts that were taken until their step is over, so that a new attempt at the step has them. Thread-safe."""
 
     def __init__(self, parts: PartFetcher) -> None:
         self._parts = parts
@@ -35,11 +35,11 @@ class KeptParts:
         self._taken: dict[str, Future[Part]] = {}
 
     def have_come(self, tickets: Sequence[str]) -> bool:
-        """As of PartFetcher."""
+        """Whether these parts have come or were taken before, so that `take` need not wait for the network."""
         return self._parts.have_come([ticket for ticket in tickets if ticket not in self._taken])
 
     def take(self, ticket: str) -> Part:
-        """As of PartFetcher, and again."""
+        """Wait for a part and return it (`PartFetcher.take`), or return it again if an earlier attempt took it."""
         with self._lock:
             taken = self._taken.get(ticket)
             if taken is None:
@@ -50,17 +50,17 @@ class KeptParts:
             mine.set_result(self._parts.take(ticket))
         except BaseException as err:
             with self._lock:
-                if self._taken.get(ticket) is mine:  # another attempt may have more luck
+                if self._taken.get(ticket) is mine:  # so that another attempt can try again
                     del self._taken[ticket]
             mine.set_exception(err)
         return mine.result()
 
     def is_taken(self, ticket: str) -> bool:
-        """Whether some attempt has had it."""
+        """Whether some attempt at the step has taken the part."""
         return ticket in self._taken
 
     def release(self) -> list[str]:
-        """All that were taken go back: their step is over."""
+        """Release all taken parts, as their step is over, and return their tickets."""
         with self._lock:
             tickets = list(self._taken)
             self._taken.clear()
@@ -70,17 +70,17 @@ class KeptParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """What a node needs of a step."""
+    """A node's share of one step: microbatches, routes and parts."""
 
     numbers: Sequence[int]
-    """Of its pipeline's microbatches."""
+    """Numbers of the microbatches that the node's pipeline is to do."""
     routes: Routes
     samples: Mapping[str, list[int]]
-    """By ticket."""
+    """Samples of each part that the node needs, by ticket."""
 
 
 class NodeLoader(PortionLoader):
-    """Steps with their whole plans. Of the nodes one commits each, for all."""
+    """A step loader for one node of a recoverable job, which gets whole plans. One of the nodes commits each step for all."""
 
     def __init__(
         self,
@@ -92,9 +92,11 @@ class NodeLoader(PortionLoader):
         transports: Sequence[str] = TRANSPORTS,
         tls_ca: Path | None = None,
     ) -> None:
-        """`number`: tells the sessions of nodes apart."""
+        """`number`: the node's session number, different for each node of the job. `device`: where packed portions are copied to.
+        `transports`, `tls_ca`: as in `headrace.trainer.connect`.
+        """
         self._layout: Layout | None = None
-        self._columns: Sequence[str] = ()  # that are fetched
+        self._columns: Sequence[str] = ()  # columns that are fetched
         self._needed: dict[int, Needed] = {}  # by step
         super().__init__(
             endpoint,
@@ -110,7 +112,7 @@ class NodeLoader(PortionLoader):
         self._kept = KeptParts(self._parts)
 
     def assign(self, layout: Layout, next_step: int) -> None:
-        """From `next_step` on the node has this share; what it fetched for another one, and does not need, goes back."""
+        """Give the node a share of all steps from `next_step` on, and drop fetched parts that this share does not need."""
         with self._changed:
             self._layout = layout
             for step in [step for step in self._plans if step < next_step]:
@@ -134,7 +136,7 @@ class NodeLoader(PortionLoader):
                 self._parts.queue([t for t in needed.samples if t not in before and not self._kept.is_taken(t)])
 
     def unassign(self) -> None:
-        """The node has no share."""
+        """Take the node's share away, and drop the parts fetched for it."""
         with self._changed:
             self._layout = None
             self._kept.release()
@@ -142,7 +144,10 @@ class NodeLoader(PortionLoader):
             self._needed = {}
 
     def next_plan(self, check: Callable[[], None]) -> sessions_pb2.RankPlan | None:
-        """Of the next step; None at the job's end. Calls `check`, which may raise, while it waits."""
+        """Wait for the plan of the next step and return it; None at the job's end. Raises JobFailedError if the job failed.
+
+        check: called while it waits; may raise to end the wait.
+        """
         with self._changed:
             while self._next_step not in self._plans:
                 check()
@@ -161,7 +166,10 @@ class NodeLoader(PortionLoader):
         return self._ended == ""
 
     def begin(self, plan: sessions_pb2.RankPlan) -> tuple[Step, Sequence[int], StepFeed]:
-        """An attempt at a step, with the numbers of the microbatches that the node's pipeline is to do."""
+        """Begin an attempt at a step.
+
+        Return the step, the numbers of the microbatches that the node's pipeline is to do, and the feed of their data.
+        """
         assert self._layout is not None, "the node has a share"
         with self._changed:
             tickets = self._tickets_of(plan)
@@ -172,7 +180,7 @@ class NodeLoader(PortionLoader):
         return step, needed.numbers, feed
 
     def finish(self, step: Step) -> None:
-        """The step is applied here. Its plan stays: where the others have not seen the outcome, all repeat it."""
+        """Note that this node has applied a step. The plan is kept: if others have not seen the outcome, all repeat the step."""
         self._kept.release()
         with self._changed:
             self._committed = self._next_step = step.index + 1
@@ -188,7 +196,7 @@ class NodeLoader(PortionLoader):
         step_s: float = 0.0,
         data_wait_s: float = 0.0,
     ) -> None:
-        """All nodes have applied the step. Saying it again is harmless."""
+        """Commit a step for all nodes, once all have applied it. Committing it again is harmless."""
         self._client.commit(step, rejected, loss, step_s, data_wait_s)
 
     def _forget(self, step: int) -> None:
@@ -198,7 +206,7 @@ class NodeLoader(PortionLoader):
             self._parts.forget([ticket for microbatch in plan.microbatches for ticket in microbatch.tickets])
 
     def _queue_parts(self) -> None:
-        if self._layout is None:  # for a share that begins later, the window's plans are enough
+        if self._layout is None:  # a share given later needs no plans older than the window
             for step in [step for step in self._plans if step <= max(self._plans) - self.spec.window]:
                 self._forget(step)
         while self._layout is not None and (plan := self._plans.get(self._queued_step)) is not None:
@@ -206,7 +214,7 @@ class NodeLoader(PortionLoader):
             self._queued_step += 1
 
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
-        """Those that the node's share needs, in the order in which it does."""
+        """Return the tickets of the parts that the node's share of a plan needs, in the order in which it needs them."""
         assert self._layout is not None, "the node has a share"
         if plan.step not in self._needed:
             whole = codec.plan_value(plan.whole)

@@ -1,4 +1,4 @@
-"""The training of one node: what it has of the model, and its steps under a layout."""
+"""The training of one node of a recoverable job: its part of the model, and its steps under each layout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Training:
-    """Of one node, through all generations."""
+    """The training of one node, through all generations of the job's nodes."""
 
     def __init__(
         self,
@@ -51,7 +51,9 @@ class Training:
         resume: Path | None = None,
         fresh_weights: bool = False,
     ) -> None:
-        """`checkpoint`, `resume`, `fresh_weights`: as of `headrace.trainer.recovery.node.train_recoverable`."""
+        """`device`: where the model is. `dtype`: torch.autocast dtype. `checkpoint`, `resume`, `fresh_weights`: as in
+        `headrace.trainer.recovery.node.train_recoverable`.
+        """
         self.spec, self.job = spec, loader.spec.name
         self._loader, self._device, self._dtype = loader, device, dtype
         self._settings = spec.optimizer.settled(model_name)
@@ -67,13 +69,13 @@ class Training:
             seed=loader.spec.seed,
             device="meta",
         )
-        make_optimizer(nn.Linear(1, 1).parameters())  # the first one imports for seconds, for which others would wait
+        make_optimizer(nn.Linear(1, 1).parameters())  # the first optimizer imports for seconds, while others would wait
         self._sizes = state_sizes(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
         self._standing = Standing()
-        self._held: list[Holding] = []  # the present one, and after a move that was cut off also the one before
-        self._rejected = b""  # of the last step, as nodes tell each other
-        self._share: Share | None = None  # of the next step, with gradients in the present holding
-        self._loss = math.nan  # of the last step that this node has asked for the vote on
+        self._held: list[Holding] = []  # the present holding, and after an interrupted move also the one before
+        self._rejected = b""  # rejected samples of the last step, as encoded for other nodes
+        self._share: Share | None = None  # what is done of the next step; its gradients are in the present holding
+        self._loss = math.nan  # loss of the last step that this node has asked for the vote on
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._committing: Future[None] | None = None
         self._checkpoint, self._resume, self._fresh_weights = checkpoint, resume, fresh_weights
@@ -84,7 +86,7 @@ class Training:
 
     @property
     def next_step(self) -> int:
-        """As far as the weights have come."""
+        """Index of the next step: the number of steps applied to the weights, or -1 if the node has no weights."""
         return self._standing.applied
 
     @property
@@ -98,18 +100,19 @@ class Training:
         return self.is_over and self._checkpoint is None
 
     def forget(self) -> None:
-        """The node has no place any more: what it has will soon be old."""
+        """Drop weights, optimizer state and share: without a place in a pipeline, what the node has will soon be out of date."""
         self._held, self._standing, self._share = [], Standing(), None
         self._loader.unassign()
 
     def close(self) -> None:
-        """Once the last commit is heard."""
+        """Wait until the last commit is answered, and end the thread that commits."""
         self._commits.shutdown()
 
     def prepare(self, layout: Layout, mesh: Mesh) -> Mapping[str, float]:
-        """Meet the others, agree with them, and come by the layers of the layout. Seconds of each phase.
+        """Meet the other nodes, agree with them, and get the layers of the layout. Return the seconds of each phase by name.
 
-        Raises UnrecoverableError where nobody has a layer any more, once what there is has been saved, and MeshCutError.
+        Raises MeshCutError, and UnrecoverableError if no node has some layer any more; before that, the rest of the model is
+        saved if there is a folder for checkpoints.
         """
         began_s = time.monotonic()
         seconds: dict[str, float] = {}
@@ -117,7 +120,7 @@ class Training:
         def ended(phase: str) -> None:
             seconds[phase] = time.monotonic() - began_s - sum(seconds.values())
 
-        target = self._target(layout)  # while others still compute what nothing can cut off
+        target = self._target(layout)  # before meeting: others may still compute, which can't be cut
         mesh.connect()
         ended("connect")
         has = {name for held in self._held for name in held.parameters}
@@ -133,7 +136,7 @@ class Training:
                 done=done,
                 num_microbatches=sum(layout.shares),
             )
-        except UnrecoverableError as err:  # all nodes find the same
+        except UnrecoverableError as err:  # raised on all nodes
             if self._checkpoint is not None:
                 self._save_what_is_left(self._checkpoint, mesh, layout.generation, why=str(err))
             raise
@@ -146,13 +149,13 @@ class Training:
         else:
             self._continue(target, mesh, agreement)
         mesh.barrier()
-        self._held = [target]  # everybody has what it needs
-        target.stage.hold_frozen(self._dtype)  # drawn and taken over in float32, as all others have it
+        self._held = [target]  # now that every node has what it needs
+        target.stage.hold_frozen(self._dtype)  # only now, as weights are initialised and transferred in float32
         ended("state")
         self._layout, self._mesh, self._holders = layout, mesh, agreement.holders
         self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, self._skips, dtype=self._dtype)
         if layout.rank == 0 and agreement.standing.applied > 0:
-            self._commit(self.next_step - 1)  # whoever was the first node before may have been lost with it
+            self._commit(self.next_step - 1)  # the former first node may have been lost before it committed
         self._loader.assign(layout, self.next_step)
         if layout.resumed is not None:
             counts = "+".join(str(len(numbers)) for numbers in layout.resumed.done)  # "2+2+0": microbatches of each pipeline
@@ -161,9 +164,9 @@ class Training:
         return seconds
 
     def run(self, known: Callable[[], int]) -> bool:
-        """Train until the job is over, or until all nodes know of a newer snapshot than that of the layout. Whether it is over.
+        """Train until the job is over, or until all nodes know a newer snapshot than the layout's. Return whether it is over.
 
-        known: generation of the newest snapshot that this node knows.
+        known: returns the generation of the newest snapshot that this node knows. Raises MeshCutError.
         """
         began_s = time.monotonic()
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
@@ -182,7 +185,7 @@ class Training:
             outcome = self._step.vote(result, known(), said, step.data_wait_s)
             result = self._apply(outcome.result, plan.step)
             self._standing = Standing(applied=plan.step + 1, generation=self._layout.generation, grad_norm=result.grad_norm)
-            self._rejected = b"".join(outcome.said)  # serialised messages join
+            self._rejected = b"".join(outcome.said)  # concatenated protobuf messages merge into one
             self._loader.finish(step)
             log_step(self.job, step, result, self._step.not_finite)
             all_applied = self._arrive()
@@ -198,14 +201,18 @@ class Training:
         return True
 
     def save(self) -> None:
-        """What there is after the last step. Raises MeshCutError where a node was lost before all had saved."""
+        """Save the model after the last step, if there is a folder for it.
+
+        Raises MeshCutError if a node was lost before all had saved.
+        """
         if self._checkpoint is not None:
             self._save(self._checkpoint, self._mesh, self._layout.generation)
 
     def rescue(self, mesh: Mesh, generation: int) -> str:
-        """Save what the nodes that are left have together. The mesh is theirs. A sentence on it; none before the first step.
+        """Save what the remaining nodes have of the model, and return a sentence about it; "" before training has begun.
 
-        Raises UnrecoverableError where that is not the whole model, and MeshCutError where another one is lost.
+        mesh: connects the remaining nodes. Raises UnrecoverableError if they do not have the whole model, once their part is
+        saved, and MeshCutError if another node is lost.
         """
         if self._checkpoint is None:
             return "nothing was saved, as no --checkpoint was given"
@@ -235,7 +242,10 @@ class Training:
         return f"the model after {self.next_step} steps was saved in {folder}: `--resume {folder}` goes on"
 
     def _save(self, folder: Path, mesh: Mesh, generation: int) -> None:
-        """Every parameter once, by the first node that has it. Nobody goes before all is there."""
+        """Write a checkpoint, each parameter by the first node that has it. No node returns before all of it is on disk.
+
+        Raises MeshCutError if a node is lost meanwhile, or the other nodes have saved without this one.
+        """
         tensors: dict[TensorKey, torch.Tensor] = {}
         for held in self._held:
             for name in held.parameters:
@@ -254,7 +264,7 @@ class Training:
         log.info("checkpoint written %s", pairs(step=applied, folder=folder, tensors=len(tensors)))
 
     def _target(self, layout: Layout) -> Holding:
-        """Of the layout, without weights; the present one where that is what it needs."""
+        """Return the holding for a layout: the present one if it has exactly these layers, else a new one without weights."""
         unit, stage = layout.place.unit, layout.place.stage
         first, end = layout.bounds[unit][stage : stage + 2]
         if self._held and self._held[0].covers(unit, first, end):
@@ -262,7 +272,10 @@ class Training:
         return make_holding(layout, self._make_model, self._settings, device=self._device)
 
     def _begin(self, target: Holding, layout: Layout) -> None:
-        """Fresh weights, which every node draws for itself, or those of a checkpoint."""
+        """Begin training with fresh weights, which every node initialises by itself, or with those of a checkpoint.
+
+        Raises UserError if the checkpoint is not of the job's next step, or if fresh weights are not allowed there.
+        """
         next_step = self._loader.next_step
         if self._resume is not None:
             checkpoint = Checkpoint.newest(self._resume)
@@ -280,7 +293,7 @@ class Training:
         self._standing = Standing(applied=next_step, generation=layout.generation)
 
     def _continue(self, target: Holding, mesh: Mesh, agreement: Agreement) -> None:
-        """Catch up where need be, and take over what the node lacks."""
+        """Continue training from an agreement: catch up if necessary, and receive the parameters that this node lacks."""
         if agreement.catches_up:
             self._catch_up(agreement)
             self._stand_as(agreement)
@@ -298,14 +311,17 @@ class Training:
         self._stand_as(agreement)
 
     def _apply(self, voted: StepResult, step: int) -> StepResult:
-        """Update the weights, or skip what is no number. The result with that."""
+        """Update the weights by a step that was voted for, unless its gradient norm is not finite.
+
+        Return the result with the number of updates skipped in a row.
+        """
         apply(self._held[0], voted.grad_norm, self._settings.rate(step), self._settings.max_grad_norm)
         if voted.num_targets:
             self._skips.count(skipped=not math.isfinite(voted.grad_norm))
         return replace(voted, skipped=self._skips.in_row if voted.num_targets else 0)
 
     def _catch_up(self, agreement: Agreement) -> None:
-        """With the step whose gradients this node has, and whose outcome only others have seen."""
+        """Apply the step whose gradients this node has, and whose outcome only other nodes have seen."""
         voted = StepResult(loss=math.nan, num_targets=1, grad_norm=agreement.standing.grad_norm)
         self._apply(voted, self._standing.applied)
 
@@ -318,15 +334,21 @@ class Training:
     def _commit(
         self, step: int, step_s: float = 0.0, data_wait_s: float = 0.0, *, once: Callable[[], bool] = lambda: True
     ) -> None:
-        """For all nodes, beside the next step. Before the vote on that it is done, so that one at most is open."""
+        """Commit a step for all nodes in a thread, beside the next step; before that step's vote this node waits for it.
+
+        once: waits until all nodes have applied the step, and returns False if a node was lost before; then nothing is committed.
+        """
         message = sessions_pb2.CommitRequest.FromString(self._rejected)
         rejected = [rejection_value(item) for item in message.rejections]
         say = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s, data_wait_s=data_wait_s)
         self._committing = self._commits.submit(_say_once, once, say)
 
     def _arrive(self) -> dist.Work | None:
-        """Say that the step is applied here. None where a node is lost: others of this pipeline may have begun the next step, and
-        go on with that as long as it stays. Raises MeshCutError where it doesn't."""
+        """Announce that this node has applied the step; return work that is done once all have, or None if a node is lost.
+
+        In that case the nodes of this pipeline may go on with the next step, as some may have begun it. Raises MeshCutError if
+        this pipeline is cut too.
+        """
         try:
             return self._mesh.arrive()
         except MeshCutError:
@@ -339,7 +361,10 @@ class Training:
 
 
 def _say_once(all_have_applied: Callable[[], bool], commit: Callable[[], None]) -> None:
-    """Else they would repeat a step whose data are gone. Where a node is lost before, the next generation says it."""
+    """Commit a step once all nodes have applied it, since nodes that repeat it need its data, which a commit frees.
+
+    If a node is lost before that, the next generation commits the step.
+    """
     if all_have_applied():
         commit()
 

@@ -1,4 +1,4 @@
-"""The nodes of a recoverable job, as its users write them down."""
+"""The specification of a recoverable job's nodes, as users write it in YAML."""
 
 from __future__ import annotations
 
@@ -23,41 +23,45 @@ Ints = npt.NDArray[np.int64]
 
 _WEIGHT_BYTES = 4
 _STATE_BYTES = 16
-"""Of a parameter that learns: weight, gradient and AdamW's two moments, float32."""
+"""Bytes per trainable parameter: weight, gradient and AdamW's two moments in float32."""
 
 
 class RecoverableUnit(BaseModel):
-    """What of a unit is trained. Its stages, and how many pipelines there are, follow from the nodes."""
+    """What of a unit is trained. Its stages and the number of pipelines follow from the nodes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     frozen: bool = False
-    """Whether the unit keeps its weights."""
+    """Whether the unit's weights are frozen."""
     frozen_projector: bool = False
-    """Whether the projector that leads from the unit to the next one keeps its weights."""
+    """Whether the projector from the unit to the next one is frozen."""
     checkpointing: bool = False
-    """Whether its layers keep only their inputs, and run their forward again when the backward needs the rest."""
+    """Whether the unit's layers use activation checkpointing: they keep only their inputs, and run their forward again in the
+    backward."""
 
 
 class RecoverySpec(BaseModel):
-    """Nodes, units and the failures to survive. A node is one process with all of its GPU."""
+    """Specification of a recoverable job: its nodes, its units and the failures to survive.
+
+    A node is one process that has a GPU to itself.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     nodes: int = Field(ge=1)
-    """Training begins when so many are there."""
+    """Number of nodes at which training begins."""
     max_failures: int = Field(default=1, ge=0)
-    """Nodes that may be lost at the same time: every layer is on one node more than that."""
+    """Number of nodes that may be lost at the same time: every layer is on at least one node more than that."""
     memory_gib: float | None = Field(default=None, gt=0)
-    """Of a node, for weights, gradients and the optimizer's state. None: whatever there is."""
+    """Memory of a node for weights, gradients and optimizer state, in GiB. None: pipelines are planned without a limit."""
     schedule: str = "1f1b"
-    """Of every pipeline: '1f1b', 'gpipe', 'eager' or 'zero-bubble'."""
+    """Schedule of every pipeline: '1f1b', 'gpipe', 'eager' or 'zero-bubble'."""
     on_loss: Literal["auto", "rebuild", "reroute"] = "auto"
-    """What comes first when a node is lost in the middle of a step: 'rebuild' makes pipelines of all nodes that are left, which
-    repeat it; 'reroute' has the pipelines that are whole do the other ones' microbatches, and rebuilds at the step's end; 'auto'
-    takes what is done earlier."""
+    """What comes first when a node is lost in the middle of a step: 'rebuild' forms pipelines of all remaining nodes, which
+    repeat the step; 'reroute' has the complete pipelines do the microbatches of the others, and rebuilds at the step's end;
+    'auto' takes whichever is done earlier."""
     units: dict[str, RecoverableUnit]
-    """By name, 'llm' among them."""
+    """The units by name, which must include 'llm'."""
     optimizer: OptimizerSpec = OptimizerSpec()
 
     @model_validator(mode="after")
@@ -66,7 +70,7 @@ class RecoverySpec(BaseModel):
         return self
 
     def pipeline(self, bounds: dict[str, tuple[int, ...]]) -> PipelineTopology:
-        """One pipeline as a topology. bounds: of each unit's stages, (0, ..., number of layers)."""
+        """Return the topology of one pipeline. bounds: layer bounds of each unit's stages, (0, ..., number of layers)."""
         units = {
             name: UnitTopology(pp=len(bounds[name]) - 1, cuts=bounds[name][1:-1], **unit.model_dump())
             for name, unit in self.units.items()
@@ -75,7 +79,7 @@ class RecoverySpec(BaseModel):
 
 
 def load_recovery_yaml(path: Path) -> RecoverySpec:
-    """The spec in a YAML file. Raises SpecError."""
+    """Load the spec from a YAML file. Raises SpecError."""
     return parse(RecoverySpec, read_yaml(path, "nodes"), "nodes")
 
 
@@ -89,10 +93,10 @@ def nodes_message(
     audio: AudioSpec,
     precision: str = "fp32",
 ) -> membership_pb2.NodesSpec:
-    """What the reorder service plans pipelines from, and what it compares between nodes.
+    """Return the message from which the reorder service plans pipelines, and which it compares between nodes.
 
-    Seconds are relative: elements of the matrices that a row meets, forth and back, times the rows that a unit has for one
-    token of the LLM where all of them are of images or recordings.
+    The `seconds` of a layer are relative: the matrix elements that a row is multiplied with in forward and backward, times the
+    rows that the unit has per LLM token if all tokens are of images or recordings.
     """
     topology = spec.pipeline(dict.fromkeys(spec.units, (0, 1)))
     costs = layer_costs(topology, shape, vocab_size=vocab_size, image=image, audio=audio)
@@ -119,7 +123,10 @@ def nodes_message(
 
 
 def _layer_bytes(stack: TransformerShape, vocab_size: int, *, frozen: bool) -> Ints:
-    """Of every layer; the LLM's first one has the embedding, and its last one the head. vocab_size: 0 in other units."""
+    """Return the bytes of every layer's weights with gradients and optimizer state, or of the weights alone if frozen.
+
+    The LLM's first layer includes the embedding, and its last one the head. vocab_size: 0 for other units.
+    """
     num_weights = np.full(stack.layers, stack.layer_weights, np.int64)
     num_weights[[0, -1]] += vocab_size * stack.width
     return num_weights * (_WEIGHT_BYTES if frozen else _STATE_BYTES)

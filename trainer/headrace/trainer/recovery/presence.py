@@ -1,4 +1,4 @@
-"""A node's side of its job's membership: says that the node is there, and knows the newest snapshot of the pipelines."""
+"""A node's client for its job's membership: it sends heartbeats, and receives snapshots of the nodes and their pipelines."""
 
 from __future__ import annotations
 
@@ -17,50 +17,50 @@ from headrace.v1.membership_pb2 import NodeHello, NodeMessage, Snapshot
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.3  # three in the second after which a silent node is lost: each wakes threads beside the training
-CHECK_S = 0.2  # how often a node looks whether the service is silent
-SILENCE_S = 1.5  # a service that says nothing for so long, three of its pulses, hangs: another one may lead
-AWAY_TIMEOUT_S = 600.0  # how long a node looks for a service
+HEARTBEAT_S = 0.3  # three in the second after which a silent node is lost; not more, as each wakes threads beside the training
+CHECK_S = 0.2  # how often a node checks whether the service is silent
+SILENCE_S = 1.5  # a service that is silent for so long, three of its pulses, hangs: another one may lead
+AWAY_TIMEOUT_S = 600.0  # how long a node looks for a service before it gives up
 RETRY_S = 0.1
 CLOSE_TIMEOUT_S = 2.0
 
 
 class Membership:
-    """One node's membership. It joins again by itself when the reorder service is lost. Thread-safe.
+    """One node's membership in its job. It rejoins by itself when the reorder service is lost. Thread-safe.
 
     `newest` and `urgent` are plain attributes, for hot loops; `wait` is for a thread that has nothing else to do.
     """
 
     def __init__(self, endpoint: str, hello: NodeHello) -> None:
-        """`endpoint`: of the reorder service, or several, separated by commas."""
+        """`endpoint`: HOST:PORT of the reorder service, or several, separated by commas. `hello`: first message of the stream."""
         self.newest: Snapshot | None = None
         """The newest snapshot, whether or not this node is in it."""
         self.urgent = 0
-        """The newest generation that does not wait for the end of a step; 0: there was none. `newest` may be a later one."""
+        """Newest generation that takes effect at once, not at the end of a step; 0 if there was none. `newest` may be later."""
         self._endpoint = endpoint
         self._hello = NodeHello()
         self._hello.CopyFrom(hello)
         self._to_say: queue.SimpleQueue[NodeMessage | None] = queue.SimpleQueue()
         self._recovered: NodeMessage | None = None
-        self._changed = threading.Condition()  # notified of a snapshot and of the end
+        self._changed = threading.Condition()  # notified of a snapshot and of the membership's end
         self._ended: HeadraceError | None = None
         self._call: Any = None
-        self._heard_s = 0.0  # or since when it tries to
+        self._heard_s = 0.0  # when the service last said something, or the last attempt to join began
         self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=target, name="membership", daemon=True) for target in (self._follow, self._watch)
         ]
 
     def open(self) -> None:
-        """Join, in the background. Raises EndpointError where the endpoint is malformed or nothing answers there."""
+        """Join in the background. Raises EndpointError if the endpoint is malformed or nothing answers there."""
         rpc.await_reorder_service(self._endpoint)
         for thread in self._threads:
             thread.start()
 
     def wait(self, newer_than: int, timeout_s: float | None = None) -> Snapshot:
-        """The newest snapshot, as soon as its generation is above `newer_than`.
+        """Wait until there is a snapshot of a generation above `newer_than`, and return the newest one.
 
-        Raises what ended the membership where none will come, and TimeoutError.
+        Raises the error that ended the membership if no such snapshot will come, and TimeoutError.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._is_newer(newer_than) or self._ended is not None, timeout_s):
@@ -71,23 +71,26 @@ class Membership:
             raise self._ended
 
     def leave(self) -> None:
-        """Say that this node is going to end. It is to take part until the others follow a snapshot without it: then `close`."""
+        """Announce that this node will end. It must take part until the others follow a snapshot without it, then `close`."""
         self._hello.leaving = True
         self._to_say.put(NodeMessage(leave=membership_pb2.Leave()))
 
     def recovered(self, generation: int, step: int, phases: Mapping[str, float]) -> None:
-        """Say, as the first node of a snapshot, that training goes on with `step`. `phases`: seconds of each, in order."""
+        """Report, as the first node of a snapshot, that training goes on with `step`.
+
+        `phases`: seconds of each phase of the recovery, in order.
+        """
         items = [membership_pb2.Phase(name=name, seconds=seconds) for name, seconds in phases.items()]
         message = membership_pb2.Recovered(generation=generation, step=step, phases=items)
         self._recovered = NodeMessage(recovered=message)
         self._to_say.put(self._recovered)
 
     def cut_off(self, generation: int) -> None:
-        """Say that connections to other nodes ended, though no newer snapshot than that has come."""
+        """Report that connections to other nodes ended, though no snapshot newer than `generation` has come."""
         self._to_say.put(NodeMessage(cut_off=membership_pb2.CutOff(generation=generation)))
 
     def close(self, *, done: bool = False) -> None:
-        """End the membership: a loss, but for a node that has nothing left to do (`done`)."""
+        """End the membership. The job counts it as the loss of a node unless `done`: the node has nothing left to do."""
         self._closed.set()
         if done:
             self._to_say.put(NodeMessage(leave=membership_pb2.Leave(done=True)))
@@ -111,13 +114,13 @@ class Membership:
             self._call.cancel()
 
     def _follow(self) -> None:
-        """Join, again and again, until something ends the membership."""
+        """Join, and rejoin after every lost stream, until something ends the membership."""
         answered_s, told_s = time.monotonic(), 0.0
         while not self._closed.is_set():
             try:
                 with rpc.translated(self._endpoint), rpc.channel(self._endpoint) as channel:
                     self._heard_s = time.monotonic()
-                    self._to_say = queue.SimpleQueue()  # the former stream may still read its own
+                    self._to_say = queue.SimpleQueue()  # the former stream may still read the old queue
                     self._call = membership_pb2_grpc.MembershipStub(channel).Join(self._messages(self._to_say))
                     for snapshot in self._call:
                         answered_s = self._heard_s = time.monotonic()
@@ -129,7 +132,7 @@ class Membership:
                 if time.monotonic() - answered_s > AWAY_TIMEOUT_S:
                     self._end(err)
                     return
-                if told_s != answered_s:  # once, however long it takes
+                if told_s != answered_s:  # log it once per outage
                     log.info("joining again %s", pairs(job=self._hello.job, node=self._hello.node, error=err))
                     told_s = answered_s
             except HeadraceError as err:
@@ -138,7 +141,7 @@ class Membership:
             self._closed.wait(RETRY_S)
 
     def _messages(self, to_say: queue.SimpleQueue[NodeMessage | None]) -> Iterator[NodeMessage]:
-        """What the service is told: in gRPC's own thread, however busy the others are."""
+        """Yield the messages to the service, with heartbeats. It runs in gRPC's own thread, however busy other threads are."""
         yield NodeMessage(hello=self._hello)
         if self._recovered is not None:
             yield self._recovered
@@ -160,7 +163,7 @@ class Membership:
             self._changed.notify_all()
 
     def _watch(self) -> None:
-        """Let go of a service that hangs."""
+        """Cancel the stream to a service that has been silent for `SILENCE_S`, so that the node rejoins."""
         while not self._closed.wait(CHECK_S):
             if time.monotonic() - self._heard_s > SILENCE_S:
                 self._cancel()

@@ -1,4 +1,4 @@
-"""One step of a recoverable pipeline: its gradients over all pipelines, layer by layer, and the vote that commits it."""
+"""One step of a recoverable job: compute in each pipeline, gradient all-reduce layer by layer over all pipelines, and a vote."""
 
 from __future__ import annotations
 
@@ -25,34 +25,37 @@ from headrace.trainer.train_step import Skips, StepResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a pipeline has done of a step. A node of it has the gradients of its layers, not summed with other pipelines' yet."""
+    """What a node's pipeline has done of a step so far.
+
+    The node has the gradients of its layers, not summed with those of other pipelines yet.
+    """
 
     numbers: frozenset[int] = frozenset()
-    """Of microbatches, as `headrace.trainer.recovery.layout.Layout.assigned` counts them."""
+    """Numbers of the microbatches done, as `headrace.trainer.recovery.layout.Layout.assigned` counts them."""
     loss_sum: float = 0.0
     num_targets: int = 0
     not_finite: tuple[int, ...] = ()
     rejected: tuple[Rejected, ...] = ()
-    """As this node has found them."""
+    """Rejected samples that this node found in its parts."""
     data_wait_s: float = 0.0
-    """Of this node, for its parts."""
+    """Seconds that this node waited for its data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of a vote: all nodes have the same."""
+    """The outcome of a vote on a step, the same on all nodes."""
 
     result: StepResult
     generation: int
-    """The newest snapshot that every node knows."""
+    """Generation of the newest snapshot that every node knows."""
     said: Sequence[bytes]
-    """What nodes had to say, those that had anything."""
+    """The message that each node attached to its vote, by rank; empty for a node without one."""
     data_wait_s: float
-    """Of the node that has waited longest."""
+    """Seconds that the node with the longest wait waited for data."""
 
 
 class RecoverableStep:
-    """A node's share of the steps of one generation."""
+    """Runs one node's share of every step of one generation: `compute`, `meet`, `sum_gradients`, `vote`."""
 
     def __init__(
         self,
@@ -64,7 +67,11 @@ class RecoverableStep:
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`holders`: ranks that have each parameter. `skips`: as this node knows them. Raises MeshCutError."""
+        """Create the groups for messages within the pipeline and for sums of gradients. Raises MeshCutError.
+
+        `holders`: ranks that have each parameter. `skips`: this node's count of skipped updates, which votes change.
+        `dtype`: torch.autocast dtype.
+        """
         self._mesh, self._holding, self._skips = mesh, holding, skips
         stage = holding.stage
         self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
@@ -78,18 +85,19 @@ class RecoverableStep:
         for name, ranks in holders.items():
             if len(ranks) > 1:
                 sharing.setdefault(tuple(ranks), []).append(name)
-        for number, (ranks, names) in enumerate(sharing.items()):  # in the same order on all nodes, so that none waits for itself
+        for number, (ranks, names) in enumerate(sharing.items()):  # in the same order on all nodes, to avoid a deadlock
             parameters = [holding.learning[name] for name in names if name in holding.learning]
             if mesh.rank in ranks and parameters:
                 self._sums.append((mesh.group(f"sum/{number}", ranks), parameters))
         self._counted = [p for name, p in holding.learning.items() if holders[name][0] == mesh.rank]
         self.not_finite: Sequence[int] = ()
-        """Samples of this node's microbatches of the last step whose loss was no number."""
+        """Samples of this node's portions of the last step whose loss was not finite."""
 
     def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
-        """Forward and backward of further microbatches of a step. The share with them: its messages may still be on their way.
+        """Run forward and backward of further microbatches of a step, and return the share with them added.
 
-        Raises MeshCutError where a node of this pipeline was lost meanwhile, or has other things to do.
+        Messages to other nodes may still be on their way until `meet`. Raises MeshCutError if a node of this pipeline was lost
+        meanwhile, or has turned to something else.
         """
         with self._mesh.interruptible(in_pipeline=True), self._autocast:
             totals = self._executor.run(feed.routes, feed)
@@ -103,25 +111,29 @@ class RecoverableStep:
         )
 
     def meet(self, share: Share) -> StepResult:
-        """Wait until all pipelines have done their share: nobody's gradients are summed before. The loss of the global batch.
+        """Wait until all pipelines have done their share, before any gradients are summed. Return the loss of the global batch.
 
-        Raises MeshCutError where a node was lost meanwhile, once this pipeline has done its share.
+        The gradient norm of the result is nan, as it is not known yet. Raises MeshCutError if a node was lost meanwhile, but not
+        before this pipeline has done its share.
         """
         self.not_finite = share.not_finite
         sums = torch.tensor([share.loss_sum, share.num_targets], dtype=torch.float64)
         try:
             with self._mesh.interruptible():
                 self._mesh.wait(self._mesh.everybody.allreduce([sums]))
-                self._executor.wire.flush()  # to nodes that are here, and so have taken theirs
+                self._executor.wire.flush()  # the receivers are here, so they have taken their messages
         except MeshCutError:
             with suppress(MeshCutError), self._mesh.interruptible(in_pipeline=True):
-                self._mesh.wait(self._pipeline.barrier(), in_pipeline=True)  # others of it may still need this node's messages
+                self._mesh.wait(self._pipeline.barrier(), in_pipeline=True)  # others in it may still need this node's messages
             raise
         loss_sum, num_targets = sums.tolist()
         return StepResult(loss=loss_sum / (num_targets or math.nan), num_targets=int(num_targets), grad_norm=math.nan)
 
     def sum_gradients(self, result: StepResult) -> None:
-        """Over all pipelines: they are then those of the global batch. Raises MeshCutError."""
+        """Sum the gradients over all pipelines and average them, which makes them those of the global batch.
+
+        result: from `meet`. Raises MeshCutError.
+        """
         if not result.num_targets:
             return
         with self._mesh.interruptible():
@@ -132,10 +144,13 @@ class RecoverableStep:
                 parameter.grad.div_(result.num_targets)
 
     def vote(self, result: StepResult, generation: int, said: bytes, data_wait_s: float) -> Outcome:
-        """Whoever gets an outcome knows that all nodes have the step's gradients. generation: of the newest snapshot known.
+        """Vote on a step with all nodes: a node that gets the outcome knows that all nodes have the step's gradients.
 
-        Where loss or gradient is not finite, the gradient norm of the outcome is not either, and the step is to be skipped; or
-        HeadraceError is raised on all nodes. Raises MeshCutError.
+        result: from `meet`. generation: of the newest snapshot that this node knows. said: message for all nodes, may be empty.
+        data_wait_s: seconds that this node waited for data.
+
+        If loss or gradients are not finite, the outcome's gradient norm is nan and the update is to be skipped, or HeadraceError
+        is raised on all nodes, as the settings say. Raises MeshCutError.
         """
         squares = float(nn.utils.get_total_norm([p.grad for p in self._counted if p.grad is not None])) ** 2
         skips = self._skips
@@ -146,7 +161,7 @@ class RecoverableStep:
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
         norm = math.sqrt(float(table[:, 0].sum())) if result.num_targets else 0.0
-        skips.in_row, skips.total = (int(of_nodes.max()) for of_nodes in table[:, 4:6].T)  # a node that joined knows of none
+        skips.in_row, skips.total = (int(of_nodes.max()) for of_nodes in table[:, 4:6].T)  # a node that just joined has 0
         if result.num_targets and not skips.is_finite(result.loss, norm, self.not_finite):
             norm = math.nan
         return Outcome(
@@ -158,7 +173,10 @@ class RecoverableStep:
 
 
 def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_norm: float) -> None:
-    """Clip the gradients of a step that was voted for, and update the weights; not where the norm is no number."""
+    """Clip the gradients of a step that was voted for, update the weights, and drop the gradients.
+
+    The update is skipped if the gradient norm is not finite. grad_norm: of the global batch, over the whole model.
+    """
     parameters = list(holding.learning.values())
     if math.isfinite(grad_norm) and any(parameter.grad is not None for parameter in parameters):
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(grad_norm))
@@ -167,7 +185,10 @@ def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_nor
 
 
 def _sum_gradients(mesh: Mesh, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
-    """As `headrace.trainer.gradients.sum_gradients`, with what says whether there is a gradient in the same message."""
+    """All-reduce the gradients of these parameters over a group, bucket by bucket.
+
+    Unlike `headrace.trainer.gradients.sum_gradients`, it sends the flags that say which gradients exist in the same messages.
+    """
     for bucket in buckets(parameters):
         flags = torch.tensor([float(p.grad is not None) for p in bucket], device=bucket[0].device)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]

@@ -1,8 +1,8 @@
-"""A wait for a message that whoever waits can leave.
+"""A wait for a gloo message that can be abandoned.
 
-Where a connection ends in the middle of a message, gloo tells nobody who waits for that very message (`Pair::signalException` of
-its TCP transport speaks to operations that have not begun), and nothing in torch.distributed ends such a wait. The end of a group
-waits for its operations, too.
+If a connection ends in the middle of a message, gloo does not tell whoever waits for that message (`Pair::signalException` of
+its TCP transport only signals operations that have not begun), and nothing in torch.distributed ends such a wait. Destroying a
+group waits for its operations, too.
 """
 
 from __future__ import annotations
@@ -13,30 +13,33 @@ from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-_CHECK_S = 0.02  # how often whoever waits, once it may have to leave, asks whether to
+_CHECK_S = 0.02  # how often a wait that may have to be abandoned checks whether it must be
 
 _Outcome = dist.Work | BaseException | None
-"""What is done, how it failed, or that it is time to look."""
+"""The result of a wait: the work that is done, the error with which it failed, or None as the signal of `Waiter.look`."""
 
 
 class Waiter:
-    """Waits in a thread of its own. That one may stay behind, with what it waits for, for as long as gloo's timeout.
+    """Waits for messages in a thread of its own, which can be abandoned; it then lives, with its work, until gloo's timeout.
 
-    All goes by queues written in C, and nobody looks up before there is something to see: a step has many waits, each behind a
-    computation that leaves no Python in the caches.
+    It uses queues written in C, and does not poll before `look` is called: a step has many waits, each after a computation that
+    leaves no Python in the caches.
     """
 
     def __init__(self, groups: list[dist.ProcessGroup]) -> None:
-        """groups: whose messages are waited for. They last as long as the thread, so that nobody else waits for their end."""
+        """groups: the groups whose messages are waited for.
+
+        The thread keeps them alive as long as it lives, so that no other thread waits for their destruction.
+        """
         self._works: queue.SimpleQueue[dist.Work | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
         self._looks = False
         threading.Thread(target=_wait_for_each, args=(self._works, self._outcomes, groups), name="wait", daemon=True).start()
 
     def wait(self, work: dist.Work, leaves: Callable[[], bool]) -> bool:
-        """Whether it is done: else `leaves` has said so before, and the waiter is of no use any more. Raises what `work` does.
+        """Wait for a message; return False if `leaves` returned True before it came. Raises the error of `work` if it failed.
 
-        Nobody asks `leaves` before the first `look`.
+        After False the waiter cannot be used any more. `leaves` is not called before the first `look`.
         """
         self._works.put(work)
         while True:
@@ -53,12 +56,12 @@ class Waiter:
                 return True
 
     def look(self) -> None:
-        """From now on `leaves` may say so. From any thread."""
+        """Make present and future waits poll `leaves`. May be called from any thread."""
         self._looks = True
         self._outcomes.put(None)
 
     def close(self, last: Sequence[dist.Work] = ()) -> None:
-        """Nobody waits any more, but the thread itself for the last ones."""
+        """End the thread once its present work and `last` are done, without waiting for it."""
         for work in last:
             self._works.put(work)
         self._works.put(None)
@@ -74,4 +77,4 @@ def _wait_for_each(
             outcomes.put(err)
         else:
             outcomes.put(work)
-        del work  # and what it holds
+        del work  # frees its tensors
