@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from headrace.errors import UserError
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
-"""Name endings of the modules in a layer whose matrices share one input, in this repository's blocks and those of `transformers`.
+"""Name endings of modules whose input goes to column-parallel matrices, in this repository's blocks and `transformers` layers.
 
 Whisper's layers have no module for their MLP, so its first matrix stands for it.
 """

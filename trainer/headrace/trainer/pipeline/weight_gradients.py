@@ -50,7 +50,7 @@ class WeightGradients:
 
 
 class _Linear(torch.autograd.Function):
-    """`functional.linear` whose backward keeps what the gradients of its weights need instead of computing them."""
+    """`functional.linear` whose backward puts off the gradients of weight and bias, and keeps the tensors that they need."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, left: list[_Left]) -> Tensor:

@@ -96,7 +96,7 @@ class Training:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is nothing left to do, not even to save."""
+        """Whether this node has nothing left to do: the job is over, and there is no checkpoint to save."""
         return self.is_over and self._checkpoint is None
 
     def forget(self) -> None:
