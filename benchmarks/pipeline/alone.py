@@ -21,11 +21,11 @@ from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.models.multimodal import MultimodalModel, initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.groups import ProcessGroups
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Routes
-from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, UnitTopology
 from headrace.trainer.train_step import make_optimizer
 from headrace.transport.malloc import keep_freed_pages

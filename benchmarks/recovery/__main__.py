@@ -30,7 +30,7 @@ from headrace import rpc, trainer
 from headrace.cli.example import example_data
 from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import Process, ProcessGroup, free_port
-from headrace.reorder_service.store.embedded import server_binary
+from headrace.reorder_service.store.embedded_redis import server_binary
 from headrace.spec import JobSpec, parse_spec
 
 RESULTS = Path(__file__).parent / "results"

@@ -10,9 +10,9 @@ import torch
 from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import Timing, progress, time_calls
 from headrace.reorder_service.recovery.instantiation import instantiate
+from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline, reconfigure
-from headrace.reorder_service.recovery.templates import ModelProfile, plan_templates
-from headrace.trainer.recovery.movement import Transfer, opened_state, sealed_state
+from headrace.trainer.recovery.layer_transfer import Transfer, opened_state, sealed_state
 
 NUM_LAYERS, NUM_NODES, NUM_GPUS = 96, 24, 8
 TEMPLATES_GOAL_S = 1.0

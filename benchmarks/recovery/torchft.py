@@ -17,7 +17,7 @@ from benchmarks.peers import TORCHFT
 from benchmarks.peers.environment import NotInstalledError, python_of
 from benchmarks.report import Rival
 from benchmarks.timing import progress
-from headrace.child import ending_with_us
+from headrace.child_process import ending_with_us
 
 NUM_REPLICAS = 6
 LOSSES = 3  # one after the other: 6, 5 and 4 replicas are left with one less

@@ -35,7 +35,7 @@ from benchmarks.scale.workload import (
 )
 from benchmarks.timing import progress
 from headrace import rpc
-from headrace.child import ending_with_us
+from headrace.child_process import ending_with_us
 from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.spec import parse_spec

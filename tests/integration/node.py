@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from headrace.trainer.recovery.presence import Membership
+from headrace.trainer.recovery.membership_client import Membership
 from headrace.v1.membership_pb2 import ModelProfile, NodeHello, NodesSpec, UnitLayers
 
 PROFILE = ModelProfile(units=[UnitLayers(unit="llm", num_layers=4)], seconds=[1.0] * 4, layer_bytes=[1] * 4, memory_bytes=4)

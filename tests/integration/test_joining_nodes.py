@@ -18,8 +18,8 @@ import pytest
 from headrace import trainer
 from headrace.errors import ConflictError, SupersededError, UserError
 from headrace.trainer.loading.session import SessionClient
+from headrace.trainer.recovery.membership_client import Membership
 from headrace.trainer.recovery.node import Node
-from headrace.trainer.recovery.presence import Membership
 from headrace.v1.membership_pb2 import NodeHello, NodesSpec, Snapshot
 from tests.integration.node import SPEC, membership
 

@@ -13,7 +13,7 @@ from headrace.spec import parse
 from headrace.trainer.models.multimodal import MultimodalModel, initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS
-from headrace.trainer.pipeline.tensor import cut_dimension
+from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
 from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
 from tests.verify.batches import GENERATING, SHAPE, costs_of, enlarge, make_row, packed, whole_model

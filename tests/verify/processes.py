@@ -24,12 +24,12 @@ from headrace.spec import parse
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
-from headrace.trainer.pipeline.groups import ProcessGroups
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.stage import Stage
-from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import Groups, PipelineTopology
 from headrace.trainer.train_step import StepResult
 from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, packed_samples, whole_model

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace import rpc
-from headrace.codec import rejection_value, shard_table
 from headrace.ledger import LedgerEntry
 from headrace.manifest import ShardTable
+from headrace.message_codec import rejection_value, shard_table
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
 from headrace.spec import JobSpec, TopologySpec

@@ -27,7 +27,9 @@ from typing import Any
 
 import grpc
 
-from headrace.codec import (
+from headrace.errors import HeadraceError, UserError, first_error, from_rpc
+from headrace.manifest import PAGE_SHARDS, ShardInfo
+from headrace.message_codec import (
     probe_message,
     ref_value,
     rejection_message,
@@ -36,8 +38,6 @@ from headrace.codec import (
     shard_value,
     vocabulary_message,
 )
-from headrace.errors import HeadraceError, UserError, first_error, from_rpc
-from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
 from headrace.outbox import Outbox

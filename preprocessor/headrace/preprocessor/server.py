@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import torch
 
-from headrace.codec import rejection_message
 from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
+from headrace.message_codec import rejection_message
 from headrace.observability import metrics
 from headrace.observability.logs import pairs
 from headrace.preprocessor.access import NOTHING, Access, granting

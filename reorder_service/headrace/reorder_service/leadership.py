@@ -16,7 +16,7 @@ from headrace.errors import UnavailableError
 from headrace.observability import metrics
 from headrace.observability.logs import pairs
 from headrace.reorder_service.service import ReorderService
-from headrace.reorder_service.store.database import LEASE_S, Database
+from headrace.reorder_service.store.redis_database import LEASE_S, Database
 
 log = logging.getLogger(__name__)
 

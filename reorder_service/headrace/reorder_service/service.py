@@ -15,9 +15,9 @@ from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.nodes import Nodes
-from headrace.reorder_service.store.caution import SETTLED_S
-from headrace.reorder_service.store.patience import patiently
+from headrace.reorder_service.store.fatal_jobs import SETTLED_S
 from headrace.reorder_service.store.state import FINAL, StateStore
+from headrace.reorder_service.store.store_retry import patiently
 from headrace.spec import load_spec_json
 
 LOOK_SHARE = 0.02  # of the time, at most, for looking after the preprocessors

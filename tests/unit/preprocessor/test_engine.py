@@ -15,8 +15,8 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from headrace.codec import ref_message, shard_message
 from headrace.manifest import ShardInfo
+from headrace.message_codec import ref_message, shard_message
 from headrace.observability import metrics
 from headrace.preprocessor.engine import Engine, read_ahead_parts
 from headrace.preprocessor.payload.part import Stage

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import codec
+from headrace import message_codec
 from headrace.ledger import LedgerEntry, ledger_sha256
 from headrace.plan import GENERATOR, LLM, Microbatch, Predicted, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
@@ -54,10 +54,10 @@ def test_a_plan_is_the_same_behind_the_wire_but_for_its_prediction(samples: int)
     ids = [list(range(2**40 + number, 2**40 + samples, 4)) for number in range(4)]
     plan = make_plan([{"encoder": ids[0], LLM: ids[1]}, {"encoder": ids[1], LLM: ids[0]}], [{LLM: ids[2]}, {LLM: ids[3]}])
     plan = replace(plan, replicas=plan.replicas[:1] * 2, seed=2**63 + 5, generation=7, chosen="joint")
-    written = codec.plan_message(plan).SerializeToString()
-    assert codec.plan_value(sessions_pb2.WholePlan.FromString(written)) == plan
-    event = codec.field_bytes(sessions_pb2.RankPlan.WHOLE_FIELD_NUMBER, written)
-    assert codec.plan_value(sessions_pb2.RankPlan.FromString(event).whole) == plan
+    written = message_codec.plan_message(plan).SerializeToString()
+    assert message_codec.plan_value(sessions_pb2.WholePlan.FromString(written)) == plan
+    event = message_codec.field_bytes(sessions_pb2.RankPlan.WHOLE_FIELD_NUMBER, written)
+    assert message_codec.plan_value(sessions_pb2.RankPlan.FromString(event).whole) == plan
 
 
 def test_deferral_is_sound() -> None:
@@ -121,12 +121,12 @@ def test_values_come_back_from_the_wire(ref: SampleRef, probe: Probe, rejected: 
     def wire(message: Any) -> Any:
         return type(message).FromString(message.SerializeToString())
 
-    assert codec.ref_value(wire(codec.ref_message(ref))) == ref
-    message = wire(codec.probe_message(ref.sample_id, probe))
-    assert (message.sample_id, codec.probe_value(message)) == (ref.sample_id, probe)
-    assert codec.rejection_value(wire(codec.rejection_message(rejected))) == rejected
+    assert message_codec.ref_value(wire(message_codec.ref_message(ref))) == ref
+    message = wire(message_codec.probe_message(ref.sample_id, probe))
+    assert (message.sample_id, message_codec.probe_value(message)) == (ref.sample_id, probe)
+    assert message_codec.rejection_value(wire(message_codec.rejection_message(rejected))) == rejected
 
 
 def test_an_unknown_reason_is_not_taken() -> None:
     with pytest.raises(ValueError, match="because"):
-        codec.rejection_value(common_pb2.Rejection(name="a", reason="because"))
+        message_codec.rejection_value(common_pb2.Rejection(name="a", reason="because"))

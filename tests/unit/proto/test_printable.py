@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.codec import rejection_message, rejection_value
 from headrace.errors import SpecError
+from headrace.message_codec import rejection_message, rejection_value
 from headrace.observability.logs import TextFormatter, pairs
 from headrace.printable import printable, sendable
 from headrace.quarantine import MOST_DETAIL, Reason, Rejected

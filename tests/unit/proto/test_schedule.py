@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.backward import backward_factors, weight_factor
+from headrace.backward_factors import backward_factors, weight_factor
 from headrace.plan import Topology
 from headrace.reorder_service.planning import plan
 from headrace.reorder_service.planning.execution import Execution

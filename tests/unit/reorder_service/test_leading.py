@@ -14,9 +14,9 @@ from headrace.errors import SupersededLeaderError, UnavailableError
 from headrace.reorder_service import leadership
 from headrace.reorder_service.leadership import Post, elected, keep_leading
 from headrace.reorder_service.service import ReorderService
-from headrace.reorder_service.store import database
-from headrace.reorder_service.store.database import Database
+from headrace.reorder_service.store import redis_database
 from headrace.reorder_service.store.progress import StepRecord
+from headrace.reorder_service.store.redis_database import Database
 from headrace.reorder_service.store.state import StateStore
 from tests.redis_server import RedisServer
 
@@ -43,7 +43,7 @@ async def open_another(redis_url: str) -> AsyncIterator[Open]:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "LEASE_S", LEASE_S)
+    monkeypatch.setattr(redis_database, "LEASE_S", LEASE_S)
     monkeypatch.setattr(leadership, "LEASE_S", LEASE_S)
     monkeypatch.setattr(leadership, "RENEW_S", 0.05)
     monkeypatch.setattr(leadership, "POLL_S", 0.02)
@@ -62,8 +62,8 @@ async def knows(post: Post, leader: str) -> bool:
 
 async def takes_over(database: Database) -> bool:
     """As if the leader's lease had run out."""
-    await database.client.delete("headrace:leader")
-    return await database.lead("b:1 y")
+    await redis_database.client.delete("headrace:leader")
+    return await redis_database.lead("b:1 y")
 
 
 async def test_one_leads_at_a_time_and_each_term_is_larger(open_another: Open) -> None:

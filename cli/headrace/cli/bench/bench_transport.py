@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
-from headrace.child import ending_with_us
+from headrace.child_process import ending_with_us
 from headrace.errors import HeadraceError, UserError
 from headrace.trainer.loading.session import PartClient
 from headrace.transport.base import SHARED_MEMORY, TRANSPORTS

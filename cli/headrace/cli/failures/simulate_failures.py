@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.reorder_service.recovery.forecast.availability import Trace
     from headrace.reorder_service.recovery.forecast.availability_replay import Run
     from headrace.reorder_service.recovery.forecast.policies import Assumptions, Job
-    from headrace.reorder_service.recovery.templates import ModelProfile
+    from headrace.reorder_service.recovery.pipeline_templates import ModelProfile
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _EPILOG = """\
@@ -218,7 +218,7 @@ def _job(args: argparse.Namespace) -> Job:
 def _read_profile(path: Path) -> ModelProfile:
     import numpy as np
 
-    from headrace.reorder_service.recovery.templates import ModelProfile
+    from headrace.reorder_service.recovery.pipeline_templates import ModelProfile
 
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

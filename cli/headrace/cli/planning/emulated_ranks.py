@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace.child import ending_with_us
+from headrace.child_process import ending_with_us
 from headrace.cli.planning.outcome import Outcome
 from headrace.errors import HeadraceError
 from headrace.plan import Predicted, Topology

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.backward import backward_factors, weight_factor
+from headrace.backward_factors import backward_factors, weight_factor
 from headrace.cli.planning.problem import Problem, deal_stages
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, Topology

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from headrace.child import ending_with_us
+from headrace.child_process import ending_with_us
 from headrace.errors import HeadraceError
 
 START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner: half a minute on a free core

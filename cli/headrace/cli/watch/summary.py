@@ -12,7 +12,7 @@ from rich.table import Table
 from headrace.cli.jobs_client import JobsClient, state_name
 from headrace.cli.watch.bottleneck import bottleneck, is_over
 from headrace.cli.watch.rates import Look
-from headrace.cli.watch.top_picture import span
+from headrace.cli.watch.top_table import span
 from headrace.ledger import ledger_sha256
 from headrace.printable import printable
 from headrace.v1.jobs_pb2 import JobStatus

@@ -90,7 +90,7 @@ class Watch:
 
 
 def _once(watch: Watch, interval_s: float, output: str, console: Console) -> None:
-    from headrace.cli.watch.top_picture import picture
+    from headrace.cli.watch.top_table import picture
 
     watch.look()
     time.sleep(interval_s)
@@ -106,7 +106,7 @@ def _live(watch: Watch, interval_s: float, console: Console) -> None:
     """Show the view on the alternate screen until Ctrl-C, and leave its last state on the ordinary one."""
     from rich.live import Live
 
-    from headrace.cli.watch.top_picture import picture
+    from headrace.cli.watch.top_table import picture
     from headrace.errors import UnavailableError
 
     watch.look()

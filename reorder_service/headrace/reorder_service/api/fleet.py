@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 
-from headrace.codec import rejection_value
 from headrace.errors import HeadraceError, UserError
+from headrace.message_codec import rejection_value
 from headrace.observability.logs import pairs
 from headrace.outbox import Outbox
 from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.fleet.reports import check_hello, check_listed, check_report
-from headrace.reorder_service.jobs import messages
+from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.leadership import Post
 from headrace.reorder_service.service import ReorderService
 from headrace.rpc import answers_stream
@@ -106,7 +106,7 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
 
     def introduce(job: str) -> fleet_pb2.FleetOrder:
         run = service.find(job)
-        return messages.job_opened(job, run.spec.to_peer_json(), run.key)
+        return fleet_messages.job_opened(job, run.spec.to_peer_json(), run.key)
 
     member = Member(
         name=hello.preprocessor,

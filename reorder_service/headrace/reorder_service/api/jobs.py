@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from headrace import codec
+from headrace import message_codec
 from headrace.errors import NotFoundError, UserError
 from headrace.manifest import PAGE_SHARDS
 from headrace.reorder_service.jobs.job import JobRun
@@ -61,7 +61,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         for start in range(0, len(shards), PAGE_SHARDS):
             yield jobs_pb2.ManifestPage(
                 shards=[
-                    jobs_pb2.ManifestShard(shard=codec.shard_message(number, shard), num_samples=num_rows[number])
+                    jobs_pb2.ManifestShard(shard=message_codec.shard_message(number, shard), num_samples=num_rows[number])
                     for number, shard in enumerate(shards[start : start + PAGE_SHARDS], start)
                 ]
             )
@@ -109,7 +109,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     ) -> AsyncIterator[Rejection]:
         run = self._post.service.find(request.job)
         for item in await self._post.service.store.quarantine(run.name):
-            yield codec.rejection_message(item)
+            yield message_codec.rejection_message(item)
 
     @answers
     async def ShowPlan(self, request: jobs_pb2.ShowPlanRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ShowPlanReply:

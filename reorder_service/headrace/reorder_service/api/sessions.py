@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from headrace import codec
+from headrace import message_codec
 from headrace.errors import ConflictError, NotFoundError
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs.job import JobRun
@@ -78,7 +78,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             generation=run.generation,
             next_step=run.committed,
             spec_json=run.spec.to_peer_json(),
-            vocabulary=codec.vocabulary_message(vocabulary),
+            vocabulary=message_codec.vocabulary_message(vocabulary),
         )
 
     @answers_stream
@@ -104,7 +104,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     async def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CommitReply:
         run, session = self._post.service.find_session(request.session)
         commit = RankCommit(
-            rejected=tuple(codec.rejection_value(item) for item in request.rejections),
+            rejected=tuple(message_codec.rejection_value(item) for item in request.rejections),
             loss=request.loss,
             step_s=request.step_s,
             data_wait_s=request.data_wait_s,
@@ -174,9 +174,9 @@ def _plan_message(step: Step, session: Session) -> bytes:
         step.messages[session.lane] = _rank_plan(step, session).SerializeToString()
     plan = step.messages[session.lane]
     if session.replicas:
-        plan += codec.field_bytes(sessions_pb2.RankPlan.WHOLE_FIELD_NUMBER, step.whole)
-    event = codec.field_bytes(sessions_pb2.PlanEvent.PLAN_FIELD_NUMBER, plan)
-    return codec.field_bytes(sessions_pb2.PlanEvents.EVENTS_FIELD_NUMBER, event)
+        plan += message_codec.field_bytes(sessions_pb2.RankPlan.WHOLE_FIELD_NUMBER, step.whole)
+    event = message_codec.field_bytes(sessions_pb2.PlanEvent.PLAN_FIELD_NUMBER, plan)
+    return message_codec.field_bytes(sessions_pb2.PlanEvents.EVENTS_FIELD_NUMBER, event)
 
 
 def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.codec import rejection_value, shard_message, shard_table, vocabulary_value
 from headrace.errors import JobFailedError
 from headrace.manifest import UNCOUNTED, ShardTable, Vocabulary
-from headrace.reorder_service.jobs import messages
+from headrace.message_codec import rejection_value, shard_message, shard_table, vocabulary_value
+from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.order.global_order import GlobalOrder, Int64, SourceShards
 from headrace.reorder_service.order.mixture import Weights
 from headrace.reorder_service.store.state import JobRecord, StateStore
@@ -87,7 +87,7 @@ class Manifest(CountedShards):
 
     async def list_shards(self, ask: Ask) -> None:
         """Find the shards. Raises JobFailedError where a data set cannot be read, or the list is not one of this job's."""
-        reply = await ask(_LIST_PRIORITY, lambda lease: messages.list_shards(lease, self._job), {})
+        reply = await ask(_LIST_PRIORITY, lambda lease: fleet_messages.list_shards(lease, self._job), {})
         shards = await asyncio.to_thread(self._checked, reply.shards)
         vocabulary = vocabulary_value(reply.vocabulary)
         await self._store.save_manifest(self._job, shards, vocabulary)
@@ -109,7 +109,7 @@ class Manifest(CountedShards):
 
     async def count(self, ask: Ask, shard: int, priority: tuple[int, ...]) -> None:
         """Find out how many rows a shard has. Raises JobFailedError where it cannot be read."""
-        reply = await ask(priority, lambda lease: messages.index_shard(lease, self._job, self.message(shard)), {shard: 1})
+        reply = await ask(priority, lambda lease: fleet_messages.index_shard(lease, self._job, self.message(shard)), {shard: 1})
         rejected = [rejection_value(item) for item in reply.rejections]
         await self._store.save_index(self._job, shard, reply.num_samples, rejected)
         self.num_rows[shard] = reply.num_samples

@@ -21,7 +21,7 @@ from headrace.errors import (
 from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import Fleet
-from headrace.reorder_service.jobs import messages
+from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.batches import Layout
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.indexing import Indexing
@@ -31,8 +31,8 @@ from headrace.reorder_service.jobs.sessions import Session, Sessions
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.jobs.window import bytes_ahead, has_room
 from headrace.reorder_service.jobs.work_orders import Orders
-from headrace.reorder_service.store.patience import STORE_RETRY_S
 from headrace.reorder_service.store.state import FINAL, JobRecord, StateStore
+from headrace.reorder_service.store.store_retry import STORE_RETRY_S
 from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class JobRun:
     async def _restarted(self, change: Awaitable[object], what: str) -> None:
         """Stop, change the job in the store, and go on with what the store has then. The caller holds the lock."""
         await self.stop()
-        self._fleet.close_job(self.name, messages.job_closed(self.name))
+        self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
         self.steps.clear()
         try:
             await change
@@ -225,7 +225,7 @@ class JobRun:
         await self._store.set_state(self.name, state, message)
         self.state, self.message = state, message
         log.info("job ended %s", pairs(job=self.name, state=state, steps=self.committed, message=message))
-        self._fleet.close_job(self.name, messages.job_closed(self.name))
+        self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
         for session in self.sessions.by_rank.values():
             session.tell_end(message)
         self._ready.set()
@@ -392,6 +392,6 @@ class JobRun:
         log.info("committed %s", pairs(job=self.name, step=step.index, samples=len(record.samples), loss=record.loss))
         if sentence := self.progress.judged(self.spec.sources):
             self._order_failed(sentence)
-        self._fleet.broadcast(self.name, messages.step_committed(self.name, step.index))
+        self._fleet.broadcast(self.name, fleet_messages.step_committed(self.name, step.index))
         self._fleet.release([part.work for part in step.parts.values() if part.work is not None])
         self._changed.set()

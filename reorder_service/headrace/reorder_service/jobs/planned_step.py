@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from headrace import codec
+from headrace import message_codec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
@@ -144,7 +144,7 @@ class Step:
     def whole(self) -> bytes:
         """The plan as a message, for ranks that need all of it; written once for all of them."""
         if self.plan is not None and not self._whole:
-            self._whole = codec.plan_message(self.plan).SerializeToString()
+            self._whole = message_codec.plan_message(self.plan).SerializeToString()
         return self._whole
 
     def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.codec import probe_value, rejection_value
+from headrace.message_codec import probe_value, rejection_value
 from headrace.quarantine import Rejected
-from headrace.reorder_service.jobs import messages
+from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.planned_step import Step
 from headrace.reorder_service.jobs.work_orders import PROBE, Orders
 from headrace.sample import SampleRef
@@ -34,7 +34,9 @@ async def probe(step: Step, refs: Sequence[SampleRef], job: str, orders: Orders)
     await orders.ask_in_pieces(
         (step.index, PROBE),
         as_stored,
-        lambda lease, refs: messages.probe_samples(lease, job, step.trace, refs, orders.manifest.message, orders.killed(refs)),
+        lambda lease, refs: fleet_messages.probe_samples(
+            lease, job, step.trace, refs, orders.manifest.message, orders.killed(refs)
+        ),
         take,
     )
     return rejected

@@ -15,7 +15,7 @@ from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Trial, Work
 from headrace.reorder_service.fleet.pace import MOST_SAMPLES
 from headrace.reorder_service.fleet.reports import ANSWERS
-from headrace.reorder_service.jobs import messages
+from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.counted_shards import CountedShards
 from headrace.reorder_service.jobs.planned_step import Part
 from headrace.sample import SampleRef
@@ -118,7 +118,7 @@ class Orders:
             """The shard is left out as a whole; of a data set that cannot be listed nothing is left."""
             made = order("")
             if made.WhichOneof("order") == "index_shard":
-                done(messages.deadly_shard(made.index_shard.shard.name, deaths), "")
+                done(fleet_messages.deadly_shard(made.index_shard.shard.name, deaths), "")
             else:
                 failed(f"listing the data set of job {self._job!r} killed {deaths} preprocessors, one after the other")
             self._fleet.release([work])
@@ -275,7 +275,7 @@ class Orders:
             job=self._job,
             share=self._share,
             priority=(step, DECODE, part.microbatch, part.replica),
-            order=lambda lease: messages.decode_part(
+            order=lambda lease: fleet_messages.decode_part(
                 lease, self._job, part, step, rank, self.manifest.message, self.killed(part.samples)
             ),
             answer=ANSWERS["decode_part"],
@@ -291,7 +291,9 @@ class Orders:
 
         def trial(ref: SampleRef) -> Trial:
             message_of = self.manifest.message
-            return self._trial(work, ref, lambda lease: messages.try_sample(lease, self._job, part, ref, step, rank, message_of))
+            return self._trial(
+                work, ref, lambda lease: fleet_messages.try_sample(lease, self._job, part, ref, step, rank, message_of)
+            )
 
         work.alone = lambda: [trial(ref) for ref in part.samples if not self.killed([ref])]
         part.work = work

@@ -16,9 +16,9 @@ from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
 from headrace.reorder_service.nodes.snapshots import Change, Successor, shape, succeed, templates_of
-from headrace.reorder_service.recovery.templates import Templates
-from headrace.reorder_service.store.patience import patiently
+from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.store.state import FINAL, StateStore
+from headrace.reorder_service.store.store_retry import patiently
 from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,10 @@ import numpy as np
 
 from headrace.errors import UnrecoverableError, UserError
 from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_NODES_MICROBATCHES
-from headrace.reorder_service.recovery.choice import Circumstances, OnLoss, choose, iteration_s
 from headrace.reorder_service.recovery.instantiation import distribute, instantiate
+from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, Stage, Templates, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline
-from headrace.reorder_service.recovery.templates import ModelProfile, Stage, Templates, plan_templates
+from headrace.reorder_service.recovery.recovery_choice import Circumstances, OnLoss, choose, iteration_s
 from headrace.snapshot import NOBODY
 from headrace.v1 import membership_pb2
 from headrace.v1.membership_pb2 import Snapshot

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.backward import WEIGHT_GRADIENTS
+from headrace.backward_factors import WEIGHT_GRADIENTS
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE
 
 BACKWARD_FACTOR = 2.0  # the gradients of inputs and of weights each take one matrix product per matrix product of the forward

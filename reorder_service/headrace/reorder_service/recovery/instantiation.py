@@ -15,7 +15,7 @@ import numpy as np
 from headrace.errors import UserError
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
-from headrace.reorder_service.recovery.templates import Template, Templates
+from headrace.reorder_service.recovery.pipeline_templates import Template, Templates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from headrace.errors import UnrecoverableError
-from headrace.reorder_service.recovery.templates import NodeSpecification, Template, Templates
+from headrace.reorder_service.recovery.pipeline_templates import NodeSpecification, Template, Templates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

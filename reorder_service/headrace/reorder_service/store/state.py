@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.errors import ConflictError, JobFailedError, NotFoundError
 from headrace.ledger import LedgerEntry
 from headrace.manifest import MOST_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
+from headrace.message_codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.quarantine import Reason, Rejected
-from headrace.reorder_service.store.caution import Caution
-from headrace.reorder_service.store.database import Command, Database
+from headrace.reorder_service.store.fatal_jobs import Caution
 from headrace.reorder_service.store.progress import Amounts, Progress, StepRecord
+from headrace.reorder_service.store.redis_database import Command, Database
 from headrace.sample import Probe, SampleRef
 from headrace.ticket import make_key
 from headrace.v1.fleet_pb2 import StepProbed

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.codec import rejection_message
 from headrace.manifest import ShardInfo
+from headrace.message_codec import rejection_message
 from headrace.preprocessor.job_work import Job
 from headrace.preprocessor.sources.jsonl import JsonlShard
 from headrace.quarantine import BadSampleError, Reason

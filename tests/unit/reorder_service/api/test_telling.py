@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from headrace import codec
+from headrace import message_codec
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.leadership import Post
@@ -77,7 +77,7 @@ async def test_each_rank_hears_the_whole_plan_and_the_parts_of_its_own_replicas(
         for number, plan in enumerate(plans):
             step = run.steps[number]
             assert step.plan is not None
-            assert codec.plan_value(plan.whole).replicas == tuple(map(tuple, step.plan.replicas))
+            assert message_codec.plan_value(plan.whole).replicas == tuple(map(tuple, step.plan.replicas))
             own = [part for part in step.parts.values() if part.replica in replicas]
             assert {ticket for microbatch in plan.microbatches for ticket in microbatch.tickets} == {part.ticket for part in own}
             assert {part.ticket for part in own} <= placed

@@ -6,7 +6,7 @@ from itertools import accumulate, combinations, pairwise, product
 import numpy as np
 from hypothesis import strategies as st
 
-from headrace.reorder_service.recovery.templates import ModelProfile, NodeSpecification, Stage, Template, Templates
+from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, NodeSpecification, Stage, Template, Templates
 
 
 def profile_of(

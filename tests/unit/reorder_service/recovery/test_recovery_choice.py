@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.reorder_service.recovery.choice import Choice, Circumstances, OnLoss, choose
+from headrace.reorder_service.recovery.pipeline_templates import plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline
-from headrace.reorder_service.recovery.templates import plan_templates
+from headrace.reorder_service.recovery.recovery_choice import Choice, Circumstances, OnLoss, choose
 from tests.unit.reorder_service.recovery.recovery_world import profile_of
 
 # Four layers of a second and a byte each. A node alone does a microbatch in 4 s; two behind each other do m of them in

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import UserError
 from headrace.reorder_service.recovery.instantiation import distribute, instantiate
-from headrace.reorder_service.recovery.templates import Stage, Template
+from headrace.reorder_service.recovery.pipeline_templates import Stage, Template
 from tests.unit.reorder_service.recovery.recovery_world import templates_of
 
 

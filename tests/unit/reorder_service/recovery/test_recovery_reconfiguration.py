@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import UnrecoverableError
 from headrace.reorder_service.recovery.instantiation import instantiate
+from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline, Reconfiguration, reconfigure
-from headrace.reorder_service.recovery.templates import Templates
 from tests.unit.reorder_service.recovery.recovery_world import templates_of
 
 

@@ -12,7 +12,7 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from headrace.errors import HeadraceError
-from headrace.reorder_service.store.database import Database
+from headrace.reorder_service.store.redis_database import Database
 
 async def main(folder, fill_at):
     filler = (folder / "filler").open("wb", buffering=0)

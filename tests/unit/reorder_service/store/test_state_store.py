@@ -15,8 +15,8 @@ from headrace.errors import ConflictError, JobFailedError, NotFoundError, Unavai
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardInfo, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.store import state
-from headrace.reorder_service.store.database import Command
 from headrace.reorder_service.store.progress import Progress, StepRecord
+from headrace.reorder_service.store.redis_database import Command
 from headrace.reorder_service.store.state import StateStore
 from headrace.sample import Probe, SampleRef
 

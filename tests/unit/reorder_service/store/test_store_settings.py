@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace.reorder_service.store.database import Database
+from headrace.reorder_service.store.redis_database import Database
 from tests.redis_server import RedisServer
 
 
 async def said(url: str, caplog: pytest.LogCaptureFixture) -> list[str]:
     with caplog.at_level(logging.INFO):
         await (await Database.open(url)).close()
-    return [record.getMessage() for record in caplog.records if record.name == "headrace.reorder_service.store.database"]
+    return [record.getMessage() for record in caplog.records if record.name == "headrace.reorder_service.store.redis_database"]
 
 
 async def test_of_one_that_keeps_every_commit_nothing_is_said(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:

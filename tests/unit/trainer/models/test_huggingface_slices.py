@@ -21,8 +21,8 @@ from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey, write
 from headrace.trainer.pipeline.layer_partition import bounds
-from headrace.trainer.pipeline.stages import build_stages
-from headrace.trainer.pipeline.tensor import cut_dimension
+from headrace.trainer.pipeline.stage_building import build_stages
+from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from tests.unit.trainer.models.huggingface_world import assert_close, skeleton, whole
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed

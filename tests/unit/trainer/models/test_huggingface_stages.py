@@ -17,7 +17,7 @@ from headrace.trainer.models.huggingface import model as adapted
 from headrace.trainer.pipeline.executor import Output
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.stage import Stage
-from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from tests.unit.trainer.models.huggingface_world import assert_close, skeleton, whole
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import codec
+from headrace import message_codec
 from headrace.errors import UserError
 from headrace.plan import StepPlan, Topology
 from headrace.reorder_service.api.sessions import plan_events
@@ -36,7 +36,7 @@ def fed(topology: PipelineTopology, plan: StepPlan) -> None:
         place = topology.place(rank)
         session = sessions.open(rank, topology.world_size, replicas, replicas_of(topology, place, replicas))
         (event,) = sessions_pb2.PlanEvents.FromString(plan_events(Told([step]), session)).events
-        routes = Routes(codec.plan_value(event.plan.whole), topology.replicas)
+        routes = Routes(message_codec.plan_value(event.plan.whole), topology.replicas)
         needed = {sample for portion in routes.portions(place.unit, place.replica) for sample in portion.samples}
         samples = tickets_of(event.plan, routes, place)
         assert needed <= {sample for of_part in samples.values() for sample in of_part}

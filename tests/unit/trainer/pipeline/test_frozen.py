@@ -16,9 +16,9 @@ from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.stage import Stage
-from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
-from headrace.trainer.recovery.holding import Holding
+from headrace.trainer.recovery.held_layers import Holding
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, whole_model
 
 BF16 = torch.bfloat16

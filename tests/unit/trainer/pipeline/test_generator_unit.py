@@ -8,7 +8,7 @@ import pytest
 
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.trainer.pipeline.feed import columns_of
-from headrace.trainer.pipeline.flow import GradientFlow, learns
+from headrace.trainer.pipeline.gradient_flow import GradientFlow, learns
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 

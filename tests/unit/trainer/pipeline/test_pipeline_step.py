@@ -14,11 +14,11 @@ from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.groups import ProcessGroups
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
-from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, whole_model
 

@@ -13,8 +13,8 @@ import pytest
 from torch import Tensor
 
 from headrace.errors import UnrecoverableError
+from headrace.trainer.recovery.layer_transfer import Agreement, Standing, agree
 from headrace.trainer.recovery.mesh import Mesh
-from headrace.trainer.recovery.movement import Agreement, Standing, agree
 
 SIZES = {"front": 4, "back": 8}
 FRESH = Standing()

@@ -9,8 +9,8 @@ import torch
 
 from headrace.trainer.models.multimodal import initialise
 from headrace.trainer.pipeline.stage import Stage
-from headrace.trainer.pipeline.stages import LlmStage
-from headrace.trainer.recovery.holding import Holding
+from headrace.trainer.pipeline.stage_building import LlmStage
+from headrace.trainer.recovery.held_layers import Holding
 from headrace.trainer.recovery.recoverable_step import apply
 from tests.verify.batches import whole_model
 

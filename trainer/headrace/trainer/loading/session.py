@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from headrace import rpc
-from headrace.codec import rejection_message, rejection_value, vocabulary_value
 from headrace.errors import (
     ConflictError,
     HeadraceError,
@@ -24,6 +23,7 @@ from headrace.errors import (
     lost_commits,
 )
 from headrace.manifest import Vocabulary
+from headrace.message_codec import rejection_message, rejection_value, vocabulary_value
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA
 from headrace.spec import JobSpec, load_spec_json

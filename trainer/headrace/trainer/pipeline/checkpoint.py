@@ -25,7 +25,7 @@ from headrace.trainer.pipeline.checkpoint_files import (
     write,
 )
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
-from headrace.trainer.pipeline.tensor import cut_dimension
+from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from headrace.errors import HeadraceError, UserError
-from headrace.held import held, held_until
+from headrace.held_activations import held, held_until
 from headrace.schedule import Action, Kind, Schedule, build
-from headrace.trainer.pipeline.flow import GradientFlow
+from headrace.trainer.pipeline.gradient_flow import GradientFlow
 from headrace.trainer.pipeline.routes import Handover, Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 

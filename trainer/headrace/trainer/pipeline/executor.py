@@ -19,11 +19,11 @@ from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.pipeline.deadlock import actions_of, check_order, check_rows
 from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s
-from headrace.trainer.pipeline.exchange import Exchange, Exchanges, in_order, row_ranges
-from headrace.trainer.pipeline.flow import GradientFlow, learns
+from headrace.trainer.pipeline.gradient_flow import GradientFlow, learns
 from headrace.trainer.pipeline.routes import Portion, Routes
+from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
-from headrace.trainer.pipeline.wire import Wire
+from headrace.trainer.pipeline.unit_exchange import Exchange, Exchanges, in_order, row_ranges
 
 Feed = Callable[[Portion], PackedMicrobatch]
 """A function that returns the unit's columns of a portion's samples, on the device, without samples that failed to decode."""

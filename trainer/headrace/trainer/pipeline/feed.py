@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import torch
 
-from headrace import codec
+from headrace import message_codec
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
@@ -183,7 +183,7 @@ class PipelineLoader(PortionLoader):
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
         """Return the tickets of the parts that this process needs, in the order in which it needs them."""
         if plan.step not in self._needed:
-            whole = codec.plan_value(plan.whole)
+            whole = message_codec.plan_value(plan.whole)
             _check_replicas(plan.step, whole, self._topology)
             routes = Routes(whole, self._topology.replicas)
             self._needed[plan.step] = routes, tickets_of(plan, routes, self._place)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from headrace.backward import backward_factor, backward_factors
+from headrace.backward_factors import backward_factor, backward_factors
 from headrace.model_shape import ModelShape, projector_weights
 from headrace.plan import GENERATOR, LLM
 from headrace.spec import AudioSpec, ImageSpec

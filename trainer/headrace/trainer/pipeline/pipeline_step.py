@@ -13,13 +13,13 @@ from torch import nn
 from headrace.trainer.gradients import sum_gradients
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.executor import Executor, Feed
-from headrace.trainer.pipeline.groups import ProcessGroups
-from headrace.trainer.pipeline.optimizer import COPIES, ShardedAdamW
+from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.stage import Stage
-from headrace.trainer.pipeline.stages import LlmStage
-from headrace.trainer.pipeline.tensor import cut_dimension
+from headrace.trainer.pipeline.stage_building import LlmStage
+from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.zero1 import COPIES, ShardedAdamW
 from headrace.trainer.train_step import DEFAULTS, Skips, StepResult, embeddings_of
 
 

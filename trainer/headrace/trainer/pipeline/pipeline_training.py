@@ -23,11 +23,11 @@ from headrace.trainer.pipeline.agreement import check_alike, check_replicas, tel
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import WAY, Checkpoint
 from headrace.trainer.pipeline.feed import PipelineLoader
-from headrace.trainer.pipeline.groups import ProcessGroups
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
-from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank
 from headrace.trainer.train_step import PRECISIONS, log_step

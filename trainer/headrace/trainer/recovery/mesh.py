@@ -28,7 +28,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from headrace.errors import UnavailableError
-from headrace.trainer.recovery.waiting import Waiter
+from headrace.trainer.recovery.cancellable_wait import Waiter
 
 log = logging.getLogger(__name__)
 

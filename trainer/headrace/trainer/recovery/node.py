@@ -19,11 +19,11 @@ from headrace.observability.logs import pairs
 from headrace.snapshot import is_rerouted
 from headrace.trainer.devices import check_nodes, local_device
 from headrace.trainer.recovery.layout import Layout, finishes
+from headrace.trainer.recovery.membership_client import Membership
 from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.node_training import Training
 from headrace.trainer.recovery.nodes_spec import RecoverySpec, nodes_message
-from headrace.trainer.recovery.presence import Membership
 from headrace.trainer.train_step import PRECISIONS
 from headrace.transport.base import TRANSPORTS
 from headrace.v1 import membership_pb2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from headrace import codec
+from headrace import message_codec
 from headrace.errors import JobFailedError
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.fetch import PartFetcher
@@ -217,7 +217,7 @@ class NodeLoader(PortionLoader):
         """Return the tickets of the parts that the node's share of a plan needs, in the order in which it needs them."""
         assert self._layout is not None, "the node has a share"
         if plan.step not in self._needed:
-            whole = codec.plan_value(plan.whole)
+            whole = message_codec.plan_value(plan.whole)
             seconds = [one.seconds for one in sorted(plan.microbatches, key=lambda one: (one.replica, one.index))]
             numbers, alone = self._layout.assigned(plan.step, whole, seconds)
             routes = Routes(alone, dict.fromkeys(self._layout.topology.units, 1))

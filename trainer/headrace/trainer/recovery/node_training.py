@@ -15,17 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headrace.codec import rejection_message, rejection_value
 from headrace.errors import UnrecoverableError, UserError
+from headrace.message_codec import rejection_message, rejection_value
 from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 from headrace.trainer.pipeline.agreement import tell_differences, way_of_training
 from headrace.trainer.pipeline.checkpoint_files import WAY, Checkpoint, TensorKey, attempt_folder, publish, write
-from headrace.trainer.recovery.holding import Holding, make_holding, state_sizes
+from headrace.trainer.recovery.held_layers import Holding, make_holding, state_sizes
+from headrace.trainer.recovery.layer_transfer import Agreement, Standing, agree, move, named
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
-from headrace.trainer.recovery.movement import Agreement, Standing, agree, move, named
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.nodes_spec import RecoverySpec
 from headrace.trainer.recovery.recoverable_step import RecoverableStep, Share, apply

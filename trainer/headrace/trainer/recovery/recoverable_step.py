@@ -17,7 +17,7 @@ from headrace.snapshot import NOBODY
 from headrace.trainer.gradients import buckets
 from headrace.trainer.pipeline.executor import Executor
 from headrace.trainer.pipeline.feed import StepFeed
-from headrace.trainer.recovery.holding import Holding
+from headrace.trainer.recovery.held_layers import Holding
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
 from headrace.trainer.train_step import Skips, StepResult

@@ -12,7 +12,7 @@ import heapq
 import numpy as np
 
 from headrace.reorder_service.planning.batch import Batch, Ints
-from headrace.reorder_service.planning.random_state import random_state
+from headrace.reorder_service.planning.seeding import random_state
 from headrace.reorder_service.planning.simulation.makespan import improve, makespan, opening
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 

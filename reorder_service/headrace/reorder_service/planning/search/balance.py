@@ -15,8 +15,8 @@ import numpy as np
 
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
-from headrace.reorder_service.planning.random_state import random_state
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
+from headrace.reorder_service.planning.seeding import random_state
 
 SEARCH_STEPS = 125_000  # per sample of the mean microbatch, counted as 1 to 4 samples: 2 to 10 ms
 SEARCH_STEPS_PER_SAMPLE = 3  # least number of steps per sample of the batch, which counts in large batches

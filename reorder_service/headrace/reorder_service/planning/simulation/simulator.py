@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.held import held, held_until
+from headrace.held_activations import held, held_until
 from headrace.plan import Predicted
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.simulation import timed_schedule as actions_of
@@ -93,7 +93,7 @@ def peak_memory(work: Work) -> Floats:
     """Return the (D, S) most activations that each stage holds at any time, in the unit of `Batch.memory`.
 
     Each chunk takes its share when its forward starts and releases it when its backward ends. A deferred sample's share is
-    released when its own backward ends, and if weight gradients are put off (`headrace.held`), when those are done. A unit
+    released when its own backward ends, and if weight gradients are put off (`held_activations`), when those are done. A unit
     without a backward keeps nothing. A stage does one thing at a time, so what it holds depends only on the order of its
     actions, not on their times.
     """

@@ -10,7 +10,7 @@ from headrace.plan import GENERATOR, LLM, StepPlan, Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
-from headrace.reorder_service.planning.search.unequal import share
+from headrace.reorder_service.planning.search.unequal_speeds import share
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.simulation.work import Work
 from headrace.reorder_service.planning.strategies import arrival, disttrain, entrain, joint, orchmllm, taper

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headrace.errors import UserError
-from headrace.reorder_service.recovery.choice import Circumstances, OnLoss, choose
 from headrace.reorder_service.recovery.forecast.availability import Trace
 from headrace.reorder_service.recovery.forecast.availability_replay import Activity, Pace, Recovery, Run, Span, Undone
 from headrace.reorder_service.recovery.instantiation import instantiate
+from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, Templates, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline
-from headrace.reorder_service.recovery.templates import ModelProfile, Templates, plan_templates
+from headrace.reorder_service.recovery.recovery_choice import Circumstances, OnLoss, choose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

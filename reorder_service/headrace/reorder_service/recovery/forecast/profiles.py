@@ -10,7 +10,7 @@ from headrace.model_shape import ModelShape, projector_weights
 from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.cost_model.coefficients import VISION, total
 from headrace.reorder_service.planning.cost_model.cost import published
-from headrace.reorder_service.recovery.templates import ModelProfile
+from headrace.reorder_service.recovery.pipeline_templates import ModelProfile
 
 if TYPE_CHECKING:  # importing it takes a fifth of a second
     from headrace.spec import AudioSpec, ImageSpec

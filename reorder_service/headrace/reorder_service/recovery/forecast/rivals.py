@@ -16,8 +16,8 @@ from headrace.errors import UserError
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.recovery.forecast.availability_replay import Pace, Policy, Recovery, Undone
 from headrace.reorder_service.recovery.forecast.policies import Assumptions, Job
+from headrace.reorder_service.recovery.pipeline_templates import Template, Templates, plan_templates
 from headrace.reorder_service.recovery.stage_mapping import iteration_time
-from headrace.reorder_service.recovery.templates import Template, Templates, plan_templates
 
 FORWARD_SHARE = 1 / 3
 """Share of the forward in a layer's forward plus backward time: the backward takes twice as long."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.reorder_service.planning.random_state import random_state
 from headrace.reorder_service.planning.search.balance import balance, exchange, fill
+from headrace.reorder_service.planning.seeding import random_state
 
 
 def loads_of(costs: np.ndarray, slots: np.ndarray, num_slots: int) -> np.ndarray:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import make_batch
 from headrace.reorder_service.planning.execution import Execution
-from headrace.reorder_service.planning.random_state import random_state
 from headrace.reorder_service.planning.search.arrangement import arrange
+from headrace.reorder_service.planning.seeding import random_state
 from headrace.reorder_service.planning.simulation import makespan as makespan_module
 from headrace.reorder_service.planning.simulation import timed_schedule
 from headrace.reorder_service.planning.simulation.makespan import best_grades, improve, makespan, opening

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from headrace.reorder_service.recovery.choice import busiest_link
 from headrace.reorder_service.recovery.forecast.availability import Change, Trace, draw
 from headrace.reorder_service.recovery.forecast.availability_replay import Activity, Policy, Run, replay
 from headrace.reorder_service.recovery.forecast.policies import Assumptions, Headrace, Job, failure_free
 from headrace.reorder_service.recovery.forecast.rivals import RIVALS
+from headrace.reorder_service.recovery.recovery_choice import busiest_link
 from tests.unit.reorder_service.recovery.recovery_world import profile_of, templates_of
 
 POLICIES = {"headrace": Headrace, **RIVALS}

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.model_shape import MODEL_SHAPES
 from headrace.reorder_service.recovery.forecast.profiles import profile_of
-from headrace.reorder_service.recovery.templates import ModelProfile
+from headrace.reorder_service.recovery.pipeline_templates import ModelProfile
 from headrace.spec import AudioSpec, ImageSpec
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, make_batch
-from headrace.reorder_service.planning.search.unequal import share
+from headrace.reorder_service.planning.search.unequal_speeds import share
 from headrace.reorder_service.planning.strategies import plan_of
 
 

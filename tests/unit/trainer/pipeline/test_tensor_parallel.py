@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.errors import UserError
-from headrace.trainer.pipeline.tensor import cut_dimension, shard
+from headrace.trainer.pipeline.tensor_parallel import cut_dimension, shard
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UnavailableError
-from headrace.reorder_service.store.caution import RECKLESS, STRIKES
-from headrace.reorder_service.store.database import Command, Database
+from headrace.reorder_service.store.fatal_jobs import RECKLESS, STRIKES
+from headrace.reorder_service.store.redis_database import Command, Database
 from headrace.reorder_service.store.state import StateStore
 from tests.unit.reorder_service.job_world import Start, submit
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from headrace.child import ending_with_us
+from headrace.child_process import ending_with_us
 from headrace.errors import ConflictError, UnavailableError, UserError
 
 _FILES = ("appendonly.aof", "redis.log")

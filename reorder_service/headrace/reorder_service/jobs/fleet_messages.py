@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from headrace.codec import ref_message, rejection_message
+from headrace.message_codec import ref_message, rejection_message
 from headrace.quarantine import deadly
 from headrace.reorder_service.jobs.planned_step import Part
 from headrace.sample import SampleRef

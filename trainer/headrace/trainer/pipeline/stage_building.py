@@ -18,7 +18,7 @@ from headrace.trainer.models.loss import StepLoss, token_loss
 from headrace.trainer.models.multimodal import MultimodalModel, fill, initialise
 from headrace.trainer.pipeline.executor import Output
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, Stage, prune
-from headrace.trainer.pipeline.tensor import shard
+from headrace.trainer.pipeline.tensor_parallel import shard
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
 
 

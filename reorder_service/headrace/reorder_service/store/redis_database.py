@@ -1,7 +1,7 @@
 """The Redis server behind the state store, and who may write to it.
 
 `redis://HOST:PORT/DB`, `rediss://...` (TLS) and `sentinel://HOST:PORT,HOST:PORT/NAME/DB` are servers of the user's;
-`embedded:FOLDER` is a private one (headrace.reorder_service.store.embedded). All take the same path from here on.
+`embedded:FOLDER` is a private one (headrace.reorder_service.store.embedded_redis). All take the same path from here on.
 
 One process at a time leads: it holds a lease, which ends by itself when it is not renewed, and a term, which is larger than
 every former leader's. Each write names the writer's token, and is refused if another one is in the store: a leader that hung,
@@ -31,7 +31,7 @@ from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 
 from headrace.errors import ConflictError, SupersededLeaderError, UnavailableError, UserError
 from headrace.observability.logs import pairs
-from headrace.reorder_service.store.embedded import EmbeddedRedis
+from headrace.reorder_service.store.embedded_redis import EmbeddedRedis
 
 FORMAT = "5"  # of the keys below `headrace:`; raised with every change that an older release would misread
 _TAKEN_UP = "4"  # an older format that is read as this one: its term is a number without an id

@@ -11,7 +11,7 @@ from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS, Stage
-from headrace.trainer.pipeline.stages import build_stages
+from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.train_step import DEFAULTS, embeddings_of, make_optimizer

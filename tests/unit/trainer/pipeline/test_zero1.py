@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from headrace.trainer.pipeline.optimizer import ShardedAdamW, owners
+from headrace.trainer.pipeline.zero1 import ShardedAdamW, owners
 from headrace.trainer.train_step import make_optimizer
 
 LARGEST = 10_000

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from headrace.trainer.pipeline.wire import Wire
+from headrace.trainer.pipeline.send_receive import Wire
 
 SHAPE = (3, 2)
 CPU = torch.device("cpu")

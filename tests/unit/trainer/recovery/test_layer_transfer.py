@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UnrecoverableError
-from headrace.trainer.recovery.movement import plan_transfers
+from headrace.trainer.recovery.layer_transfer import plan_transfers
 
 RANKS = st.sets(st.integers(0, 5))
 MODELS = st.dictionaries(

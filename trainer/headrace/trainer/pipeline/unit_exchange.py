@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from headrace.backward import in_front
+from headrace.backward_factors import in_front
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.pipeline.routes import Handover, Portion
 from headrace.trainer.pipeline.topology import PipelineTopology, Place

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from headrace.backward import backward_factors, weight_factor
+from headrace.backward_factors import backward_factors, weight_factor
 from headrace.reorder_service.planning.execution import BACKWARD_FACTOR, Execution
 
 UNITS = ("vision", "audio", "llm", "generator")

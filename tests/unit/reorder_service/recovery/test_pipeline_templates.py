@@ -9,8 +9,8 @@ from headrace.errors import UserError
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.simulation.makespan import makespan
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
+from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, NodeSpecification, Template, plan_templates
 from headrace.reorder_service.recovery.stage_mapping import Chains, iteration_time
-from headrace.reorder_service.recovery.templates import ModelProfile, NodeSpecification, Template, plan_templates
 from tests.unit.reorder_service.recovery.recovery_world import Mapping, breakdown, every_mapping, profile_of, profiles
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.backward import in_front
+from headrace.backward_factors import in_front
 from headrace.trainer.pipeline.topology import PipelineTopology
 
 

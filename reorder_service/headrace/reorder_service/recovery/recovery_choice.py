@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.reorder_service.recovery.instantiation import distribute, instantiate
+from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline, Reconfiguration, reconfigure
-from headrace.reorder_service.recovery.templates import Templates
 
 
 class OnLoss(StrEnum):

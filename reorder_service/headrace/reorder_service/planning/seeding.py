@@ -1,12 +1,8 @@
-"""Seeding of the xorshift random generators in numba kernels; re-exports the `kernel` decorator."""
+"""Seeding of the xorshift random generators in numba kernels."""
 
 from __future__ import annotations
 
 import numpy as np
-
-from headrace.jit import kernel
-
-__all__ = ["kernel", "random_state"]
 
 
 def random_state(seed: int) -> np.uint64:

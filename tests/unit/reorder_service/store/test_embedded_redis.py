@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConflictError, UnavailableError
-from headrace.reorder_service.store import database, embedded
+from headrace.reorder_service.store import embedded_redis, redis_database
 from headrace.reorder_service.store.state import StateStore
 
 
@@ -30,7 +30,7 @@ def server_of(folder: Path) -> int:
 
 async def another_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(embedded, "_LOCK_TIMEOUT_S", 0.1)
+        patch.setattr(embedded_redis, "_LOCK_TIMEOUT_S", 0.1)
         with pytest.raises(ConflictError, match="in use by another"):
             await StateStore.open(f"embedded:{folder}")
 
@@ -118,7 +118,7 @@ def open_umask() -> Iterator[None]:
 
 @pytest.mark.timeout(20)
 async def test_a_server_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(redis_database, "_TIMEOUT_S", 0.5)
     store = await StateStore.open(f"embedded:{tmp_path / 'store'}")
     server = server_of(tmp_path / "store")
     os.kill(server, signal.SIGSTOP)

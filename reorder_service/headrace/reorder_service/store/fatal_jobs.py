@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from headrace.errors import UnavailableError
 from headrace.observability.logs import pairs
-from headrace.reorder_service.store.database import Command, Database
-from headrace.reorder_service.store.patience import patiently
+from headrace.reorder_service.store.redis_database import Command, Database
+from headrace.reorder_service.store.store_retry import patiently
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from headrace.spec import parse
-from headrace.trainer.pipeline.exchange import Exchange, Exchanges, in_order
 from headrace.trainer.pipeline.routes import Handover, Portion
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
+from headrace.trainer.pipeline.unit_exchange import Exchange, Exchanges, in_order
 
 FROM, INTO = Portion("vision", 1, 0, 0, (1, 2, 3)), Portion("llm", 0, 0, 0, (3, 1, 2))
 RANGES = {3: range(2), 1: range(2, 5), 2: range(5, 9)}
