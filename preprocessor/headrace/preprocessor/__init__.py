@@ -1,27 +1,27 @@
-"""The preprocessor: reads shards, probes and decodes samples, keeps what it decoded until a trainer has fetched it.
+"""The preprocessor: reads shards, probes and decodes samples, and keeps decoded parts until trainers have fetched them.
 
 The pure part, which knows nothing of jobs, networks and queues:
 
-    access.py     what a job may have this process open: folders and beginnings of URLs
-    sources/      shards of records: WebDataset tar, Energon, MDS, Parquet, JSONL, local or on any fsspec URL, with a cache
-    record.py     one row of a data set, the same for every format
-    mapping.py    record to sample: turns of text, image and audio segments
-    image/        image header to patch grid, image to patches
-    audio.py      audio header to frame count, recording to log-mel; flac.py: a faster decoder of long FLAC
-    text.py       text to token ids; control tokens' names are text; byte_pairs.py: the same ids sooner
-    template.py   sample to input ids and labels; templates/: prompt formats as data
-    pipeline.py   all of it: probe(record), decode(record), encode(rows) as Arrow
+    access.py         the folders and URL prefixes that a job may have this process open
+    sources/          shards of records: WebDataset tar, Energon, MDS, Parquet, JSONL, local or on any fsspec URL, with a cache
+    records/          record.py: a row of a data set, the same for every format; record_to_sample.py: record to sample, turns of
+                      text, image and audio segments
+    image/            image header to patch grid, image file to patches
+    audio/            audio header to frame count, recording to log-mel; flac.py: a faster decoder of long FLAC
+    text/             text to token ids, where control tokens' names are text; byte_pairs.py: the same ids, faster;
+                      template.py: sample to input ids and labels; templates/: prompt formats as data
+    decoding.py       all of it: size a sample, decode its media, encode rows as Arrow
+    decode_memory.py  the memory budget of everything that is being decoded
 
 Around it:
 
-    jobs.py       a job's shards and pipeline: what worker threads do; known_jobs.py: all of them, and those that are refused
-    writer.py     payload into its place: media are decoded where trainers will read them
-    part.py       a part: a lease, then media in memory, then payload
-    engine.py     takes orders from the reorder service and gives them to the threads; tasks.py: its background tasks
-    store.py      parts within a byte budget: what is read and decoded next (staging.py, priority.py), what makes room
-    occupancy.py  how full the stages are, for the metrics
-    arena.py      the shared memory in which payload lies, for trainers on this host to read in place
-    server.py     trainers fetch here
+    job_work.py       the work of the threads on one job; known_jobs.py: all jobs, the refused ones included
+    engine.py         takes orders from the reorder service and gives them to the threads; tasks.py: its background tasks
+    payload/          payload_store.py: parts within a byte budget, what is read and decoded next (staging.py, priority.py) and
+                      what is evicted; part.py: a part, from its lease to its payload; probed.py: what stays from probing to
+                      decoding; writer.py: decodes media where trainers will read them; arena.py: the shared memory that
+                      trainers on this host read in place; occupancy.py: how full the stages are, for the metrics
+    server.py         the servers that trainers fetch from
 
-Damage in the data is a BadSampleError with one reason and ends one sample, never the process.
+Damaged data raises a BadSampleError with one reason: it ends one sample, never the process.
 """

@@ -1,13 +1,13 @@
-"""What this process may open for a job: files below some folders, and URLs that begin in some ways.
+"""Access control: the local folders and URL prefixes that this process may open on behalf of jobs.
 
-Who may submit a job names its paths and URLs, and they are opened with the rights of the preprocessor. So everything that a
-job or a data set names is opened through here: shards, media beside them, indexes, descriptions of data sets, tokenizers.
+Whoever submits a job names its paths and URLs, and they are opened with the rights of the preprocessor. So everything that a
+job or a data set names is opened through this module: shards, media beside them, indexes, descriptions of data sets, tokenizers.
 
-A local file is judged by where it really is, once it is open: links and ".." lead nowhere else. It must be a regular file,
-since a pipe makes its reader wait for ever and a device never ends. A URL is judged by its beginning, where a redirection
-leads too, and may not chain protocols ("zip::s3://..."). `reference://` is never taken: what it names is a program.
+A local file is judged by its real location once it is open, so links and ".." cannot lead out of the folders. It must be a
+regular file, since a pipe makes its reader wait for ever and a device never ends. A URL is judged by its prefix, and so is the
+target of a redirection; it may not chain protocols ("zip::s3://..."). `reference://` is always refused: it names a program.
 
-A process may open everything until it says less, with `granting`.
+Until `granting` restricts it, a process may open any other file or URL.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from urllib.parse import unquote, urljoin
 from headrace.errors import DatasetError, UserError
 
 USUAL_URLS = ("s3://", "s3a://", "gs://", "gcs://", "https://")
-_NEVER = frozenset(("reference", "file", "local"))  # of URLs: what is local is judged as a file
+_NEVER = frozenset(("reference", "file", "local"))  # URL schemes that are always refused: a local file is named by its path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Folders and beginnings of URLs that may be read."""
+    """The folders and URL prefixes that may be read."""
 
     roots: tuple[str, ...] = ("/",)
-    """Without links in them."""
+    """Real paths of the folders, without symbolic links."""
     urls: tuple[str, ...] | None = USUAL_URLS
-    """Each ends at a "/" or is taken to: "s3://bucket" is not "s3://bucket-of-others". None: any."""
+    """URL prefixes, each taken to end with "/": "s3://bucket" does not allow "s3://bucket-of-others". None allows any URL."""
 
     @classmethod
     def of(cls, roots: Sequence[Path], urls: Sequence[str]) -> Access:
-        """As an operator names them. Raises UserError for a root that is no folder, or what is no beginning of a URL."""
+        """Build it from an operator's folders and URL prefixes. Raises UserError for what is not a folder or not a URL prefix."""
         for root in roots:
             if not root.is_dir():
                 raise UserError(f"--data-root {root} is no folder; make it, or name another one")
@@ -53,14 +53,14 @@ class Access:
 
 
 EVERYTHING = Access(urls=None)
-"""For who names himself what is opened."""
+"""No restriction, for processes whose own user names what is opened; the default."""
 NOTHING = Access(roots=(), urls=())
 _granted = EVERYTHING
 
 
 @contextlib.contextmanager
 def granting(access: Access) -> Iterator[None]:
-    """This process, with all of its threads, may open no more than that during the block."""
+    """Let this process, with all of its threads, open only what `access` allows during the block."""
     global _granted
     before, _granted = _granted, access
     try:
@@ -70,15 +70,15 @@ def granting(access: Access) -> Iterator[None]:
 
 
 class IrregularError(Exception):
-    """A file that is none: a folder, pipe, socket or device."""
+    """A path is not a regular file but a folder, pipe, socket or device."""
 
 
 class OutsideError(Exception):
-    """A file that really lies outside of the folders that may be read."""
+    """A file's real location is outside the folders that may be read."""
 
 
 def check_url(url: str) -> None:
-    """Raises DatasetError for a URL that may not be fetched."""
+    """Raise DatasetError if a URL may not be fetched."""
     if "::" in url or url.partition("://")[0] in _NEVER:
         raise DatasetError(f"{url} chains protocols or holds references, which is not taken; name the files themselves")
     leads_up = ".." in unquote(url).split("/")
@@ -89,12 +89,12 @@ def check_url(url: str) -> None:
 
 
 def check_redirection(url: str, location: str) -> None:
-    """Raises DatasetError where a server that answers for `url` names a `location` that may not be fetched."""
+    """Raise DatasetError if a server redirects `url` to a `location` that may not be fetched."""
     check_url(urljoin(url, location))
 
 
 def check_path(path: str) -> None:
-    """Raises DatasetError for a local path or glob that leads out of the folders that may be read, by links or by ".."."""
+    """Raise DatasetError if a local path or glob leads out of the folders that may be read, by links or by ".."."""
     fixed, magic = path, ""
     if not os.path.lexists(path) and (found := re.search(r"[*?\[]", path)):
         fixed, magic = os.path.dirname(path[: found.start()]), path[found.start() :]
@@ -103,7 +103,7 @@ def check_path(path: str) -> None:
 
 
 def open_local(path: str) -> BinaryIO:
-    """A local file that may be read. Raises DatasetError where it may not, OSError where it cannot be opened."""
+    """Open a local file. Raises DatasetError if it may not be read, OSError if it cannot be opened."""
     try:
         return open_inside(path, _granted.roots)
     except OutsideError as err:
@@ -113,11 +113,11 @@ def open_local(path: str) -> BinaryIO:
 
 
 def open_inside(path: str, roots: Sequence[str]) -> BinaryIO:
-    """A regular file that lies below one of `roots`. Raises OutsideError, IrregularError or OSError.
+    """Open a regular file that lies below one of `roots`. Raises OutsideError, IrregularError or OSError.
 
-    What is there may be exchanged at any time: what counts is the file that is open. Opening waits for nobody.
+    A path can be pointed at another file at any time, so the opened file is checked, not the path. Opening never blocks.
     """
-    _check_regular(os.stat(path).st_mode)  # before it is opened: a device may do something then
+    _check_regular(os.stat(path).st_mode)  # checked before opening too: opening a device can have effects
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_regular(os.fstat(descriptor).st_mode)

@@ -1,10 +1,10 @@
-"""One budget of memory for all media that this process decodes at a time, whatever the number of its threads.
+"""One memory budget for all media that this process decodes at a time, whatever the number of its threads.
 
-What decoding a medium would hold is known from its header (image.decode_cost, preprocessor.audio). A spec bounds it for
-each; but a dozen threads at that bound are more than a container has, and the kernel would end the process. So who decodes
-waits until there is room. Nothing is refused for want of it: what is larger than the whole budget is decoded alone.
+The memory that decoding a medium takes is known from its header (image.decode_cost, preprocessor.audio). A spec bounds it per
+medium, but a dozen threads at that bound exceed a container's memory, and the kernel would kill the process. So a thread waits
+for room before it decodes. Nothing is refused for lack of room: a medium larger than the whole budget is decoded alone.
 
-A process decodes without a bound until it says one, with `decoding_within`.
+There is no bound until `decoding_within` sets one.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 
 class DecodeMemory:
-    """Bytes that threads take and give back. Thread-safe."""
+    """A budget of bytes that threads reserve and give back. Thread-safe."""
 
     def __init__(self, most: float) -> None:
-        """`most`: bytes that may be taken at a time."""
+        """`most` is the number of bytes that may be reserved at a time, by all threads together."""
         self._most = most
         self._free = most
         self._next = threading.Lock()
@@ -27,12 +27,12 @@ class DecodeMemory:
 
     @contextlib.contextmanager
     def room_for(self, num_bytes: int) -> Iterator[None]:
-        """So many bytes during the block, or all there are where it is more. Waits for them; a thread may not take twice."""
+        """Wait for and reserve `num_bytes`, at most the whole budget, during the block. A thread may not nest reservations."""
         taken = min(num_bytes, self._most)
         with (
             self._next,
             self._given_back,
-        ):  # one thread waits for room, the others for their turn: small media overtake no large one
+        ):  # one thread waits for room, the others for their turn, so that small media do not overtake a large one
             self._given_back.wait_for(lambda: self._free >= taken)
             self._free -= taken
         try:
@@ -47,13 +47,13 @@ _memory = DecodeMemory(math.inf)
 
 
 def room_for(num_bytes: int) -> contextlib.AbstractContextManager[None]:
-    """Decode something that holds so many bytes, during the block, once there is room in this process."""
+    """Reserve `num_bytes` of this process's decoding memory during the block, after waiting until there is room."""
     return _memory.room_for(num_bytes)
 
 
 @contextlib.contextmanager
 def decoding_within(num_bytes: int) -> Iterator[None]:
-    """This process, with all of its threads, decodes in so much memory during the block."""
+    """Bound the decoding memory of this process, all threads together, to `num_bytes` during the block."""
     global _memory
     before, _memory = _memory, DecodeMemory(num_bytes)
     try:

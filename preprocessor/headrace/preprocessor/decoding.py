@@ -4,8 +4,8 @@
              (read)                 |
                                     +--media--> patches, mel
 
-Reading ends at the sample: from there on everything is in memory. Probing stops at the counts, and decoding begins with
-them: so they agree, and pixels and sound go straight to their place in an array of the caller's that holds many samples.
+Only the step from record to sample reads: after it, everything is in memory. Probing stops at the counts and decoding starts
+from them, so the two agree, and media are decoded straight into their place in an array of the caller's that holds many samples.
 """
 
 from __future__ import annotations
@@ -27,112 +27,112 @@ from headrace.sample import SCHEMA, Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 
 Room = tuple[NDArray[np.uint8], NDArray[np.float16]]
-"""For the patches, (P, 3 * patch * patch), and the mel frames, (F, mel_bins), of some samples together."""
+"""Two arrays that several samples share: their patches, (P, 3 * patch * patch), and their mel frames, (F, mel_bins)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A decoded sample. T: tokens; P: patches of all images; n: images; F: mel frames of all recordings; m: recordings."""
+    """A decoded sample with T tokens, n images of P patches together, and m recordings of F mel frames together."""
 
     input_ids: NDArray[np.int32]
-    """(T,)"""
+    """Token ids, shape (T,)."""
     labels: NDArray[np.int32]
-    """(T,), LABEL_IGNORED where there is no loss"""
+    """Target token ids, shape (T,); LABEL_IGNORED where there is no loss."""
     patches: NDArray[np.uint8]
-    """(P, 3 * patch * patch)"""
+    """Patches of all images in order, shape (P, 3 * patch * patch)."""
     image_grids: NDArray[np.int32]
-    """(n, 3): (t, h, w) in patches; t is 1"""
+    """Grid (t, h, w) of each image in patches, shape (n, 3); t is 1."""
     mel: NDArray[np.float16]
-    """(F, mel_bins)"""
+    """Log-mel features of all recordings in order, shape (F, mel_bins)."""
     mel_frames: NDArray[np.int32]
-    """(m,), sums to F"""
+    """Number of mel frames of each recording, shape (m,); they sum to F."""
     flags: int = 0
-    """No bit has a meaning yet."""
+    """Bits reserved for later use; none has a meaning yet."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Size of all arrays in bytes."""
         arrays = (self.input_ids, self.labels, self.patches, self.image_grids, self.mel, self.mel_frames)
         return sum(array.nbytes for array in arrays)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A record in memory with its media, of which nothing is decoded."""
+    """A sample in memory with its media files, none of them decoded yet."""
 
     sample: Sample
 
     @property
     def images(self) -> tuple[bytes, ...]:
-        """Files, in the order of the sample."""
+        """The image files, in the order of the sample."""
         return tuple(segment.data for segment in self.sample.segments if isinstance(segment, Image))
 
     @property
     def recordings(self) -> tuple[bytes, ...]:
-        """Files, in the order of the sample."""
+        """The audio files, in the order of the sample."""
         return tuple(segment.data for segment in self.sample.segments if isinstance(segment, Audio))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the media, and characters of the text."""
+        """Approximate size in memory: bytes of the media files plus characters of the text."""
         return sum(len(item.text) if isinstance(item, Text) else len(item.data) for item in self.sample.segments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPart:
-    """The samples of a part in memory, none of them decoded."""
+    """The samples of a part, read into memory but not yet decoded."""
 
     samples: Mapping[SampleRef, Loaded | Rejected]
-    """In the order of the plan."""
+    """Each sample, or the rejection that stands in its place, in the order of the plan."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the media and of the text."""
+        """Approximate size in memory: bytes of the media files plus characters of the text."""
         return sum(loaded.nbytes for loaded in self.samples.values() if isinstance(loaded, Loaded))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What text and headers say of a sample: all of its payload but pixels and sound."""
+    """A sample's tokens and the sizes of its media, from text and headers alone: all of its payload except pixels and sound."""
 
     sequence: Sequence
     grids: tuple[image.Grid, ...]
-    """Of the images."""
+    """Patch grid of each image."""
     mel_frames: tuple[int, ...]
-    """Of the recordings."""
+    """Number of mel frames of each recording."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the sequence."""
+        """Size of the token sequence in bytes."""
         return self.sequence.input_ids.nbytes + self.sequence.labels.nbytes
 
     @property
     def num_patches(self) -> int:
-        """Of all images."""
+        """Number of patches of all images together."""
         return sum(grid.patches for grid in self.grids)
 
     @property
     def num_frames(self) -> int:
-        """Of all recordings."""
+        """Number of mel frames of all recordings together."""
         return sum(self.mel_frames)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """A sample in memory that knows its sizes."""
+    """A sample in memory together with its sizes: all that decoding needs."""
 
     loaded: Loaded
     sizes: Sizes
 
 
 class Pipeline:
-    """The preprocessing that a job's spec asks for. Has no state; thread-safe.
+    """The preprocessing that a job's spec asks for. Stateless and thread-safe.
 
-    Decoding from a thread pool: call `torch.set_num_threads(1)` at the start of the process.
+    A process that decodes from a thread pool should call `torch.set_num_threads(1)` at its start.
     """
 
     def __init__(self, spec: JobSpec) -> None:
-        """Raises SpecError: the tokenizer cannot be read or lacks a control token."""
+        """Load the tokenizer that `spec` names. Raises SpecError if it cannot be read or lacks a control token."""
         image.log_codecs()
         self._template = load_template(spec.text)
         self.vocabulary = self._template.vocabulary
@@ -140,29 +140,29 @@ class Pipeline:
         self._audio = spec.audio
 
     def load(self, record: Record, source: SourceSpec) -> Loaded:
-        """Read a record's media. Raises BadSampleError."""
+        """Read a record's media files into memory. Raises BadSampleError."""
         return Loaded(sample=to_sample(record, source.mapping))
 
     def size(self, loaded: Loaded) -> Sizes:
-        """Make a sample's tokens, and read the headers of its media. Raises BadSampleError."""
+        """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
         grids = tuple(image.probe(data, self._image) for data in loaded.images)
         frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
         return Sizes(sequence=self._render(loaded.sample, grids, frames), grids=grids, mel_frames=frames)
 
     def decode(self, record: Record, source: SourceSpec) -> Row:
-        """A record with its media decoded, in arrays of its own. Raises BadSampleError."""
+        """Read a record and decode its media into newly allocated arrays. Raises BadSampleError."""
         loaded = self.load(record, source)
         sizes = self.size(loaded)
         return self.fill(Sized(loaded=loaded, sizes=sizes), *self.room([sizes]))
 
     def room(self, samples: SequenceOf[Sizes]) -> Room:
-        """As much as all these samples need."""
+        """Allocate uninitialised arrays with room for the media of all these samples together."""
         patches = sum(sizes.num_patches for sizes in samples)
         frames = sum(sizes.num_frames for sizes in samples)
         return np.empty((patches, 3 * self._image.patch**2), np.uint8), np.empty((frames, self._audio.mel_bins), np.float16)
 
     def fill(self, sized: Sized, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
-        """Decode a sample's media into arrays with room for just this sample; the row holds these. Raises BadSampleError."""
+        """Decode a sample's media into arrays of exactly its size, which the returned row holds. Raises BadSampleError."""
         begin = 0
         for data, grid in zip(sized.loaded.images, sized.sizes.grids, strict=True):
             image.decode(data, self._image, patches[begin : begin + grid.patches])
@@ -174,7 +174,7 @@ class Pipeline:
         return self.row(sized.sizes, patches, mel)
 
     def row(self, sizes: Sizes, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
-        """A sample with the arrays that its media are, or will be, in."""
+        """Return a sample's row with these arrays, into which its media have been or will be decoded."""
         return Row(
             input_ids=sizes.sequence.input_ids,
             labels=sizes.sequence.labels,
@@ -185,9 +185,10 @@ class Pipeline:
         )
 
     def encode(self, sample_ids: SequenceOf[int], rows: SequenceOf[Row], room: Room | None = None) -> pa.RecordBatch:
-        """One batch with headrace.sample.SCHEMA.
+        """Encode rows as one Arrow batch with headrace.sample.SCHEMA.
 
-        `room`: that the arrays of all rows are views of, in this order: patches and mel frames are not copied then.
+        `room`: the two arrays of which the rows' patches and mel frames are consecutive views, in the order of `rows`. They
+        are then not copied.
         """
         patches, mel = ([row.patches for row in rows], [row.mel for row in rows]) if room is None else ([room[0]], [room[1]])
         grids = _values([row.image_grids for row in rows], pa.int32())
@@ -215,7 +216,7 @@ class Pipeline:
 
 
 def probe_of(name: str, sizes: Sizes) -> Probe:
-    """What the reorder service is told of a sample."""
+    """Return the probe of a sample: its name and sizes, as reported to the reorder service."""
     return Probe(
         name=name,
         num_tokens=len(sizes.sequence.input_ids),

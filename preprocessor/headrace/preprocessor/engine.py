@@ -3,15 +3,14 @@
     orders --> part waiting --read--> in memory --decode--> store     (payload.staging, payload.payload_store)
           +--> list, index, probe
 
-Each stage has threads of its own. Readers wait for disks and servers; as many threads as there are cores decode, and are never
-held up by a shard that is slow to come. Listing, indexing and probing read as well, and have a third set.
+Each stage has its own threads. Reading threads wait for disks and servers; decoding threads, one for each core, are never held
+up by a slow shard. Listing, indexing and probing read too, and have a third set of threads.
 
-Decoding is done by threads. Codecs, resizing and checksums release the interpreter's lock, and pixels alone are decoded 1.9 times
-as fast by two threads on two cores as by one; with the tenth of a sample's time that is Python (annotations, templates,
-tokens) it is 1.6 to 1.7 times. Two preprocessors with a thread each reach 2.0: a preprocessor needs no other, so where there
-are many cores, take several with few threads rather than one with many. A pool of processes in here would be the same with a
-second kind of wire. To read in threads of their own costs nothing that can be measured for files in the page cache, so that every
-source is read like that.
+Decoding uses threads, not processes. Codecs, resizing and checksums release the interpreter's lock, so two threads on two cores
+decode pixels alone 1.9 times as fast as one, and whole samples, of whose time a tenth is Python (annotations, templates, tokens),
+1.6 to 1.7 times. Two preprocessors with one thread each reach 2.0. Preprocessors do not depend on each other, so on many cores
+run several with few threads rather than one with many; a process pool in here would do the same with a second wire format.
+Separate reading threads cost nothing measurable for files in the page cache, so every source is read in them.
 """
 
 from __future__ import annotations
@@ -62,18 +61,18 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 0.5
-REFUSED_S = 2.0  # pause where somebody must do something first: hand over the token, say
-ORDER_THREADS = 4  # shards that are downloaded, indexed and probed side by side
+REFUSED_S = 2.0  # pause after an error that a user must fix first, such as a missing token
+ORDER_THREADS = 4  # threads that list, index and probe
 GOODBYE_S = 0.2  # how long a leaving preprocessor waits for the end of its stream
 
 
 def read_ahead_parts(threads: int) -> int:
-    """Parts to have in memory, or on their way there, for so many decoding threads: the next one for each, and two more."""
+    """Return how many parts to read ahead for `threads` decoding threads: the next one for each, and two more."""
     return threads + 2
 
 
 class Engine:
-    """One preprocessor. `run` until cancelled. Its store has a read-ahead stage."""
+    """Carries out the orders of the reorder service in worker threads; `run` it until cancelled."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class Engine:
         cache: BlobCache,
         media_bytes: int,
     ) -> None:
-        """`media_bytes`: of samples that may stay in memory between probing and decoding."""
+        """`media_bytes` bounds the samples kept in memory from probing to decoding; `store` must have a read-ahead stage."""
         self._name = name
         self._instance = uuid.uuid4().hex
         self._endpoint = endpoint
@@ -106,15 +105,15 @@ class Engine:
         self._bytes_decoded = 0
 
     def ticket_key(self, job: str) -> bytes | None:
-        """What the tickets of a job are signed with (headrace.ticket); None where the job is not known here."""
+        """Return the key that signs a job's tickets (headrace.ticket); None if the job is not open here."""
         known = self._jobs.get(job)
         return known.ticket_key if known is not None else None
 
     async def run(self) -> None:
-        """Serve the reorder service, over as many connections as it takes, until cancelled.
+        """Serve the reorder service until cancelled, reconnecting whenever the stream ends.
 
-        An order that fails otherwise than by a sample ends the preprocessor with that error: its work goes to another one,
-        which a lease that is never answered would not.
+        An order that fails is reported, and the preprocessor goes on. Any other error ends the preprocessor with that error:
+        its leases then go to another one, whereas a lease that is never answered would not.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -143,18 +142,18 @@ class Engine:
             pause_s = min(2 * pause_s, RECONNECT_MAX_S)
 
     async def _connection(self) -> tuple[bool, HeadraceError | None]:
-        """One stream from its Hello to its end. Whether it ever worked, and what ended it."""
+        """Run one stream from its Hello to its end. Return whether any order came, and the error that ended it, if any."""
         self._outbox = outbox = Outbox[FleetReport]()
         slots = self._threads + self._num_readers  # parts that are being decoded, and parts that are read ahead
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
         outbox.put(FleetReport(hello=hello))
         try:
             said = metadata()
-        except UserError as err:  # the file of the token may be back in a moment
+        except UserError as err:  # retried: the token's file may be back in a moment
             return False, err
         async with aio_channel(self._reorder) as channel, cancelled_at_exit() as start:
             stream = fleet_pb2_grpc.FleetStub(channel).Work(metadata=said)
-            start(_say(stream, outbox))  # by a task of ours: gRPC leaves its own behind, half done, where a stream breaks
+            start(_say(stream, outbox))  # in our own task: gRPC's would be left behind, half done, when a stream breaks
             listening = start(self._listen(stream, start))
             try:
                 await asyncio.wait({listening})
@@ -168,7 +167,7 @@ class Engine:
                 self._store.release_all_on_demand()
 
     async def _listen(self, messages: AsyncIterable[fleet_pb2.FleetOrders], start: Start) -> tuple[bool, HeadraceError | None]:
-        """Obey until the stream ends. Whether any order came, and what ended it."""
+        """Carry out orders until the stream ends. Return whether any order came, and the error that ended it, if any."""
         worked, error = False, None
         try:
             async for message in messages:
@@ -189,7 +188,7 @@ class Engine:
         match kind:
             case "job_opened":
                 if not self._jobs.is_open(order.job, order.spec_json, order.ticket_key):
-                    self._forget(order.job)  # another job of this name: its shards have other numbers
+                    self._forget(order.job)  # an earlier job of this name, whose shards have other numbers
                     self._jobs.open(order.job, order.spec_json, order.ticket_key)
             case "job_closed":
                 self._forget(order.job)
@@ -218,7 +217,7 @@ class Engine:
         self._jobs.forget(name)
 
     async def _carry_out(self, work: Callable[[Any], Awaitable[None]], order: Any) -> None:
-        """Do `work`; an order that cannot be carried out here is reported, and this process goes on."""
+        """Carry out an order with `work`; if that fails, report it to the reorder service and go on."""
         try:
             await work(order)
         except Exception as err:
@@ -274,7 +273,7 @@ class Engine:
         self._report(FleetReport(samples_probed=reply))
 
     async def _try(self, order: fleet_pb2.DecodePart) -> None:
-        """Decode samples to see whether this process outlives it."""
+        """Decode samples only to see whether this process survives it, and drop the result."""
         job = self._jobs[order.job]
         with job.knowing(_shards(order.shards)):
             await in_thread(self._decoders, job.decode_batch, [ref_value(ref) for ref in order.samples])
@@ -322,7 +321,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _answering_for(self, entry: Entry) -> Iterator[None]:
-        """A part that cannot be read or decoded here is given up and reported, and this process goes on."""
+        """If the block fails to read or decode a part, drop the part, report its lease as failed and go on."""
         try:
             yield
         except Exception as err:
@@ -331,12 +330,12 @@ class Engine:
                 self._report_failed(entry.lease, err)
 
     def _read(self, job: Job, entry: Entry) -> LoadedPart:
-        """In a reading thread."""
+        """Load a part, in a reading thread."""
         with self._timed("read", entry):
             return job.load(entry.refs, entry.killed, entry.left_out)
 
     def _decode(self, job: Job, entry: Entry, part: LoadedPart) -> Payload:
-        """In a decoding thread."""
+        """Decode a part, in a decoding thread. Raises DamagedPartError if a strict part lacks samples."""
         with self._timed("decode", entry):
             payload = job.decode(part, self._writer)
         if damaged := entry.damaged_in(payload):
@@ -389,8 +388,8 @@ def _shards(messages: Iterable[Shard]) -> Iterator[tuple[int, ShardInfo]]:
 
 
 async def _say(stream: grpc.aio.StreamStreamCall, outbox: Outbox[FleetReport]) -> None:
-    """All that is put into the outbox, until its end or the stream's."""
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # who listens is told why
+    """Send all reports that are put into the outbox, until the outbox or the stream ends."""
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_listen` gets the reason
         async for reports in outbox.batches():
             await stream.write(FleetReports(reports=reports))
         await stream.done_writing()

@@ -1,7 +1,7 @@
-"""What a preprocessor does for a job: list, index, probe, read and decode. Blocking functions for worker threads.
+"""What a preprocessor does for a job: index shards, and probe, read and decode samples. Blocking functions for worker threads.
 
-Reading a part waits for disks and servers and brings it into memory; decoding it needs nothing else. So the two go to
-threads of their own (headrace.preprocessor.engine).
+Reading a part waits for disks and servers and brings it into memory; decoding it needs no more than that. So the two run in
+separate threads (headrace.preprocessor.engine).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from headrace.transport.base import read_batches
 
 log = logging.getLogger(__name__)
 
-SIZES_BYTES = 4 << 20  # that probing found and decoding needs: about 500 samples of 1,000 tokens, some global batches
-OPEN_SHARDS = 32  # indexed shards that a job likes to keep open at least; an index of a tar is some hundred bytes a sample
+SIZES_BYTES = 4 << 20  # of sizes kept from probing to decoding: about 500 samples of 1,000 tokens, a few global batches
+OPEN_SHARDS = 32  # indexed shards, at least, that a job likes to keep open; the index of a tar takes some hundred bytes a sample
 
 _NONE: Mapping[int, int] = {}
 _NONE_LEFT_OUT: Mapping[int, Rejected] = {}
@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class Job:
-    """One job's spec, pipeline and open shards. Thread-safe."""
+    """One job's spec, pipeline and open shards, with the work on its samples. Thread-safe."""
 
     def __init__(
         self,
@@ -56,9 +56,8 @@ class Job:
         media: Probed[Loaded] | None = None,
         open_shards: OpenShards | None = None,
     ) -> None:
-        """`cache`: for remote shards; None: below the system's temporary directory. `media`: where what is probed stays.
-
-        `open_shards`: of all jobs of the process; None: of this one alone.
+        """`cache` is for remote shards; None: one below the system's temporary directory. `media` keeps samples from probing to
+        decoding; None: they are read again. `open_shards` is shared by all jobs of the process; None: this job has its own.
         """
         self.name = name
         self.spec = spec
@@ -66,7 +65,7 @@ class Job:
         self._cache = cache
         self._told: WeakValueDictionary[int, ShardInfo] = WeakValueDictionary()
         self.shards: Shards = self._told
-        """By number: those of `keep` and `knowing`; or the whole list, where the owner has set it."""
+        """Shards by number: those passed to `keep` and `knowing`, or the whole list if the owner has set it."""
         # Samples are shuffled over `shuffle_shards` shards of each source, and a window may lie across two such blocks.
         self._wanted_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
         self._lock = threading.Lock()
@@ -77,26 +76,29 @@ class Job:
 
     @property
     def pipeline(self) -> Pipeline:
-        """Made at first use. Raises SpecError where the tokenizer does not fit the template."""
-        if self._pipeline is None:  # asked for with every sample: threads that wait for a lock in turn slow each other down
+        """The job's preprocessing, created at first use. Raises SpecError if the tokenizer does not fit the template."""
+        if self._pipeline is None:  # without the lock, as every sample asks: threads queueing for it slow each other down
             with self._lock:
                 if self._pipeline is None:
                     self._pipeline = Pipeline(self.spec)
         return self._pipeline
 
     def keep(self, shards: Iterable[tuple[int, ShardInfo]]) -> tuple[ShardInfo, ...]:
-        """Know shards by their numbers, for as long as somebody holds the result: a data set may have any number of them."""
+        """Know shards by number for as long as the result is referenced, since a data set may have any number of them."""
         return tuple(self._told.setdefault(number, shard) for number, shard in shards)
 
     @contextlib.contextmanager
     def knowing(self, shards: Iterable[tuple[int, ShardInfo]]) -> Iterator[None]:
-        """`keep` them during the block."""
+        """Know shards by number during the block."""
         kept = self.keep(shards)
         yield
         del kept
 
     def index(self, shard: int) -> tuple[int, list[Rejected]]:
-        """Rows of a shard, and the damage in it. Raises DatasetError, OSError or MemoryError where it cannot be read here."""
+        """Return the number of rows of a shard, and the damage in it; an unexpected error counts as a corrupt archive.
+
+        Raises DatasetError (also for more than MOST_ROWS rows), OSError or MemoryError if the shard cannot be read here.
+        """
         info = self.shards[shard]
         try:
             opened = self._shard(shard)
@@ -116,7 +118,10 @@ class Job:
     def probe(
         self, refs: Sequence[SampleRef], killed: Mapping[int, int] = _NONE
     ) -> tuple[list[tuple[int, Probe]], list[Rejected]]:
-        """(sample_id, probe) of the good samples, and the others. `killed`: as of `load`."""
+        """Return (sample_id, probe) of the good samples, and the rejections of the others; keep what was read for decoding.
+
+        `killed`: sample id -> number of preprocessors that died of it; such a sample is rejected unread.
+        """
         good: list[tuple[int, Probe]] = []
         rejected: list[Rejected] = []
         for ref in refs:
@@ -137,10 +142,10 @@ class Job:
         killed: Mapping[int, int] = _NONE,
         left_out: Mapping[int, Rejected] = _NONE_LEFT_OUT,
     ) -> LoadedPart:
-        """Bring samples into memory that are not there since they were probed, in the order of the shards, which caches and disks
-        like. `killed`: sample -> preprocessors that died of it; it is refused untouched, and so is one that is `left_out`.
+        """Read samples into memory, unless they are still there from probing, shard by shard, which suits caches and disks.
 
-        Raises DatasetError, OSError or MemoryError where a shard cannot be read here.
+        `killed`: sample id -> number of preprocessors that died of it; such a sample is rejected unread. Samples in `left_out`
+        are not read either. Raises DatasetError, OSError or MemoryError if a shard cannot be read here.
         """
         read = {
             ref: left_out.get(ref.sample_id) or self._in_memory(ref, killed)
@@ -149,9 +154,9 @@ class Job:
         return LoadedPart(samples={ref: read[ref] for ref in refs})
 
     def decode(self, part: LoadedPart, writer: PayloadWriter) -> Payload:
-        """The samples in the order of the plan, those that turn out to be damaged left out.
+        """Decode a part to a payload: its samples in the order of the plan, without those that turn out to be damaged.
 
-        Pixels and sound are decoded right into the payload.
+        Pixels and sound are decoded straight into the payload.
         """
         sized = {ref: self._sized(ref, loaded) for ref, loaded in part.samples.items()}
         good = {ref: sample for ref, sample in sized.items() if isinstance(sample, Sized)}
@@ -179,7 +184,7 @@ class Job:
         return payload
 
     def decode_batch(self, refs: Sequence[SampleRef]) -> tuple[pa.RecordBatch, tuple[Rejected, ...]]:
-        """`load` and `decode`, onto the heap."""
+        """Load and decode samples onto the heap; return their batch and the rejections."""
         payload = self.decode(self.load(refs), PayloadWriter())
         (batch,) = read_batches(payload.data)
         return batch, payload.rejected
@@ -194,7 +199,7 @@ class Job:
         return self._attempt(ref, self.pipeline.load)
 
     def _sized(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sized | Rejected:
-        """With the sizes that probing found, where that was done here."""
+        """Return a sample with its sizes, reusing those found by probing if it was probed here."""
         if isinstance(loaded, Rejected):
             return loaded
         sizes = self._sizes.take(self.name, ref) or self._size(ref, loaded)
@@ -207,7 +212,7 @@ class Job:
         return self.pipeline.encode([ref.sample_id for ref in rows], list(rows.values()), room)
 
     def sample_name(self, ref: SampleRef) -> str:
-        """SOURCE/SHARD/KEY."""
+        """Return the name of a sample, SOURCE/SHARD/KEY."""
         return sendable(f"{self.shards[ref.shard].name}/{self._shard(ref.shard).key(ref.row)}")
 
     def close(self) -> None:
@@ -219,14 +224,14 @@ class Job:
                 slot.shard.close()
 
     def _attempt(self, ref: SampleRef, work: Callable[[Record, SourceSpec], _T]) -> _T | Rejected:
-        """`work` on one record, `_guarded`."""
+        """Read one record and do `work` on it, with errors handled by `_guarded`."""
         source = self.spec.sources[self.shards[ref.shard].source]
         return self._guarded(ref, lambda: work(self._shard(ref.shard).read(ref.row), source))
 
     def _guarded(self, ref: SampleRef, work: Callable[[], _T]) -> _T | Rejected:
-        """`work` on one sample. Damage is the sample's rejection, and so is an error of ours, which is logged.
+        """Do `work` on one sample. Return a rejection if the sample is damaged, or on an unexpected error, which is logged.
 
-        What is not the sample's fault is raised, so that another preprocessor may try: DatasetError, OSError, MemoryError.
+        Raises DatasetError, OSError and MemoryError, which are not the sample's fault, so that another preprocessor may try.
         """
         try:
             return work()
@@ -240,7 +245,7 @@ class Job:
         return Rejected(name=self.sample_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id, row=ref.row)
 
     def _shard(self, index: int) -> Shard:
-        """The open shard. Different shards are opened side by side."""
+        """Return a shard, opening it if it is not open. Different shards are opened in parallel."""
         slot = self._open.slot(self, index, self._wanted_shards)
         with slot.lock:
             if slot.shard is None:
@@ -252,7 +257,7 @@ class Job:
 def _cut(
     samples: Mapping[SampleRef, Sized], patches: NDArray[np.uint8], mel: NDArray[np.float16]
 ) -> Iterator[tuple[SampleRef, Sized, NDArray[np.uint8], NDArray[np.float16]]]:
-    """The samples, each with its share of arrays that hold them all."""
+    """Yield each sample with its slices of the arrays that hold the media of all samples."""
     patch = frame = 0
     for ref, sized in samples.items():
         sizes = sized.sizes

@@ -1,4 +1,4 @@
-"""The jobs that a preprocessor was told of, and why it cannot work on some of them."""
+"""The jobs that the reorder service has announced to a preprocessor, and why it cannot work on some of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class KnownJobs:
-    """Jobs by name. For one thread."""
+    """The jobs announced to this process by name, open or refused. Not thread-safe."""
 
     def __init__(self, cache: BlobCache, media: Probed[Loaded]) -> None:
-        """Of all jobs: the cache of their shards, and what stays in memory since it was probed."""
+        """`cache` holds the remote shards of all jobs, `media` the samples that stay in memory from probing to decoding."""
         self._cache = cache
         self._media = media
         self._open_shards = OpenShards()
@@ -29,18 +29,18 @@ class KnownJobs:
         self._refused: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Job:
-        """Raises DatasetError, which says why, for a job that cannot be worked on here, KeyError for one that is not known."""
+        """Return an open job. Raises DatasetError, which says why, if it could not be opened here, KeyError if it is unknown."""
         if name in self._refused:
             raise DatasetError(self._refused[name])
         return self._jobs[name]
 
     def get(self, name: str) -> Job | None:
-        """None for a job that cannot be worked on here, or is not known."""
+        """Return an open job; None if it could not be opened here or is unknown."""
         return self._jobs.get(name)
 
     def open(self, name: str, spec_json: str, ticket_key: bytes) -> None:
-        """Know a job. One that cannot be opened (its spec is of another release, there is no memory for it) is refused by its
-        orders, and the process goes on with the others."""
+        """Open a job. If that fails (its spec is of another release, there is no memory for it), the job's orders are refused
+        and the process goes on with the other jobs."""
         try:
             self._jobs[name] = Job(name, load_spec_json(spec_json), self._cache, ticket_key, self._media, self._open_shards)
         except Exception as err:
@@ -48,21 +48,21 @@ class KnownJobs:
             self._refused[name] = f"a preprocessor cannot open the job: {str(err) or type(err).__name__}"
 
     def is_open(self, name: str, spec_json: str, ticket_key: bytes) -> bool:
-        """Whether just this job is known, and can be worked on."""
+        """Whether a job with this name, spec and ticket key is open."""
         job = self._jobs.get(name)
         if job is None or job.ticket_key != ticket_key:
             return False
         try:
-            return job.spec == load_spec_json(spec_json)  # a peer of another release may leave out other defaults
+            return job.spec == load_spec_json(spec_json)  # parsed, since a peer of another release may leave out other defaults
         except SpecError:
             return False
 
     def all_but(self, names: Collection[str]) -> set[str]:
-        """The others."""
+        """Return the names of all known jobs, refused ones included, except `names`."""
         return (self._jobs.keys() | self._refused.keys()) - set(names)
 
     def forget(self, name: str) -> None:
-        """Close a job; nothing where it is not known."""
+        """Close and forget a job; do nothing if it is unknown."""
         self._refused.pop(name, None)
         if job := self._jobs.pop(name, None):
             job.close()

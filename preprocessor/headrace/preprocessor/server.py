@@ -1,4 +1,4 @@
-"""A preprocessor's face towards trainers: they learn by gRPC how to fetch parts, and fetch them."""
+"""The servers of a preprocessor: trainers learn by gRPC how to fetch parts, and fetch them by the best transport."""
 
 from __future__ import annotations
 
@@ -42,39 +42,42 @@ from headrace.v1 import payload_pb2, payload_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-READ_AHEAD_SHARE = 0.0625  # of the budget: JPEGs take a thirtieth of their patches, FLAC as much as its mel frames
+READ_AHEAD_SHARE = 0.0625  # of the budget: a JPEG is a thirtieth of its patches, a FLAC as large as its mel frames
 PROBED_SHARE = 0.0625  # of the budget, for media that stay in memory from probing to decoding
 STREAM_GRACE_S = 2.0  # how long a leaving preprocessor goes on with the parts that it is sending
 
 
 class PayloadServicer(payload_pb2_grpc.PayloadServicer):
-    """Hands decoded parts over: by `tell_slot` to clients that share memory with us, by `lend` to the Flight server for all.
+    """Hands decoded parts over: by `tell_slot` to clients on shared memory, by `lend` to the Flight and UCX servers.
 
-    A part goes to whoever has its ticket, signed with the key of its job.
+    A part goes to any client with its ticket, signed with the key of its job.
     """
 
     def __init__(self, store: PayloadStore, keys: Callable[[str], bytes | None], arena: Arena | None = None) -> None:
-        """`keys`: the key of a job's tickets; None where the job is not known here."""
+        """`keys` returns the key that signs a job's tickets, or None if the job is not known here."""
         self._store = store
         self._keys = keys
         self._arena = arena
         self.offer = payload_pb2.OfferReply(arena=arena.path.name if arena is not None else "")
-        """What clients are told. Where its Flight server is, the owner fills in."""
+        """The transports that clients are told of. `payload_servers` fills in the ports of Flight and UCX."""
         self.num_parts: Counter[str] = Counter()
-        """Parts handed over, by transport."""
+        """Number of parts handed over by each transport."""
 
     async def Offer(self, request: payload_pb2.OfferRequest, context: grpc.aio.ServicerContext) -> payload_pb2.OfferReply:
         return self.offer
 
     @contextlib.asynccontextmanager
     async def lend(self, request: payload_pb2.FetchRequest, transport: str = FLIGHT) -> AsyncIterator[Loan]:
-        """The part for the server of that transport, kept during the block. Raises as `_held`."""
+        """Yield a part to a transport's server, and keep it during the block. Raises NotFoundError or PermissionDeniedError."""
         async with self._held(request.ticket) as (entry, payload):
             self._handed_over(entry, transport)
             yield Loan(header=_header(payload), data=payload.data)
 
     async def tell_slot(self, request: payload_pb2.SlotRequest, reply: Reply) -> None:
-        """Answer on the arena's socket. Raises ConnectionRefusedError where the client has not read the arena."""
+        """Tell a client the slot of its part on the arena's socket; no slot if the part cannot be lent now.
+
+        Raises ConnectionRefusedError if the client does not have the arena's token, which it would have read there.
+        """
         if self._arena is None or request.arena_token != self._arena.token:
             raise ConnectionRefusedError("a client asks for slots of another arena")
         try:
@@ -89,7 +92,7 @@ class PayloadServicer(payload_pb2_grpc.PayloadServicer):
 
     @contextlib.asynccontextmanager
     async def _held(self, ticket: str) -> AsyncIterator[tuple[Entry, Payload]]:
-        """The part once it is decoded, kept during the block. Raises NotFoundError or PermissionDeniedError."""
+        """Yield a part once it is decoded, and keep it during the block. Raises NotFoundError or PermissionDeniedError."""
         self._check(ticket)
         entry = self._store.get(ticket)
         if entry is None:
@@ -132,10 +135,10 @@ async def payload_servers(
     with_ucx: bool = False,
     token: str = "",
 ) -> AsyncIterator[str]:
-    """All that trainers fetch from, during the block. Its gRPC endpoint. Raises EndpointError where a port cannot be had.
+    """Run all servers that trainers fetch from, and yield their gRPC endpoint. Raises EndpointError if a port cannot be had.
 
-    `with_ucx`: on a port that UCX chooses; not where there is a `certificate`, for UCX does not encrypt. `token`: of the cluster,
-    without which nobody learns where the rest is (there, tickets are asked for); empty: whoever asks does.
+    `with_ucx`: offer UCX on a port that it chooses, but not with a `certificate`, because UCX does not encrypt. `token`: the
+    cluster's, which the gRPC server asks for before it says where the other servers are (those ask for tickets); empty: none.
     """
     services = {"headrace.v1.Payload": lambda s: payload_pb2_grpc.add_PayloadServicer_to_server(servicer, s)}
     server = Server(listen, services, certificate.server_credentials() if certificate is not None else None, token=token)
@@ -155,7 +158,7 @@ async def payload_servers(
 
 
 async def _offer_ucx(servicer: PayloadServicer, stack: contextlib.AsyncExitStack) -> None:
-    """Until the stack ends; where it cannot be, Flight is left."""
+    """Offer UCX until the stack ends; if it cannot start, log that and leave clients to Flight."""
     server = UcxServer(functools.partial(servicer.lend, transport=UCX))
     try:
         await server.start()
@@ -183,15 +186,16 @@ async def serve(
     metrics_listen: str = "",
     with_ucx: bool = False,
 ) -> None:
-    """Run until cancelled. Raises EndpointError where a port cannot be had.
+    """Run a preprocessor until cancelled. Raises EndpointError if a port cannot be had.
 
     `access`: what jobs may have this process open. `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the
-    route to the reorder service. `token`: of the cluster; empty: trainers are not asked for one. `with_checksum`:
-    trainers compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of
-    `listen`; 0: a free one. `certificate`: of both ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
-    metrics; empty: none. `with_ucx`: offer UCX too. What is read ahead, or stays in memory since it was probed, takes up to
-    READ_AHEAD_SHARE and PROBED_SHARE of the budget, as much as it needs; the arena, whose pages stay, has the rest.
-    `decode_bytes`: that the media which are being decoded may hold, all threads together.
+    route to the reorder service. `token`: the cluster's; empty: trainers are not asked for one. `with_checksum`: trainers
+    compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of `listen`; 0:
+    a free one. `certificate`: for the gRPC and Flight ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
+    metrics; empty: none. `with_ucx`: offer UCX too. `decode_bytes`: memory for decoding media, all threads together.
+
+    Of `budget_bytes`, parts read ahead take up to READ_AHEAD_SHARE and probed media up to PROBED_SHARE, each only what it needs;
+    the arena, whose pages stay allocated, has the rest.
     """
     if access == NOTHING:
         log.warning("jobs may have nothing opened here: name folders with --data-root, beginnings of URLs with --allow-url")
@@ -204,7 +208,7 @@ async def serve(
     occupancy.watch(store, read_ahead, arena)
     servicer = PayloadServicer(store, lambda job: engine.ticket_key(job), arena)
     writer = PayloadWriter(arena, with_checksum=with_checksum)
-    name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # process ids are alike in containers
+    name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # not the process id, which is alike in containers
     try:
         with granting(access), decoding_within(decode_bytes), metrics.exported(metrics_listen, metrics.PREPROCESSOR):
             servers = payload_servers(

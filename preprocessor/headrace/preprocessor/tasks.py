@@ -1,4 +1,4 @@
-"""Background tasks that end with the block that started them, and the error that ended it."""
+"""Helpers for asyncio: background tasks that end with the block that started them, and blocking work in threads."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _T = TypeVar("_T")
 
 
 class Start(Protocol):
-    """Starts a background task of the block."""
+    """A function that runs a coroutine as a background task, which ends with the block of `cancelled_at_exit`."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]: ...
 
 
 @contextlib.asynccontextmanager
 async def cancelled_at_exit() -> AsyncIterator[Start]:
-    """A function that starts background tasks. They are cancelled at the end of the block; an error of one ends the block."""
+    """Yield a function that starts background tasks; they are cancelled at the end of the block, and an error in one ends it."""
     tasks: set[asyncio.Task[Any]] = set()
     async with asyncio.TaskGroup() as group:
 
@@ -37,5 +37,5 @@ async def cancelled_at_exit() -> AsyncIterator[Start]:
 
 
 async def in_thread(pool: ThreadPoolExecutor, work: Callable[..., _T], *args: Any) -> _T:
-    """What `work` returns or raises, called in a thread of the pool."""
+    """Call `work(*args)` in a thread of the pool; return or raise what it does."""
     return await asyncio.get_running_loop().run_in_executor(pool, work, *args)
