@@ -1,1 +1,1 @@
-"""Decoded parts on their way out: what is read and decoded next, the memory that holds it, and the leases on it."""
+"""Parts on their way to trainers: which is read and decoded next, the memory that holds them, and their leases."""

@@ -1,12 +1,12 @@
 """The arena: one file of shared memory for decoded payload, bounded in bytes, whose pages stay warm.
 
 The first touch of a page costs several times as much as writing it. So slots are cut from the lowest address where they fit,
-and what was released is used again before new pages are touched. `headrace.transport.shared_memory` has the layout of the
-file and the locks by which readers in other processes hold a slot.
+and freed memory is used again before new pages are touched. `headrace.transport.shared_memory` has the layout of the file and
+the locks by which readers in other processes hold a slot.
 
-The file is named after its owner and goes with it. An owner that was killed leaves it behind; whoever opens the next arena
-removes it. The owner's lock on the file (flock) tells whether it lives, process ids do not: containers that share /dev/shm
-have alike ones.
+The file is named after its owner, which removes it at its end. An owner that was killed leaves it behind, and the process that
+opens the next arena removes it. The owner's lock on the file (flock) tells whether it lives; process ids cannot, since
+containers that share /dev/shm have the same ones.
 """
 
 from __future__ import annotations
@@ -48,49 +48,49 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in the standard library
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """A part's place in the arena. Its owner frees it, once."""
+    """A part's place in the arena. Its owner must free it exactly once."""
 
     offset: int
-    """Of the slot's head, from the start of the file."""
+    """Bytes from the start of the file to the slot's head."""
     num_bytes: int
-    """Of the whole slot, head and padding included."""
+    """Size of the whole slot in bytes, head and padding included."""
     generation: int
-    """Tells this use of the place from all others."""
+    """A number that tells this use of the place from all others."""
     buffer: pa.Buffer
-    """The payload, mutable, of the size that was asked for."""
+    """Mutable memory for the payload, of the requested size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaStatistics:
-    """All in bytes. Where `cold_bytes` goes on growing, nothing is reused; at a steady load it stands still."""
+    """Memory use of an arena in bytes. If `cold_bytes` keeps growing, nothing is reused; at a steady load it stands still."""
 
     capacity_bytes: int
     used_bytes: int
-    """In slots, those included that only a reader still holds."""
+    """Bytes in slots, including freed slots that a reader still holds."""
     high_water_bytes: int
-    """Most that was ever used at a time."""
+    """Largest value that `used_bytes` ever had."""
     cold_bytes: int
-    """Touched for the first time, since the start."""
+    """Bytes touched for the first time since the start."""
 
 
 class Arena:
-    """Slots of one shared file. Thread-safe."""
+    """Allocates slots in one file of shared memory. Thread-safe."""
 
     def __init__(self, capacity_bytes: int, folder: Path = FOLDER) -> None:
-        """Raises OSError where the file cannot be made."""
+        """Create the file in `folder`, with room for `capacity_bytes`. Raises OSError if that fails."""
         self._size = ALIGNMENT + _aligned(capacity_bytes)
         self._fd, self._path = _create(folder)
         weakref.finalize(self, os.close, self._fd)  # not in `close`: threads may still be writing
         self._warm_end = 0
-        self._growing = threading.Lock()  # of _warm_end
-        self._lock = threading.Lock()  # of all below
-        self._holes = [(ALIGNMENT, self._size - ALIGNMENT)]  # (offset, size), by offset, no two of them adjacent
+        self._growing = threading.Lock()  # guards _warm_end
+        self._lock = threading.Lock()  # guards the attributes below
+        self._holes = [(ALIGNMENT, self._size - ALIGNMENT)]  # (offset, size), sorted by offset, no two adjacent
         self._lingering: list[Slot] = []  # freed by the owner, still held by a reader
         self._used_bytes = self._high_water_bytes = 0
         self._generations = itertools.count(secrets.randbits(62))
         self.token = secrets.token_bytes(TOKEN_BYTES)
         try:
-            os.ftruncate(self._fd, self._size)  # a hole: it takes no memory until it is touched
+            os.ftruncate(self._fd, self._size)  # a sparse file: it takes no memory until it is touched
             self._map = mmap.mmap(self._fd, self._size)
             self._memory = memoryview(self._map)
             self._warm_up(ALIGNMENT)
@@ -102,11 +102,11 @@ class Arena:
 
     @property
     def path(self) -> Path:
-        """The file; a reader opens it by its name."""
+        """Path of the file, which readers open by its name."""
         return self._path
 
     def allocate(self, num_bytes: int) -> Slot | None:
-        """A slot for a payload of that size; None where no hole is large enough, or the machine has no memory left.
+        """Allocate a slot for a payload of `num_bytes`; None if no hole is large enough or the machine has no memory left.
 
         The calling thread touches pages that are new, which takes a while.
         """
@@ -130,7 +130,7 @@ class Arena:
         return Slot(offset=offset, num_bytes=size, generation=generation, buffer=buffer)
 
     def free(self, slot: Slot) -> None:
-        """The owner has no use for the slot any more. It is used again when no reader holds it."""
+        """Free a slot. Its memory is used again once no reader holds it."""
         with self._lock:
             self._lingering.append(slot)
             self._reap()
@@ -140,13 +140,13 @@ class Arena:
         return is_locked(self._fd, slot.offset)
 
     def lingering_bytes(self) -> int:
-        """Bytes of slots that are free but for a reader."""
+        """Return the bytes of slots that are freed but still held by a reader."""
         with self._lock:
             self._reap()
             return sum(slot.num_bytes for slot in self._lingering)
 
     def statistics(self) -> ArenaStatistics:
-        """How full it is, and how warm."""
+        """Return how many bytes are in use, and how many were ever touched."""
         with self._lock:
             return ArenaStatistics(
                 capacity_bytes=self._size - ALIGNMENT,
@@ -156,11 +156,11 @@ class Arena:
             )
 
     def close(self) -> None:
-        """Remove the files. What is mapped stays readable, here and at the readers, as long as anybody uses it."""
+        """Remove the file and its socket. Mapped memory stays readable, here and in readers, as long as anybody uses it."""
         _remove(self._path)
 
     def _cut(self, size: int) -> int | None:
-        """First fit. The caller holds the lock, here and below."""
+        """Cut `size` bytes from the first hole that fits, and return their offset. The caller holds the lock."""
         for k, (offset, hole) in enumerate(self._holes):
             if hole >= size:
                 self._holes[k : k + 1] = [(offset + size, hole - size)] if hole > size else []
@@ -170,7 +170,7 @@ class Arena:
         return None
 
     def _merge(self, offset: int, size: int) -> None:
-        """The reverse: a hole again, one with its neighbours."""
+        """Turn a range back into a hole, merged with adjacent ones. The caller holds the lock."""
         self._used_bytes -= size
         k = bisect_left(self._holes, (offset, 0))
         if k < len(self._holes) and self._holes[k][0] == offset + size:
@@ -181,21 +181,21 @@ class Arena:
         self._holes.insert(k, (offset, size))
 
     def _reap(self) -> None:
-        """Take back the slots that were freed and that nobody reads now."""
+        """Take back the freed slots that no reader holds any more. The caller holds the lock."""
         held = []
         for slot in self._lingering:
             if not lock_slot(self._fd, slot.offset, exclusive=True):
                 held.append(slot)
                 continue
-            GENERATION.pack_into(self._memory, slot.offset, 0)  # who comes for it now finds that it is too late
+            GENERATION.pack_into(self._memory, slot.offset, 0)  # a reader that comes now sees that it is too late
             unlock_slot(self._fd, slot.offset)
             self._merge(slot.offset, slot.num_bytes)
         self._lingering = held
 
     def _warm_up(self, end: int) -> None:
-        """Have memory behind the file up to `end`. Raises OSError where there is none.
+        """Allocate the memory behind the file up to `end`. Raises OSError if there is none left.
 
-        A write to a page that cannot be had would be a SIGBUS, the end of the process.
+        Without this, writing to a page that cannot be had would end the process with a SIGBUS.
         """
         with self._growing:
             start = self._warm_end
@@ -209,7 +209,7 @@ class Arena:
 
 
 def open_arena(capacity_bytes: int, folder: Path = FOLDER) -> Arena | None:
-    """An arena, after removing what dead owners left. None, and one line in the log, where shared memory is too small for it."""
+    """Create an arena, after removing those of dead owners; None, with a line in the log, if shared memory is too small."""
     if not folder.is_dir():
         log.info("payload goes through gRPC only %s", pairs(reason=f"there is no {folder}"))
         return None
@@ -233,7 +233,7 @@ def open_arena(capacity_bytes: int, folder: Path = FOLDER) -> Arena | None:
 
 
 def remove_stale(folder: Path = FOLDER) -> list[str]:
-    """Remove the arenas whose owners are dead, and tell their names. Those of other users are left alone."""
+    """Remove the arenas whose owners are dead, and return their names. Arenas of other users are left alone."""
     removed = []
     for path in sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name)):
         with _opened(path) as fd:
@@ -245,23 +245,23 @@ def remove_stale(folder: Path = FOLDER) -> list[str]:
 
 
 def _create(folder: Path) -> tuple[int, Path]:
-    """(descriptor, path) of a new file that is locked as ours."""
+    """Create a new arena file, locked as ours; return its descriptor and path."""
     while True:
         path = folder / f"headrace-{os.getpid()}-{secrets.token_hex(8)}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         if _claim(fd) and os.fstat(fd).st_nlink:
             return fd, path
-        os.close(fd)  # somebody took it for a dead owner's before it was locked
+        os.close(fd)  # before we locked it, somebody took it for a dead owner's and removed it
 
 
 def _remove(arena: Path) -> None:
-    """With its socket, which goes first: an arena alone is found again."""
+    """Remove an arena and first its socket, since `remove_stale` would still find an arena without a socket."""
     socket_path(arena).unlink(missing_ok=True)
     arena.unlink(missing_ok=True)
 
 
 def _claim(fd: int) -> bool:
-    """Whether the file is locked as ours from now on."""
+    """Lock the file as ours; return False if another process has it locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -271,7 +271,7 @@ def _claim(fd: int) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """A descriptor; None where the file is gone or another user's."""
+    """Open the file during the block and yield its descriptor; None if it is gone or another user's."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

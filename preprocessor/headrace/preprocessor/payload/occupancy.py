@@ -1,4 +1,4 @@
-"""What the stages hold, for the metrics: read when somebody asks, from that one's thread."""
+"""Metrics of what the stages hold, read at every scrape in the scraping thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.preprocessor.payload.staging import ReadAhead
 
 
 def watch(store: PayloadStore, read_ahead: ReadAhead, arena: Arena | None) -> None:
-    """Let the gauges of this process show these."""
+    """Let the gauges of this process show the parts and bytes in `store`, `read_ahead` and `arena`."""
     metrics.watch(metrics.STAGE_PARTS, {stage: partial(_parts, store, stage) for stage in Stage})
     metrics.watch(metrics.STAGE_BYTES, {stage: partial(_bytes, store, stage) for stage in Stage if stage is not Stage.WAITING})
     metrics.STORE_BUDGET_BYTES.set(store.budget_bytes)

@@ -1,4 +1,4 @@
-"""A part of a microbatch as its preprocessor has it: a lease, then media in memory, then payload."""
+"""A part of a microbatch as a preprocessor holds it: first a lease, then media in memory, then decoded payload."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from headrace.transport.base import checksum
 
 
 class Stage(StrEnum):
-    """Where a part is. Its name in the metrics."""
+    """The stage that a part has reached; the value is the stage's name in the metrics."""
 
-    WAITING = "waiting"  # nothing of it is in memory
+    WAITING = "waiting"  # none of its media are in memory
     READ = "read"  # being read, or in memory and not yet being decoded
     DECODE = "decode"  # being decoded
     STORE = "store"  # decoded, for trainers to fetch
@@ -35,17 +35,17 @@ class Payload:
     num_samples: int
     rejected: tuple[Rejected, ...]
     slot: Slot | None = None
-    """Where in the arena it lies; None: on the heap."""
+    """Its place in the arena; None if it is on the heap."""
     crc32: int | None = None
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the bytes are not those that were written, as far as that can be told."""
+        """Whether `data` differs from what was written, by its CRC-32; False if it has none."""
         return self.crc32 is not None and self.crc32 != checksum(self.data)
 
 
 class DamagedPartError(HeadraceError):
-    """Samples of a part that is to be decoded as a whole cannot be decoded here. Perhaps they can elsewhere."""
+    """Samples of a strict part cannot be decoded here, so the whole part is not; another preprocessor may be able to."""
 
     def __init__(self, damaged: Sequence[Rejected]) -> None:
         first = damaged[0]
@@ -55,7 +55,7 @@ class DamagedPartError(HeadraceError):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """A part that this preprocessor has a lease on. `priority`: the lower, the sooner a trainer needs it."""
+    """A part that this preprocessor was told to decode, and its state. The lower `priority`, the sooner a trainer needs it."""
 
     ticket: str
     job: str
@@ -63,39 +63,39 @@ class Entry:
     priority: int
     refs: tuple[SampleRef, ...]
     shards: tuple[ShardInfo, ...] = ()
-    """What its job keeps of the shards that they lie in (headrace.preprocessor.job_work)."""
+    """Shards of the samples, referenced here so that the job goes on knowing them (`headrace.preprocessor.job_work.Job.keep`)."""
     killed: Mapping[int, int] = field(default_factory=dict)
-    """Sample -> preprocessors that died of it: it is refused untouched."""
+    """Sample id -> number of preprocessors that died of it; such a sample is rejected unread."""
     left_out: Mapping[int, Rejected] = field(default_factory=dict)
-    """Samples that no copy of the part has, wherever it is decoded."""
+    """Samples, by id, that are left out of the part wherever it is decoded."""
     strict: bool = False
-    """Whether it is kept only if all other samples can be decoded."""
+    """Whether the part is refused unless all samples can be decoded that are neither in `left_out` nor in `killed`."""
     lease: str = ""
-    """To report when it is decoded; empty: nobody waits for that."""
+    """The lease to report when the part is decoded; empty if there is none to report."""
     loading: bool = False
     loaded: LoadedPart | None = None
-    """Its samples in memory, until it is decoded."""
+    """The samples in memory, until they are decoded."""
     decoding: bool = False
     payload: Payload | None = None
     waiting: int = 0
-    """Fetches that wait for it or read it now."""
+    """Number of fetches that wait for the part or are reading it."""
     fetched: bool = False
-    """Evicted first, and not decoded ahead again."""
+    """Whether a trainer has fetched it or its lease is void: it is evicted first, and not decoded ahead again."""
     delivered: bool = False
-    """A trainer has had it since it was last taken."""
+    """Whether a trainer has fetched it since it was last ordered."""
     evicted: bool = False
-    """It was decoded before, and dropped for room."""
+    """Whether it was decoded before, and dropped to make room."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     gone: bool = False
 
     def damaged_in(self, payload: Payload) -> list[Rejected]:
-        """The samples that the payload must have, and lacks."""
+        """Return the rejections of samples that a strict part must have and `payload` lacks."""
         known = self.left_out.keys() | self.killed.keys()
         return [item for item in payload.rejected if item.sample_id not in known] if self.strict else []
 
     @property
     def stage(self) -> Stage | None:
-        """None for a part that was delivered and evicted: there is nothing to do for it unless it is asked for again."""
+        """The part's current stage; None if it was fetched and evicted, and has nothing to do unless it is asked for again."""
         if self.payload is not None:
             return Stage.STORE
         if self.decoding:

@@ -1,14 +1,14 @@
 """The payload store: parts to read, to decode and decoded, within a byte budget.
 
-Only what a trainer waits for may exceed the budget. When it is full, reading and decoding ahead pause, parts that were fetched
-already make room first, and then those that are needed last; an evicted part is decoded again when it is asked for. So no order
-of requests can lead to a standstill, and memory never grows with the length of the window.
+Only parts that a trainer waits for may exceed the budget. When it is full, reading and decoding ahead pause, and parts are
+evicted: first those already fetched, then those needed last. An evicted part is decoded again when it is asked for. So no order
+of requests can lead to a deadlock, and memory never grows with the length of the window.
 
-Parts lie in the arena, shared memory that trainers on this host read in place, or on the heap where it has no room. A part
-that a trainer holds there counts in the budget and is not evicted; so no more than a share of the budget is lent at a time.
+Parts lie in the arena, shared memory that trainers on this host read in place, or on the heap where the arena has no room. A
+part that a trainer holds in the arena counts in the budget and is not evicted, so only a share of the budget is lent at a time.
 
-Nothing here searches through all parts but `release`: what comes next costs a few comparisons, whether ten parts are held or
-ten thousand.
+Choosing the next part never searches through all parts: it takes a few comparisons, whether ten parts are held or ten thousand.
+Releasing does search.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from headrace.preprocessor.payload.priority import PriorityQueue
 from headrace.preprocessor.payload.staging import ReadAhead, StageQueue
 
 LENT_SHARE = 0.5  # of the budget, for parts that trainers hold until their commit; the rest is for decoding ahead
-_LOOKS = 8  # parts that are looked at at a time to see whether a trainer still holds them; the next time it is the turn of others
+_LOOKS = 8  # parts that one call checks for whether a trainer still holds them; the next call checks others
 
 
 class PayloadStore:
-    """See the module's text. For one event loop."""
+    """All parts of a preprocessor, from their order to their release, within a byte budget. For one event loop."""
 
     def __init__(self, budget_bytes: int, arena: Arena | None = None, read_ahead: ReadAhead | None = None) -> None:
-        """`read_ahead`: the stage in front of decoding, which has its share of the budget; None: parts need no reading."""
+        """`read_ahead` is the stage in front of decoding, whose bytes are a share of the budget; None: parts need no reading."""
         self.budget_bytes = budget_bytes
         self._arena = arena
         self._read_ahead = read_ahead
@@ -47,37 +47,38 @@ class PayloadStore:
         self._decoded = PriorityQueue[Entry](
             lambda entry: -entry.priority, lambda entry: entry.payload is not None and not (entry.fetched or entry.gone)
         )
-        self._lent: dict[Entry, int] = {}  # a trainer was told the slot, of so many bytes, and may hold it still
+        self._lent: dict[Entry, int] = {}  # bytes of parts whose slot a trainer was told and may still hold
         self._lent_bytes = 0
-        self._largest_bytes = 1 << 20  # room set aside for each part being decoded; follows the largest ones of late
+        self._largest_bytes = 1 << 20  # room set aside for each part being decoded; follows the largest recent ones
         self._work = asyncio.Event()
         self._taking = {Stage.READ: asyncio.Lock(), Stage.DECODE: asyncio.Lock()}  # one waiter a stage is woken, not all
 
     @property
     def held_bytes(self) -> int:
-        """Of decoded parts, those included that are released and that a trainer has not let go of yet."""
+        """Bytes of decoded parts, including released ones that a trainer still holds."""
         return self._payload_bytes + self._lingering_bytes()
 
     @property
     def lent_bytes(self) -> int:
-        """Of parts that trainers were told the slots of and that were not found free since."""
+        """Bytes of parts whose slots trainers were told, and that have not been found free since."""
         return self._lent_bytes
 
     @property
     def stage_bytes(self) -> dict[Stage, int]:
-        """Memory at each stage; what is being decoded with the room set aside for it. From any thread."""
+        """Bytes at each stage; a part being decoded counts with the room set aside for it. Readable from any thread."""
         read = self._read_ahead.held_bytes if self._read_ahead is not None else 0
         return {Stage.READ: read, Stage.DECODE: self._reserved_bytes(), Stage.STORE: self.held_bytes}
 
     @property
     def stage_parts(self) -> Counter[Stage]:
-        """Parts at each stage. From any thread."""
+        """Number of parts at each stage. Readable from any thread."""
         return Counter(stage for entry in list(self._entries.values()) if (stage := entry.stage) is not None)
 
     def add(self, entry: Entry) -> Entry:
-        """Take a part; one that is here already is kept, with its payload unless that is why it comes again: it is damaged.
+        """Add a part that was ordered, or find it here already; return the part in the store.
 
-        One that was to have other samples gives way.
+        A part already here keeps its payload, unless a trainer has fetched it and it is damaged: then it is decoded again. If it
+        has another `left_out` or `strict`, the new part replaces it.
         """
         held = self._entries.get(entry.ticket)
         if held is not None and (held.left_out.keys(), held.strict) != (entry.left_out.keys(), entry.strict):
@@ -94,11 +95,11 @@ class PayloadStore:
         return self._entries.get(ticket)
 
     async def take_to_read(self) -> Entry:
-        """The part to read now, marked as being read, as soon as there is one and room for it."""
+        """Wait until there is a part to read and room for it; mark it as being read and return it."""
         return await self._taken(Stage.READ, self.next_to_read)
 
     async def take(self) -> Entry:
-        """The part to decode now, marked as being decoded, as soon as there is one and room for it."""
+        """Wait until there is a part to decode and room for it; mark it as being decoded and return it."""
         return await self._taken(Stage.DECODE, self.next_to_decode)
 
     async def _taken(self, stage: Stage, take: Callable[[], Entry | None]) -> Entry:
@@ -109,7 +110,7 @@ class PayloadStore:
         return entry
 
     def next_to_read(self) -> Entry | None:
-        """As `take_to_read`, without waiting: None where there is no part, or no room."""
+        """Return the part to read now, marked as being read; None if there is no part or no room."""
         if self._read_ahead is None:
             return None
         entry = self._to_read.awaited()
@@ -121,7 +122,7 @@ class PayloadStore:
         return entry
 
     def next_to_decode(self) -> Entry | None:
-        """As `take`, without waiting: None where there is no part, or no room."""
+        """Return the part to decode now, marked as being decoded; None if there is no part or no room."""
         entry = self._to_decode.awaited()
         if entry is None:
             entry = self._to_decode.ahead()
@@ -131,11 +132,11 @@ class PayloadStore:
         self._decoding.add(entry)
         if self._read_ahead is not None:
             self._read_ahead.begin_decoding(entry)
-            self._work.set()  # there is place for another one to be read
+            self._work.set()  # now another part may be read
         return entry
 
     def put(self, entry: Entry, loaded: LoadedPart) -> None:
-        """Take the media of a part that was read."""
+        """Take the samples of a part that has been read, for decoding."""
         assert self._read_ahead is not None
         if entry.gone:
             self._read_ahead.fail(entry)
@@ -146,7 +147,7 @@ class PayloadStore:
         self._trim()
 
     def fill(self, entry: Entry, payload: Payload) -> None:
-        """Take the decoded payload and wake who waits for it."""
+        """Take the payload of a part that has been decoded, and wake the fetches that wait for it."""
         self._end(entry)
         if entry.gone:
             self._free(payload)
@@ -162,7 +163,7 @@ class PayloadStore:
         self._trim()
 
     def abandon(self, entry: Entry) -> None:
-        """The part could not be read or decoded: drop it, and tell who waits for it."""
+        """Drop a part that could not be read or decoded, and wake the fetches that wait for it."""
         self._end(entry)
         if not entry.gone:
             del self._entries[entry.ticket]
@@ -172,7 +173,7 @@ class PayloadStore:
 
     @contextlib.asynccontextmanager
     async def held(self, entry: Entry) -> AsyncIterator[Payload | None]:
-        """The payload once it is decoded, as it is until the block ends; None where the part is released meanwhile."""
+        """Wait for a part's payload, yield it and keep it until the block ends; yield None if the part is dropped before."""
         entry.waiting += 1
         self._file(entry)
         try:
@@ -189,12 +190,12 @@ class PayloadStore:
             self._work.set()
 
     def mark_fetched(self, entry: Entry) -> None:
-        """A trainer has it: it may be evicted first."""
+        """Record that a trainer has fetched a part, which may now be evicted first."""
         entry.fetched = entry.delivered = True
         self._file(entry)
 
     def lend(self, entry: Entry) -> Slot | None:
-        """The slot of a decoded part, for a trainer to hold; None where it is on the heap or enough is lent already."""
+        """Lend a decoded part's slot to a trainer and return it; None if the part is on the heap or enough is lent already."""
         if entry.payload is None or entry.payload.slot is None:
             return None
         limit = LENT_SHARE * self.budget_bytes - entry.payload.data.size + self._lent.get(entry, 0)
@@ -211,7 +212,7 @@ class PayloadStore:
         return entry.payload.slot
 
     def release(self, job: str, step: int | None = None) -> None:
-        """Drop the parts of a job, or those of its steps up to `step`."""
+        """Drop all parts of a job, or only those of its steps up to and including `step`."""
         for entry in [e for e in self._entries.values() if e.job == job and (step is None or e.step <= step)]:
             self._leave(entry)
         for queue in (self._to_read, self._to_decode, self._decoded):
@@ -219,12 +220,12 @@ class PayloadStore:
         self._work.set()
 
     def remove(self, entry: Entry) -> None:
-        """Drop one part."""
+        """Drop one part; fetches that wait for it get nothing."""
         self._leave(entry)
         self._work.set()
 
     def release_all_on_demand(self) -> None:
-        """Leases are void (the connection broke): keep what is decoded as long as there is room, decode nothing more ahead."""
+        """Void all leases, since the connection broke: keep decoded parts while there is room, and decode nothing more ahead."""
         for entry in self._entries.values():
             entry.fetched, entry.lease = True, ""
             self._forsake(entry)
@@ -239,7 +240,7 @@ class PayloadStore:
         entry.changed.set()
 
     def _file(self, entry: Entry) -> None:
-        """Put a part where it is looked for: for its next stage, or for its eviction."""
+        """Put a part into the queue for its next stage or, once it is decoded, for eviction."""
         self._spent.pop(entry, None)
         if entry.payload is None:
             self._to_read.push(entry)
@@ -256,7 +257,7 @@ class PayloadStore:
         return self._read_ahead is None or entry.loaded is not None
 
     def _end(self, entry: Entry) -> None:
-        """The part is not being read or decoded any more."""
+        """Mark a part as no longer being read or decoded, and drop its media."""
         entry.decoding = False
         self._decoding.discard(entry)
         if self._read_ahead is not None:
@@ -264,12 +265,12 @@ class PayloadStore:
             self._read_ahead.drop(entry)
 
     def _forsake(self, entry: Entry) -> None:
-        """Media in memory that nobody waits for, of a part that is not wanted ahead, would stay there for good."""
+        """Drop the media of a part that is neither awaited nor wanted ahead, as they would stay in memory for good."""
         if self._read_ahead is not None and (entry.gone or entry.fetched) and not (entry.waiting or entry.decoding):
             self._read_ahead.drop(entry)
 
     def _may_read(self, entry: Entry, read_ahead: ReadAhead) -> bool:
-        """Whether there is room in front of decoding, which parts that are needed later make."""
+        """Whether `entry` may be read ahead now; drops the media of parts needed later to make room for it."""
         while not read_ahead.has_room():
             latest = read_ahead.latest()
             if latest is None or latest.priority <= entry.priority:
@@ -289,18 +290,21 @@ class PayloadStore:
         return self.held_bytes + num_bytes <= self.budget_bytes - for_reading
 
     def _make_room(self, num_bytes: int, *, before: int) -> bool:
-        """Evict until `num_bytes` more fit: fetched parts, then those needed later than priority `before`, last first."""
+        """Evict until `num_bytes` more fit: fetched parts, then those needed later than priority `before`, last first.
+
+        Return whether a part of that size may be taken.
+        """
         num_bytes += self._reserved_bytes()
         self._evict(lambda: self._fits(num_bytes), lambda entry: entry.priority > before)
         # A store that holds nothing takes one part however large it is.
         return self._fits(num_bytes) or not (self.held_bytes or self._decoding)
 
     def _trim(self) -> None:
-        """Go back to the budget after a part that was larger than foreseen, or awaited: evict what is needed last."""
+        """Evict what is needed last to get back into the budget, after a part was awaited or larger than foreseen."""
         self._evict(lambda: self._fits(0), lambda entry: _size(entry) < self.held_bytes)
 
     def _evict(self, enough: Callable[[], bool], may_go: Callable[[Entry], bool]) -> None:
-        """Evict until it is `enough`: fetched parts, then others that `may_go`, those needed last first."""
+        """Evict until `enough()`: first fetched parts, then others for which `may_go` is true, those needed last first."""
         in_use = 0
         while self._spent and in_use < min(_LOOKS, len(self._spent)) and not enough():
             entry = next(iter(self._spent))

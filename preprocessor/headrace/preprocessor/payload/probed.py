@@ -1,4 +1,4 @@
-"""What probing came by, kept until decoding: where both happen in one place, nothing is read or tokenised twice."""
+"""A cache of what probing has read, for decoding: if both happen in one process, nothing is read or tokenised twice."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 
 from headrace.sample import SampleRef
 
-_ENTRY_BYTES = 1024  # of an entry beside its value, about
+_ENTRY_BYTES = 1024  # approximate overhead of an entry beside its value
 
 _Value = TypeVar("_Value")
 
 
 class Probed(Generic[_Value]):
-    """A value for each sample of some jobs, put and not yet taken: the latest of them, within a budget. Thread-safe."""
+    """A cache with one value per sample of a job, bounded in bytes, which drops the oldest values first. Thread-safe."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
@@ -23,7 +23,7 @@ class Probed(Generic[_Value]):
         self._lock = threading.Lock()
 
     def put(self, job: str, ref: SampleRef, value: _Value, num_bytes: int) -> None:
-        """Keep a value of that size; the oldest of others make room."""
+        """Keep a value of `num_bytes` for a sample; the oldest values make room for it."""
         with self._lock:
             key = job, ref.shard, ref.row
             self._take(key)
@@ -33,12 +33,12 @@ class Probed(Generic[_Value]):
                 self._take(next(iter(self._values)))
 
     def take(self, job: str, ref: SampleRef) -> _Value | None:
-        """A sample's value, which is not kept any longer; None where there is none."""
+        """Remove and return the value of a sample; None if there is none."""
         with self._lock:
             return self._take((job, ref.shard, ref.row))
 
     def forget(self, job: str) -> None:
-        """A job is over, or has other shards."""
+        """Drop all values of a job that is over or has other shards."""
         with self._lock:
             for key in [key for key in self._values if key[0] == job]:
                 self._take(key)

@@ -1,7 +1,7 @@
-"""Payload into its place: pixels and sound are decoded where trainers will read them, and all else is written around them.
+"""Writes payload: pixels and sound are decoded where trainers will read them, and all else is written around them.
 
-A part is an Arrow IPC stream. Where its bytes lie is known before anything is decoded, because headers tell all sizes: so the
-stream is written first, with gaps for the values of patches and of mel, and decoding fills the gaps.
+A part is an Arrow IPC stream. Headers tell all sizes, so its layout is known before anything is decoded: the stream is written
+first, with gaps for the values of patches and mel, and decoding fills the gaps.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ _Value = TypeVar("_Value", np.uint8, np.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved:
-    """A payload that still lacks its media. `PayloadWriter.finish` or `discard` ends it."""
+    """A payload whose media are still to be decoded into it. Pass it to `PayloadWriter.finish` or `discard` in the end."""
 
     patches: NDArray[np.uint8]
+    """View of `data` to decode patches into, of the shape given to `reserve`."""
     mel: NDArray[np.float16]
-    """To be filled: of the shapes that `reserve` was given, and in the payload itself."""
+    """View of `data` to decode mel frames into, of the shape given to `reserve`."""
     data: pa.Buffer
     slot: Slot | None
 
 
 class PayloadWriter:
-    """Puts parts into the arena, or onto the heap where there is none or it has no room. Thread-safe."""
+    """Writes parts into the arena, or onto the heap if there is no arena or it has no room. Thread-safe."""
 
     def __init__(self, arena: Arena | None = None, *, with_checksum: bool = False) -> None:
         self._arena = arena
         self._with_checksum = with_checksum
 
     def reserve(self, draft: pa.RecordBatch, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Reserved:
-        """Write a batch but for the values of `patches` and `mel`, the arrays that two of its columns are views of.
+        """Write a batch except for the values of `patches` and `mel`, the arrays of which two of its columns are views.
 
-        The two arrays stand for those to come, and are neither read nor copied.
+        The two arrays are placeholders for the values to come, and are neither read nor copied.
         """
         sink = _Sink([patches, mel])
         with pa.PythonFile(sink, mode="w") as file:
@@ -55,17 +56,17 @@ class PayloadWriter:
         return Reserved(patches=patches, mel=mel, data=data, slot=slot)
 
     def finish(self, reserved: Reserved, num_samples: int, rejected: tuple[Rejected, ...]) -> Payload:
-        """The payload, filled."""
+        """Return the payload of a reservation whose media have been filled in."""
         return self._payload(reserved.data, reserved.slot, num_samples, rejected)
 
     def discard(self, unused: Reserved | Payload) -> None:
-        """The room is free again."""
+        """Free the memory of a reservation or a payload that is not used."""
         if unused.slot is not None and self._arena is not None:
             self._arena.free(unused.slot)
 
     def write(self, batch: pa.RecordBatch, rejected: tuple[Rejected, ...]) -> Payload:
-        """A whole batch. Its values are copied once."""
-        measured = pa.MockOutputStream()  # knows the size without a copy
+        """Write a complete batch, whose values are copied once."""
+        measured = pa.MockOutputStream()  # measures the size without a copy
         _write_stream(measured, batch)
         data, slot = self._allocate(measured.size())
         with pa.FixedSizeBufferWriter(data) as sink:
@@ -82,7 +83,7 @@ class PayloadWriter:
 
 
 class _Sink:
-    """A file that keeps what is written, but of `gaps`, which it knows by their address, only where they would begin."""
+    """A file that keeps what is written to it; of the arrays `gaps`, known by their address, it keeps only the offset."""
 
     closed = False
 
@@ -106,10 +107,10 @@ class _Sink:
         return self.num_bytes
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing, since nothing is buffered."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since no file is open."""
 
 
 def _view(memory: NDArray[np.uint8], begin: int, like: NDArray[_Value]) -> NDArray[_Value]:
