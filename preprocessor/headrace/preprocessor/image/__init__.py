@@ -1,23 +1,23 @@
 """Images: header probe, decoding to upright pixels, the patch grid, and patches.
 
-    header.py      size and rotation from the first bytes, ordinary headers only
-    reference.py   Pillow, all kinds: what it says counts
-    jpeg.py        simplejpeg, ordinary JPEGs: the same pixels sooner
-    resample.py    Pillow's bicubic and the patches, compiled
-    scratch.py     memory that is kept from one image to the next
-    cost.py        what decoding would take, from the header
-    grid.py        to which size an image is brought, and how much smaller a JPEG may be decoded before that
+    header.py        size and rotation from the first bytes of a file, for ordinary headers only
+    reference.py     decoding of all formats with Pillow, whose result counts
+    jpeg.py          faster decoding of ordinary JPEGs with simplejpeg, to the same pixels
+    resample.py      Pillow's bicubic resizing and the cutting into patches, compiled
+    scratch.py       buffers that are reused from one image to the next
+    decode_cost.py   the memory and time that decoding would take, from the header
+    grid.py          the size that an image is resized to, and the scale at which a JPEG may be decoded before that
 
-With `ImageSpec.reduced_scale` the frequency domain does a part of the shrinking of large JPEGs; both codecs do it alike, and
-the grid stays that of the full size.
+With `ImageSpec.reduced_scale`, large JPEGs are partly shrunk in the frequency domain; both codecs do this alike, and the grid
+stays that of the full size.
 
-Probing reads headers only and applies the same limits and the same rotation (from an EXIF block in front of the pixels)
-as decoding, so that both give the same grid. With or without the fast parts a file gives the same patches or the same
-refusal, on every machine: JPEG and PNG decoding and the resizing are exact integer arithmetic. Only the libraries inside
-of Pillow and simplejpeg could change that, so preprocessors of one job should have one version of each; `codecs` names
+Probing reads headers only, and applies the same limits and the same rotation (from an EXIF block in front of the pixels)
+as decoding, so that both give the same grid. With or without the fast parts, a file gives the same patches or the same
+refusal on every machine: JPEG and PNG decoding and the resizing are exact integer arithmetic. Only the libraries inside
+Pillow and simplejpeg could change that, so all preprocessors of a job should have the same versions of them; `codecs` names
 them.
 
-All functions are pure and thread-safe, and the interpreter lock is released for nearly all of the time.
+All functions are pure and thread-safe, and the interpreter lock is released nearly all of the time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _UPSIDE_DOWN, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)  # orientations, after the 
 
 
 def probe(data: bytes, spec: ImageSpec) -> Grid:
-    """The grid that `decode` will give, from the header alone.
+    """Return the patch grid that `decode` will give for an image file, from its header alone.
 
     Raises BadSampleError with empty_media, corrupt_media, unsupported_media, too_large or bad_aspect_ratio.
     """
@@ -55,10 +55,10 @@ def probe(data: bytes, spec: ImageSpec) -> Grid:
 
 
 def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -> tuple[NDArray[np.uint8], Grid]:
-    """Patches of shape (grid.patches, 3 * patch * patch), uint8, and their grid. Raises as `probe` does.
+    """Decode an image file to patches of shape (grid.patches, 3 * patch * patch), uint8, and return them with their grid.
 
-    Waits for memory where other threads decode (preprocessor.decode_memory). `out`: a C-contiguous array of that shape, to be
-    filled and returned; its contents are undefined after an error.
+    Waits for memory while other threads decode (preprocessor.decode_memory). `out`: a C-contiguous array of that shape, to be
+    filled and returned; its contents are undefined after an error. Raises BadSampleError with the reasons of `probe`.
     """
     header = _header(data, spec)
     grid = grid_of(*header.upright, spec)
@@ -68,28 +68,28 @@ def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -
         pixels = _read(data, header, spec, _scratch, scale)
         resized = resample.resize(pixels, grid.width * spec.patch, grid.height * spec.patch, _scratch, _box(header, scale))
         resample.to_patches(resized, spec.patch, spec.merge, patches)
-        del pixels, resized  # before others have the room
+        del pixels, resized  # freed before other threads get the room
     return patches, grid
 
 
 def read_size(data: bytes, spec: ImageSpec) -> tuple[int, int]:
-    """(width, height) in pixels as they will be seen, rotation applied, after all limits. Raises as `probe` does."""
+    """Return (width, height) of the upright image in pixels, after all limits. Raises BadSampleError as `probe` does."""
     return _header(data, spec).upright
 
 
 def read_pixels(data: bytes, spec: ImageSpec) -> NDArray[np.uint8]:
-    """The upright image at its own size: (height, width, 4), uint8, red, green, blue and a byte without meaning.
+    """Decode an image file upright, at its own size: (height, width, 4), uint8, red, green, blue and a byte without meaning.
 
-    Raises as `probe` does.
+    Raises BadSampleError with the reasons of `probe`.
     """
     return _read(data, _header(data, spec), spec, Scratch())
 
 
 def to_patches(pixels: NDArray[np.uint8], spec: ImageSpec, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-    """Pixels of shape (height, width, 3 or 4), uint8, sides multiples of patch * merge, as (patches, 3 * patch * patch).
+    """Cut pixels (height, width, 3 or 4), uint8, sides multiples of patch * merge, into patches (n, 3 * patch * patch), uint8.
 
-    Channel first inside of a patch. The merge * merge patches that become one token are contiguous, row by row; so are the
-    groups (NaViT packing, arXiv:2307.06304, in Qwen2-VL's order). `out` as in `decode`.
+    Each patch is channel-first. The merge * merge patches that become one token are contiguous, row by row; so are these
+    groups (NaViT packing, arXiv:2307.06304, in Qwen2-VL's order). `out`: a C-contiguous array to be filled and returned.
     """
     patches = _checked(out, pixels.shape[0] * pixels.shape[1] // spec.patch**2, spec)
     if pixels.shape[2] == 3:
@@ -99,14 +99,14 @@ def to_patches(pixels: NDArray[np.uint8], spec: ImageSpec, out: NDArray[np.uint8
 
 
 def codecs() -> dict[str, str]:
-    """The libraries that decode, with their versions."""
+    """Return the libraries that decode "jpeg" and "other" formats in this process, with their versions."""
     pillow = f"pillow {version('pillow')}"
     return {"jpeg": jpeg.NAME or pillow, "other": pillow}
 
 
 @cache
 def log_codecs() -> None:
-    """One line a process about what decodes here."""
+    """Log, once per process, the libraries that decode images here."""
     log.info("image codecs %s", pairs(**codecs()))
     if jpeg.NAME is None:
         log.warning("simplejpeg is not installed: Pillow decodes JPEGs, with the same pixels; pip install simplejpeg is faster")
@@ -122,18 +122,18 @@ def _checked(out: NDArray[np.uint8] | None, patches: int, spec: ImageSpec) -> ND
 
 
 def _read(data: bytes, header: Header, spec: ImageSpec, scratch: Scratch, scale: int = 1) -> NDArray[np.uint8]:
-    """The upright image, `scale` times smaller; the result may lie in `scratch`."""
+    """Decode the upright image, `scale` times smaller on each side; the result may lie in `scratch`."""
     height, width = -(-header.height // scale), -(-header.width // scale)
     if header.plain_jpeg:
         pixels = scratch.take("pixels", height, width, 4)
         if jpeg.decode(data, pixels, scale):
             return _upright(pixels, header.orientation)
-        del pixels  # which may be large, before there are others
+        del pixels  # freed before the reference codec allocates its own, as it may be large
     return _upright(reference.decode(data, spec, scale), header.orientation)
 
 
 def _header(data: bytes, spec: ImageSpec) -> Header:
-    """The header, after all limits."""
+    """Return the header of an image file after checking all limits."""
     header = parse(data)
     if header is None:
         header = reference.read_header(data, spec)
@@ -144,7 +144,7 @@ def _header(data: bytes, spec: ImageSpec) -> Header:
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turned as EXIF's orientations 1 to 8 say."""
+    """Rotate and mirror stored pixels as an EXIF orientation, 1 to 8, says."""
     if orientation == 1:
         return pixels
     turned = pixels.transpose(1, 0, 2) if orientation >= 5 else pixels
@@ -156,8 +156,8 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def _box(header: Header, scale: int) -> resample.Box:
-    """Where the image lies in upright pixels of a reduced scale: 101 pixels are 50.5 of the 51, the half at the end or, turned,
-    at the beginning."""
+    """Return where the image lies in its upright pixels at a reduced scale: at scale 2, 101 pixels are 50.5 of 51 decoded ones,
+    and the spare half is at the end or, if mirrored, at the beginning."""
     width, height = header.upright
     left = -width % scale / scale if header.orientation in _MIRRORED else 0.0
     top = -height % scale / scale if header.orientation in _UPSIDE_DOWN else 0.0

@@ -1,7 +1,7 @@
-"""What decoding an image would take, from its header: memory by the pixel, time by the pixel and the scan.
+"""The cost of decoding an image, from its header: memory grows with pixels, time with pixels and scans.
 
-A file of half a megabyte can ask for a minute and gigabytes. The same on every machine, whatever codecs there are, since
-a sample must be refused everywhere or nowhere.
+A file of half a megabyte can ask for a minute and gigabytes. The cost is the same on every machine, whatever codecs are
+installed, since a sample must be refused everywhere or nowhere.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import ImageSpec
 
 _SCANS = 16
-"""Times the most pixels of an image, that all scans of one may go through: so that a large one takes seconds at most."""
+"""Limit of pixels times scans, as a multiple of `max_source_pixels`, so that a large image takes seconds at most."""
 
 
 def check_cost(header: Header, spec: ImageSpec) -> None:
-    """Raises BadSampleError (too_large)."""
+    """Raise BadSampleError (too_large) if decoding would take too many scans or too much memory."""
     size = f"{header.width}x{header.height} pixels"
     pixels = header.width * header.height
     if header.scans >= MOST_SCANS or pixels * header.scans > _SCANS * spec.max_source_pixels:
@@ -28,7 +28,7 @@ def check_cost(header: Header, spec: ImageSpec) -> None:
 
 
 def decode_bytes(header: Header, spec: ImageSpec) -> int:
-    """What decoding holds at its most: while it decodes, or while it resizes along one side and then the other."""
+    """Return the peak memory of decoding in bytes: that of decoding or that of resizing (one axis, then the other)."""
     width, height = header.upright
     grid = grid_of(width, height, spec)
     new_width, new_height = grid.width * spec.patch, grid.height * spec.patch

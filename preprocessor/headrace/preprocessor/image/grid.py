@@ -1,4 +1,4 @@
-"""The patch grid: to which size an image is brought, how many patches and tokens that gives, what decoding may leave out."""
+"""The patch grid: the size that an image is resized to, its patches and tokens, and the scale at which a JPEG is decoded."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ from dataclasses import dataclass
 
 from headrace.spec import ImageSpec
 
-_LEAST_LEFT = 1.5  # times the grid's sides, for bicubic to shrink: a photograph of 12 megapixels to 1 is halved
-_LEAST_SIDE = 64  # of an image that is decoded smaller; below, several scales give the same size and nothing is gained
+# A JPEG decoded at a reduced scale keeps at least so many times the sides of its grid, for bicubic to shrink: a photograph of 12
+# megapixels that becomes 1 is halved.
+_LEAST_LEFT = 1.5
+_LEAST_SIDE = 64  # of an image decoded at a reduced scale; below, several scales give the same size and nothing is gained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Patches of one image before merging."""
+    """Height and width of one image in patches, before they are merged into tokens."""
 
     height: int
     width: int
 
     @property
     def patches(self) -> int:
-        """Patches before merging."""
+        """Number of patches before merging."""
         return self.height * self.width
 
     def tokens(self, merge: int) -> int:
-        """Tokens of the LLM: one for each merge * merge patches."""
+        """Return the number of LLM tokens: one for each merge * merge patches."""
         return self.patches // merge**2
 
 
 def grid_of(width: int, height: int, spec: ImageSpec) -> Grid:
-    """The grid of an image of so many pixels."""
+    """Return the patch grid of an image of `width` x `height` pixels."""
     width, height = smart_resize(width, height, spec)
     return Grid(height=height // spec.patch, width=width // spec.patch)
 
 
 def smart_resize(width: int, height: int, spec: ImageSpec) -> tuple[int, int]:
-    """(width, height) as multiples of patch * merge with nearly the same aspect ratio and min_pixels <= area <= max_pixels.
+    """Return the (width, height) to resize an image to: multiples of patch * merge, min_pixels <= area <= max_pixels.
 
-    The rule of Qwen2-VL (arXiv:2409.12191, section 2.1, "naive dynamic resolution"; the published image processor's
-    `smart_resize`): round each side half to even, then shrink or grow both by one factor if the area is out of bounds. A
-    side never gets less than one unit, so very long images may pass max_pixels by the other side.
+    The aspect ratio stays nearly the same. This is the rule of Qwen2-VL (arXiv:2409.12191, section 2.1, "naive dynamic
+    resolution"; the published image processor's `smart_resize`): round each side half to even, then shrink or grow both by one
+    factor if the area is out of bounds. A side never gets less than patch * merge, so very long images may exceed max_pixels.
     """
     unit = spec.patch * spec.merge
     new_width, new_height = round(width / unit) * unit, round(height / unit) * unit
@@ -53,9 +55,9 @@ def smart_resize(width: int, height: int, spec: ImageSpec) -> tuple[int, int]:
 
 
 def reduction(width: int, height: int, grid: Grid, spec: ImageSpec) -> int:
-    """1, 2, 4 or 8: a JPEG of so many pixels is decoded at one part in so many of each side (`ImageSpec.reduced_scale`).
+    """Return 1, 2, 4 or 8, by which both sides of a JPEG are divided when it is decoded (`ImageSpec.reduced_scale`).
 
-    The other eighths that libjpeg-turbo knows are slower than the full size.
+    The other eighths that libjpeg-turbo offers are slower than the full size.
     """
     if not spec.reduced_scale or min(width, height) < _LEAST_SIDE:
         return 1

@@ -1,7 +1,7 @@
 """The size and rotation of an image from the first bytes of its file, without a decoder.
 
-A parser of ordinary headers only. Whatever is not ordinary (unknown or damaged segments, odd orders, rare kinds) is left
-to the reference codec, so that a header means the same everywhere: `parse` gives what Pillow gives, or None.
+Only ordinary headers are parsed. Everything else (unknown or damaged segments, odd orders, rare formats) is left to the
+reference codec, so that a header means the same everywhere: `parse` gives what Pillow gives, or None.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ import zlib
 from dataclasses import dataclass, replace
 
 MOST_SCANS = 101
-"""To which scans are counted, and which are too many: encoders write 10 or fewer, the format allows any number."""
+"""Number of scans at which counting stops, and which is too many: encoders write 10 or fewer, the format allows any."""
 PIXEL_BYTES = 8
 WEBP_BYTES = 18
-"""`Header.pixel_bytes` of a WebP: Pillow decodes it as an animation, on canvases of its own."""
+"""The `Header.pixel_bytes` of a WebP, which Pillow decodes as an animation, on canvases of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What an image says of itself."""
+    """What an image's header says: its size, rotation and what decoding depends on."""
 
     width: int
     height: int
-    """In pixels as they are stored, before rotation."""
+    """Height in pixels as they are stored, before rotation; `width` likewise."""
     orientation: int = 1
-    """1 to 8 as EXIF defines them."""
+    """EXIF orientation, 1 to 8."""
     plain_jpeg: bool = False
-    """A JPEG of one picture with 8 bits a sample and one or three channels."""
+    """Whether it is a JPEG of one picture with 8 bits a sample and one or three channels."""
     scans: int = 1
-    """Passes over all pixels: more than one in a progressive JPEG, or in one that stores its channels apart."""
+    """Number of passes over all pixels: more than one in a progressive JPEG, or in one that stores its channels apart."""
     pixel_bytes: int = PIXEL_BYTES
-    """What decoding holds of a pixel at its most: as the codec has it, and as it goes on."""
+    """Peak memory of decoding in bytes per pixel: the codec's own copy and the decoded pixel."""
 
     @property
     def upright(self) -> tuple[int, int]:
-        """(width, height) as they will be seen."""
+        """(width, height) in pixels after rotation."""
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
 
 def parse(data: bytes) -> Header | None:
-    """The header of an ordinary JPEG, PNG or WebP; None where the reference codec is to be asked."""
+    """Parse the header of an ordinary JPEG, PNG or WebP file; return None if the reference codec must be asked."""
     try:
         if data[:3] == b"\xff\xd8\xff":
             header = _jpeg(data)
@@ -56,30 +56,29 @@ def parse(data: bytes) -> Header | None:
     return header if header and header.width > 0 and header.height > 0 else None
 
 
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # but escaped bytes, restarts and filling
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # all markers except escaped bytes, restarts and fill bytes
 
 
 def count_scans(data: bytes, position: int = 2) -> int:
-    """The scans of a JPEG from the segment at `position` on, which a decoder goes through one by one; MOST_SCANS where they are
-    more."""
+    """Count the scans of a JPEG from the segment at `position` on, up to MOST_SCANS; a decoder goes through them one by one."""
     scans = 0
     while scans < MOST_SCANS and (match := _MARKER.search(data, position)):
         marker, position = data[match.end() - 1], match.end()
         if marker == _END:
             break
         scans += marker == _SCAN
-        if marker != _START:  # the others are followed by their length
+        if marker != _START:  # all others are followed by their segment's length
             position += int.from_bytes(data[position : position + 2], "big")
     return scans
 
 
 def of_scans(header: Header, scans: int, channels: int) -> Header:
-    """The header with its scans. With several the codec keeps all coefficients, of two bytes a channel."""
+    """Return the header with its number of scans; with several, the codec keeps all coefficients, two bytes a channel."""
     return replace(header, scans=scans, pixel_bytes=header.pixel_bytes + 2 * channels) if scans > 1 else header
 
 
 def orientation(exif: bytes) -> int:
-    """The rotation in an EXIF block, 1 where it says none or is not sound."""
+    """Return the orientation, 1 to 8, in an EXIF block; 1 if it has none or is malformed."""
     tiff = exif.removeprefix(b"Exif\0\0")
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(tiff[:4])
     if order is None or len(tiff) < 8:
@@ -112,7 +111,7 @@ _LEAST_BODY = {0xE0: (b"JFIF", 7), 0xE2: (b"ICC_PROFILE\0", 14), 0xEE: (b"Adobe"
 
 
 def _jpeg(data: bytes) -> Header | None:
-    """Segments up to the first scan (ITU-T T.81, annex B)."""
+    """Parse the segments of a JPEG up to its first scan (ITU-T T.81, annex B)."""
     position, frame, kind, exif = 2, None, 0, b""
     while True:
         prefix, marker, length = _SEGMENT(data, position)
@@ -144,7 +143,7 @@ def _jpeg(data: bytes) -> Header | None:
         return None
     header = Header(width=frame[2], height=frame[1], orientation=orientation(exif), plain_jpeg=True)
     channels = frame[3]
-    several = kind == _PROGRESSIVE or data[begin] < channels  # channels in this scan
+    several = kind == _PROGRESSIVE or data[begin] < channels  # data[begin]: channels in this scan
     return of_scans(header, count_scans(data, position), channels) if several else header
 
 
@@ -162,7 +161,7 @@ def _whole_quantization(data: bytes, begin: int, end: int) -> bool:
 _CHUNK = struct.Struct(">I4s").unpack_from  # length of the body, name
 _CHECKSUM = struct.Struct(">I").unpack_from
 _IHDR = struct.Struct(">IIBBBBB").unpack_from  # width, height, bits, colour type, compression, filter, interlace
-_BIT_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # of each colour type
+_BIT_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # allowed for each colour type
 _BODY_BYTES = {b"gAMA": 4, b"cHRM": 32, b"sRGB": 1, b"pHYs": 9, b"tIME": 7}
 _ANY_BODY = frozenset((b"PLTE", b"sBIT", b"bKGD"))
 _PALETTE = 3
@@ -170,13 +169,13 @@ _MOST_TEXT = 2**16
 
 
 def _png(data: bytes) -> Header | None:
-    """Chunks up to the first with pixels (W3C PNG, section 5)."""
+    """Parse the chunks of a PNG up to the first with pixels (W3C PNG, section 5)."""
     if _CHUNK(data, 8) != (13, b"IHDR"):
         return None
     width, height, bits, colour, compression, filters, interlace = _IHDR(data, 16)
     if bits not in _BIT_DEPTHS.get(colour, ()) or compression or filters or interlace > 1:
         return None
-    position, end, text = 16, 29, 0  # of the chunk's body
+    position, end, text = 16, 29, 0  # begin and end of a chunk's body, bytes of text so far
     while _CHECKSUM(data, end)[0] == zlib.crc32(data[position - 4 : end]):
         length, name = _CHUNK(data, end + 4)
         position, end = end + 12, end + 12 + length
@@ -195,7 +194,7 @@ def _png(data: bytes) -> Header | None:
 
 
 def _webp(data: bytes) -> Header | None:
-    """The frame header of a simple file, lossy (RFC 6386, section 9.1) or lossless (RFC 9649, section 3.4)."""
+    """Parse the frame header of a simple WebP file, lossy (RFC 6386, section 9.1) or lossless (RFC 9649, section 3.4)."""
     riff, kind, length = struct.unpack_from("<I4x4sI", data, 4)
     if riff + 8 != len(data) or length + (length & 1) + 12 != riff:
         return None

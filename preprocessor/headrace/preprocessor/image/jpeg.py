@@ -1,8 +1,7 @@
 """The fast codec for ordinary JPEGs: simplejpeg, where it is installed.
 
-It uses the same library as Pillow (libjpeg-turbo) with the same settings and gives the same pixels. It is strict: what
-the library only warns of (a missing end marker, damaged entropy-coded data) is left to the reference codec, whose word
-counts.
+It uses the same library as Pillow (libjpeg-turbo) with the same settings and gives the same pixels. It is strict: a file that
+the library only warns of (a missing end marker, damaged entropy-coded data) is left to the reference codec, which decides.
 
 Thread-safe; the interpreter lock is released while it decodes.
 """
@@ -28,16 +27,16 @@ def _installed() -> Callable[..., Any] | None:
 
 _decode = _installed()
 NAME = f"simplejpeg {version('simplejpeg')}" if _decode else None
-"""The codec with its version; None where it is not installed."""
+"""Name and version of the codec; None if it is not installed."""
 
 
 def decode(data: bytes, out: NDArray[np.uint8], scale: int = 1) -> bool:
-    """Fill `out` with pixels as they are stored, C-contiguous; red, green, blue and a byte without meaning.
+    """Decode a JPEG into `out`, C-contiguous, not rotated: red, green, blue and a byte without meaning for each pixel.
 
-    `out` is (height, width, 4) of the header, or at `scale` 2, 4 or 8 so many times smaller, rounded up; then it has 8 pixels
-    or more a side, so that no other scale of the library gives that size.
+    `out` has the shape (height, width, 4) of the header, its sides divided by a `scale` of 2, 4 or 8 and rounded up; with such a
+    scale it must have 8 pixels or more a side, so that no other scale of the library gives that size.
 
-    False where the reference codec is to decide: not installed, damaged data, or a size other than the header's.
+    Return False if the reference codec must decide: not installed, damaged data, or a size other than the header's.
     """
     if _decode is None:
         return False

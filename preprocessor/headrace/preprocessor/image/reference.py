@@ -1,8 +1,8 @@
-"""The reference codec: Pillow, for every kind of image.
+"""The reference codec: Pillow, for every format.
 
-JPEG (MPO included), PNG, WebP, GIF and BMP; the content decides, not the name; of animations the first frame. CMYK and
-palettes become RGB, transparency is laid over `background`, 16-bit grey is scaled to 8 bits. Pixels must be whole: a
-truncated file, be it only by its end marker, is corrupt_media.
+It takes JPEG (MPO included), PNG, WebP, GIF and BMP, by content and not by name, and the first frame of animations. CMYK and
+palettes become RGB, transparency is laid over `background`, 16-bit grey is scaled to 8 bits. Pixels must be complete: a
+truncated file is corrupt_media, even if it lacks only its end marker.
 
 All functions are pure and thread-safe; Pillow releases the interpreter lock while it decodes.
 """
@@ -24,7 +24,7 @@ from headrace.spec import ImageSpec
 
 # `check_limits` applies the job's own limit from the header; Pillow's would add warnings and errors of its own.
 Image.MAX_IMAGE_PIXELS = None
-# Damaged EXIF and MPO blocks, which the pixels do not depend on.
+# Pillow warns of damaged EXIF and MPO blocks, which the pixels do not depend on.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 _BAND_PIXELS = 2**18
@@ -43,7 +43,7 @@ _OTHER_KINDS = {
 
 
 def read_header(data: bytes, spec: ImageSpec) -> Header:
-    """The header, after all limits. Raises BadSampleError; see `headrace.preprocessor.image.probe`."""
+    """Read a header with Pillow and check the limits of its size. Raises BadSampleError with the reasons of `image.probe`."""
     with _open(data, spec) as image:
         exif = image.info.get("exif")
         header = Header(
@@ -57,10 +57,10 @@ def read_header(data: bytes, spec: ImageSpec) -> Header:
 
 
 def decode(data: bytes, spec: ImageSpec, scale: int = 1) -> NDArray[np.uint8]:
-    """Pixels as they are stored, not yet rotated: (height, width, 4), uint8, red, green, blue and a byte without meaning.
+    """Decode an image file, not rotated: (height, width, 4), uint8, red, green, blue and a byte without meaning.
 
-    At `scale` 2, 4 or 8, for JPEGs only, so many times smaller, rounded up. Raises BadSampleError; see
-    `headrace.preprocessor.image.decode`.
+    A `scale` of 2, 4 or 8, for JPEGs only, divides both sides, rounded up. Raises BadSampleError with the reasons of
+    `headrace.preprocessor.image.probe`.
     """
     with _open(data, spec) as image:
         if scale > 1:
@@ -78,7 +78,7 @@ def decode(data: bytes, spec: ImageSpec, scale: int = 1) -> NDArray[np.uint8]:
 
 
 def check_limits(width: int, height: int, spec: ImageSpec) -> None:
-    """Raises BadSampleError with corrupt_media, too_large or bad_aspect_ratio."""
+    """Check an image's size against the spec. Raises BadSampleError with corrupt_media, too_large or bad_aspect_ratio."""
     if width < 1 or height < 1:
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {width}x{height} pixels")
     if width * height > spec.max_source_pixels:
@@ -88,7 +88,7 @@ def check_limits(width: int, height: int, spec: ImageSpec) -> None:
 
 
 def _open(data: bytes, spec: ImageSpec) -> Image.Image:
-    """The image with its header read and all limits checked; no memory for pixels yet."""
+    """Open an image file, read its header and check the limits of its size; allocates no memory for pixels yet."""
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the image has 0 bytes")
     _check_webp_canvas(data, spec)
@@ -98,14 +98,14 @@ def _open(data: bytes, spec: ImageSpec) -> Image.Image:
         raise
     except UnidentifiedImageError as err:
         raise _unknown(data) from err
-    except Exception as err:  # as in decode
+    except Exception as err:  # as in `decode`, Pillow raises nearly every kind
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"the image's header is damaged: {err}") from err
     check_limits(*image.size, spec)
     return image
 
 
 def _check_webp_canvas(data: bytes, spec: ImageSpec) -> None:
-    """The limits from WebP's own header (RFC 9649): opening with Pillow already allocates two canvases."""
+    """Check the limits by WebP's own header (RFC 9649), since opening with Pillow already allocates two canvases."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return
     if data[12:16] == b"VP8X":
@@ -127,7 +127,7 @@ def _unknown(data: bytes) -> BadSampleError:
 
 
 def _pixels(image: Image.Image, background: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """The pixels of a decoded image, brought to RGB band by band: whole, a large one would be in memory four times."""
+    """Convert a decoded image to RGB band by band; in one piece, a large one would be in memory four times."""
     width, height = image.size
     pixels = np.empty((height, width, 4), np.uint8)
     rows = max(1, _BAND_PIXELS // width)

@@ -1,9 +1,9 @@
-"""Resizing and patches, compiled: bicubic with antialiasing, exactly as Pillow does it, in integers.
+"""Resizing and cutting into patches, compiled: bicubic with antialiasing, exactly as Pillow does it, in integers.
 
-A pass over one axis makes every new line the sum of 2 * 2 * max(scale, 1) or a few more old ones (the cubic of Keys, 1981,
-with a = -0.5), weighted in units of 2**-22, and rounds to 8 bits. Which axis goes first follows Pillow 13; earlier
-versions always begin with the columns, and on charts that alone differs by up to 25 of 255. Integers make the result the
-same on every machine, whatever its vector units.
+A pass over one axis computes every new line as the weighted sum of 2 * 2 * max(scale, 1), or a few more, old ones (the cubic of
+Keys, 1981, with a = -0.5; weights in units of 2**-22) and rounds it to 8 bits. Which axis goes first follows Pillow 13; earlier
+versions always begin with the columns, and on charts that alone makes a difference of up to 25 of 255. Integers make the result
+the same on every machine, whatever its vector units.
 
 Pixels are (height, width, 4), uint8, C-contiguous; the fourth byte has no meaning. All functions are thread-safe and
 release the interpreter lock.
@@ -26,18 +26,18 @@ from numpy.typing import NDArray
 from headrace.jit import kernel
 from headrace.preprocessor.image.scratch import Scratch
 
-_BITS = 22  # of a weight's fraction: 8 bits of pixel, 22 and a sign leave one bit for overshoot
-_LANES = 32  # bytes of a line that are blended at once
-_ROWS = _LANES // 4  # that are turned and narrowed together
-_PIXELS = 16  # of a line that are cut into channels at once
-_AHEAD = 1176  # bytes: how far in front of what is written a processor is told what comes
+_BITS = 22  # fraction bits of a weight: 8 bits of pixel, 22 and a sign leave one bit for overshoot
+_LANES = 32  # bytes of a line blended at once
+_ROWS = _LANES // 4  # rows transposed and narrowed together
+_PIXELS = 16  # pixels of a line split into channels at once
+_AHEAD = 1176  # bytes between what is written and what is prefetched
 _CACHE_LINE = 64
 
 Pixels = NDArray[np.uint8]
 
 
 class Box(NamedTuple):
-    """The part of the pixels that is resized; a pixel may lie in it by a part."""
+    """The part of the pixels that is resized, in pixels; its edges may cut through a pixel."""
 
     left: float
     top: float
@@ -46,18 +46,21 @@ class Box(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """Which old lines make each of n new ones; k: the most for any."""
+    """Which old lines are summed into each of n new ones, and their weights; k: most old lines of any new one."""
 
     first: NDArray[np.int32]
-    """(n,)"""
+    """First old line of each new one, shape (n,)."""
     length: NDArray[np.int32]
-    """(n,)"""
+    """Number of old lines of each new one, shape (n,)."""
     weights: NDArray[np.int32]
-    """(n, k), in units of 2**-22"""
+    """Weight of each old line, shape (n, k), in units of 2**-22."""
 
 
 def resize(pixels: Pixels, width: int, height: int, scratch: Scratch, box: Box | None = None) -> Pixels:
-    """Pixels of shape (height, width, 4), in `scratch`, from all or the `box`; the same array where the size is right already."""
+    """Resize pixels, or the `box` of them, to shape (height, width, 4).
+
+    The result may lie in `scratch`; it is `pixels` itself if they have the size already.
+    """
     box = box or Box(0, 0, pixels.shape[1], pixels.shape[0])
     if _rows_first(pixels, width, height):
         return _resize_width(_resize_height(pixels, height, scratch, box), width, scratch, box)
@@ -65,22 +68,22 @@ def resize(pixels: Pixels, width: int, height: int, scratch: Scratch, box: Box |
 
 
 def to_patches(pixels: Pixels, patch: int, merge: int, out: NDArray[np.uint8]) -> None:
-    """Fill `out`, (patches, 3 * patch * patch), C-contiguous, from pixels with sides that are multiples of patch * merge.
+    """Cut pixels, with sides that are multiples of patch * merge, into `out`: (patches, 3 * patch * patch), C-contiguous.
 
-    Channel first inside of a patch. The merge * merge patches that become one token are contiguous, row by row; so are the
+    Each patch is channel-first. The merge * merge patches that become one token are contiguous, row by row; so are these
     groups (NaViT packing, arXiv:2307.06304, in Qwen2-VL's order).
     """
     _cut(_words(pixels), patch, merge, out.reshape(-1))
 
 
 def warm_up() -> None:
-    """Compile all of it: whoever sets up an image or an installation does so once, and no first picture waits for it."""
+    """Compile all kernels, once when a container image or an installation is set up, so that no first picture waits for it."""
     out, scratch = np.empty((4, 588), np.uint8), Scratch()
     to_patches(resize(np.zeros((64, 64, 4), np.uint8), 28, 28, scratch), 14, 2, out)
 
 
 def _rows_first(pixels: Pixels, width: int, height: int) -> bool:
-    """Pillow 13's rule: where the height loses over twice as many pixels as the width."""
+    """Whether to resize the height first: Pillow 13 does so if it loses over twice as many pixels as the width."""
     return height < len(pixels) and 2 * (pixels.shape[1] - width) < len(pixels) - height
 
 
@@ -107,13 +110,13 @@ def _resize_width(pixels: Pixels, width: int, scratch: Scratch, box: Box) -> Pix
 
 
 def _words(pixels: Pixels) -> NDArray[np.uint32]:
-    """One word a pixel, red in its lowest byte; the same memory."""
+    """View pixels as one word each, red in its lowest byte, on the same memory."""
     return pixels.view("<u4")[..., 0]
 
 
 @lru_cache(maxsize=4096)
 def _taps(size: int, new: int, start: float, extent: float) -> Taps:
-    """For `new` lines from the part of `size` lines that begins at `start` and is `extent` long."""
+    """Return the taps that make `new` lines from the part of `size` lines that begins at `start` and is `extent` long."""
     scale = extent / new
     stretch = max(scale, 1.0)
     support = 2.0 * stretch
@@ -164,12 +167,12 @@ def _cubic(distance: float) -> float:
 def _blending(
     _context: Any, lines: Any, _start: Any, _stride: Any, weights: Any, _first: Any, _length: Any, out: Any, _to: Any
 ) -> tuple[Any, Any]:
-    """`_blend(lines, start, stride, weights, first, length, out, to)`, for i < _LANES:
+    """Generate the intrinsic `_blend(lines, start, stride, weights, first, length, out, to)`, which does, for i < _LANES:
 
     out[to + i] = the rounded sum over t < length of weights[first + t] * lines[start + t * stride + i]
 
-    Flat arrays, no bounds checked. Written out as vectors, for any processor: what LLVM makes of a loop over the lanes with a
-    loop over the lines in it keeps the sums in memory and takes twice the time.
+    Arrays are flat, and no bounds are checked. It is written out as vectors, for any processor: from a loop over the lanes with
+    a loop over the lines in it, LLVM makes code that keeps the sums in memory and takes twice the time.
     """
     signature = types.void(lines, types.intp, types.intp, weights, types.intp, types.intp, out, types.intp)
     word = ir.IntType(32)
@@ -214,7 +217,7 @@ def _blend_rows(
     weights: NDArray[np.int32],
     out: NDArray[np.uint8],
 ) -> None:
-    """(old height, bytes) to (height, bytes), with _LANES bytes or more; the last lanes of a row overlap those before."""
+    """Resize the height, (old height, bytes) to (height, bytes), bytes >= _LANES; a row's last lanes overlap those before."""
     num_bytes, taps = lines.shape[1], weights.shape[1]
     old, new, flat_weights = lines.reshape(-1), out.reshape(-1), weights.reshape(-1)
     for row in range(len(first)):
@@ -232,7 +235,7 @@ def _blend_columns(
     weights: NDArray[np.int32],
     out: NDArray[np.uint32],
 ) -> None:
-    """(height, old width) to (height, width): turn _ROWS rows, blend them as rows, turn back."""
+    """Resize the width, (height, old width) to (height, width): transpose _ROWS rows, blend them as rows, transpose back."""
     taps, flat_weights = weights.shape[1], weights.reshape(-1)
     turned = np.empty(_ROWS * words.shape[1], np.uint32)
     narrow = np.empty((len(first), _ROWS), np.uint32)
@@ -248,7 +251,7 @@ def _blend_columns(
 
 @kernel
 def _turn(words: NDArray[np.uint32], top: int, out: NDArray[np.uint32]) -> None:
-    """The 8 rows from `top` on, column by column; below the last row that row again. In this form LLVM makes vectors of it."""
+    """Transpose the 8 rows from `top` on, repeating the last row if there are fewer. LLVM vectorises it in this form."""
     last = len(words) - 1
     a, b, c, d = words[top], words[min(top + 1, last)], words[min(top + 2, last)], words[min(top + 3, last)]
     e, f, g, h = words[min(top + 4, last)], words[min(top + 5, last)], words[min(top + 6, last)], words[min(top + 7, last)]
@@ -259,11 +262,11 @@ def _turn(words: NDArray[np.uint32], top: int, out: NDArray[np.uint32]) -> None:
 
 
 def _spreading(_context: Any, words: Any, _start: Any, out: Any, _to: Any, _plane: Any) -> tuple[Any, Any]:
-    """`_spread(words, start, out, to, plane)`, for i < _PIXELS and channels c < 3:
+    """Generate the intrinsic `_spread(words, start, out, to, plane)`, which does, for i < _PIXELS and channels c < 3:
 
     out[to + c * plane + i] = byte c of words[start + i]
 
-    Flat arrays, no bounds checked. Written out as vectors for the reason that `_blending` gives.
+    Arrays are flat, and no bounds are checked. It is written out as vectors for the reason that `_blending` gives.
     """
     signature = types.void(words, types.intp, out, types.intp, types.intp)
     words_, bytes_ = ir.VectorType(ir.IntType(32), _PIXELS), ir.VectorType(ir.IntType(8), _PIXELS)
@@ -288,7 +291,7 @@ _spread = cast(Callable[..., None], intrinsic(_spreading))
 
 
 def _announcing(_context: Any, out: Any, _to: Any) -> tuple[Any, Any]:
-    """`_announce(out, to)`: a hint that out[to] will be written soon, which may lie behind the array's end."""
+    """Generate the intrinsic `_announce(out, to)`, which prefetches out[to] for writing; it may lie behind the array's end."""
     signature = types.void(out, types.intp)
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
 
@@ -309,11 +312,11 @@ _announce = cast(Callable[..., None], intrinsic(_announcing))
 
 @kernel
 def _cut(words: NDArray[np.uint32], patch: int, merge: int, out: NDArray[np.uint8]) -> None:
-    """`out`: (patches * 3 * patch * patch,), written from front to back.
+    """Cut pixels into the patches `out`, (patches * 3 * patch * patch,), which is written from front to back.
 
-    It is rarely in a cache, and a line that is written in pieces waits for what it held before: so each is announced, which
-    saves a fifth of the time. A row of a narrow patch is written too wide, into what is written next: not in a channel's last
-    bytes, behind which another channel stands already.
+    It is rarely in a cache, and a cache line that is written in pieces waits for its former contents, so each is prefetched,
+    which saves a fifth of the time. A row of a narrow patch is written too wide, into bytes that are written next; not in a
+    channel's last bytes, behind which another channel has been written already.
     """
     height, width = words.shape
     flat, plane, to = words.reshape(-1), patch * patch, 0
