@@ -157,7 +157,7 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 def _box(header: Header, scale: int) -> resample.Box:
     """Return where the image lies in its upright pixels at a reduced scale: at scale 2, 101 pixels are 50.5 of 51 decoded ones,
-    and the spare half is at the end or, if mirrored, at the beginning."""
+    and the spare half is at the end or, if the orientation reverses that axis, at the beginning."""
     width, height = header.upright
     left = -width % scale / scale if header.orientation in _MIRRORED else 0.0
     top = -height % scale / scale if header.orientation in _UPSIDE_DOWN else 0.0
