@@ -1,10 +1,10 @@
 """Recordings: header probe, decoding to mono, resampling, and log-mel features.
 
-WAV, FLAC, MP3, Ogg (Vorbis, Opus) and the other uncompressed kinds of libsndfile; the content decides, not the name. With
-or without the fast codec of `headrace.preprocessor.audio.flac` a file gives the same samples or the same refusal.
+It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus) and the other uncompressed formats of libsndfile, by content and not by name. With
+or without the fast codec of `headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
 
-The number of mel frames is a function of the header (of an MP3 that does not say its length, of all its frames' headers): a
-recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
+The number of mel frames follows from the header alone (for an MP3 that does not state its length, from all its frame headers):
+a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
 must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A recording shorter than one analysis
 window is empty_media.
 
@@ -12,10 +12,10 @@ Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, 
 1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
 frame is dropped.
 
-Spectra are floating-point sums: between kinds of processors the last bit of a feature may differ.
+Spectra are floating-point sums, so the last bit of a feature may differ between kinds of processors.
 
-All functions are thread-safe. torch parallelises inside of a call by default: a process that decodes from a thread pool
-calls `torch.set_num_threads(1)` at its start.
+All functions are thread-safe. torch parallelises inside a call by default, so a process that decodes from a thread pool should
+call `torch.set_num_threads(1)` at its start.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ _OTHER_KINDS = {
     "Windows Media": (0, (b"\x30\x26\xb2\x75",)),
     "Matroska": (0, (b"\x1a\x45\xdf\xa3",)),
 }
-_MAX_RATE = 384_000  # the highest of common converters; bounds the memory of a recording together with max_seconds
-_BLOCK_SAMPLES = 2**19  # of all channels, of which a WAV may have a thousand
+_MAX_RATE = 384_000  # Hz, the highest of common converters; bounds the memory of a recording together with max_seconds
+_BLOCK_SAMPLES = 2**19  # samples per block over all channels, of which a WAV may have a thousand
 # Sample rates without a large common divisor would need a filter for every phase: 44,101 to 16,000 Hz takes 2.8 GB. A
 # ratio with a small denominator is exact for all usual rates and less than 0.1 % off for the others.
 _MAX_DENOMINATOR = 1000
-_RESAMPLING_BYTES = 6  # of a frame: padded, and as the samples that each of the filters looks at
-_PHASES = 16  # of a resampling filter that share a matrix product
-_NOTHING = 1e-8  # a tap so much smaller than the largest: where the window has closed, torchaudio has 1e-17
+_RESAMPLING_BYTES = 6  # for each frame: the padded signal, and the samples that each of the filters reads
+_PHASES = 16  # phases of a resampling filter that share a matrix product
+_NOTHING = 1e-8  # taps this much smaller than the largest count as zero: outside the window, torchaudio has 1e-17
 
 Waveform = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a recording says of itself."""
+    """What a recording's header says: sample rate in Hz, channels, and frames (samples of each channel)."""
 
     sample_rate: int
     channels: int
@@ -68,7 +68,7 @@ class Header:
 
 
 def probe(data: bytes, spec: AudioSpec) -> int:
-    """Mel frames that `decode` will give, from the header alone.
+    """Return the number of mel frames that `decode` will give for a recording, from its header alone.
 
     Raises BadSampleError with empty_media, corrupt_media, unsupported_media, too_long or too_large.
     """
@@ -76,9 +76,10 @@ def probe(data: bytes, spec: AudioSpec) -> int:
 
 
 def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
-    """Log-mel features of shape (frames, mel_bins), float16. Raises as `probe` does.
+    """Decode a recording to log-mel features of shape (frames, mel_bins), float16.
 
-    Waits for memory where other threads decode (headrace.preprocessor.decode_memory).
+    Waits for memory while other threads decode (headrace.preprocessor.decode_memory). Raises BadSampleError with the reasons
+    of `probe`.
     """
     with _open(data) as file:
         header = _checked(file, spec)
@@ -90,31 +91,34 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
 
 
 def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
-    """Tokens of the LLM for a recording."""
+    """Return the number of LLM tokens of a recording with so many mel frames."""
     return -(-mel_frames // spec.frames_per_token)
 
 
 def read_header(data: bytes, spec: AudioSpec) -> Header:
-    """The header, after all limits. Raises as `probe` does."""
+    """Read the header of a recording and check all limits. Raises BadSampleError with the reasons of `probe`."""
     with _open(data) as file:
         return _checked(file, spec)
 
 
 def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
-    """The mean of all channels at the recording's own rate, shape (header frames,). Raises as `probe` does."""
+    """Decode a recording to mono, the mean of all channels, at its own rate; shape (header.frames,), float32.
+
+    Raises BadSampleError with the reasons of `probe`.
+    """
     with _open(data) as file:
         return _read(file, data, _checked(file, spec))
 
 
 def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[np.float16], bool]:
-    """Log-mel features, and whether all of them are finite before they are halved."""
+    """Return log-mel features, and whether all of them were finite before the conversion to float16."""
     with torch.inference_mode():
         features = _log_mel(_resample(torch.from_numpy(mono), header, spec), spec)[: _mel_frames(header, spec)]
         return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
 
 
 def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
-    """Mono, in blocks, so that channels cost no memory, nor does a header that promises too much."""
+    """Decode to mono in blocks, so that neither many channels nor a header that promises too much cost memory."""
     mono = np.empty(header.frames, np.float32)
     frames = 0
     try:
@@ -132,22 +136,22 @@ def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
 
 
 def _decoded(file: soundfile.SoundFile, data: bytes, header: Header) -> Iterator[NDArray[np.float32]]:
-    """Blocks of shape (frames, channels)."""
+    """Yield the decoded recording in blocks of shape (frames, channels)."""
     if file.format == "FLAC" and flac.suits(header.frames * header.channels):
-        file.read(1)  # the reference's word on the metadata, with which the fast codec is lenient
+        file.read(1)  # lets libsndfile check the metadata, with which the fast codec is lenient
         samples = flac.decode(data, header.frames, header.channels)
         if samples is not None:
             yield samples
             return
         file.seek(0)
     elif file.subtype == "OPUS":
-        file.seek(0)  # else libsndfile gives the codec's delay as sound where others than itself wrote the file, and ends early
+        file.seek(0)  # else libsndfile returns the codec's delay as sound, unless it wrote the file itself, and ends early
     while len(block := file.read(max(1, _BLOCK_SAMPLES // header.channels), dtype="float32", always_2d=True)):
         yield block
 
 
 def _mono(block: NDArray[np.float32], out: Waveform) -> None:
-    """The mean over (frames, channels), into `out`. By the channel: numpy is slow at sums of few neighbours."""
+    """Write the mean over channels of (frames, channels) into `out`, by channel: numpy is slow at sums of few neighbours."""
     out[:] = block[:, 0]
     for channel in range(1, block.shape[1]):
         out += block[:, channel]
@@ -156,7 +160,7 @@ def _mono(block: NDArray[np.float32], out: Waveform) -> None:
 
 
 def _open(data: bytes) -> soundfile.SoundFile:
-    """The recording with its header read, which gives the frames that there are."""
+    """Open a recording and read its header; the frames of an MP3 that does not state their number are counted first."""
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
     try:
@@ -179,7 +183,7 @@ def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
     header = Header(sample_rate=file.samplerate, channels=file.channels, frames=file.frames)
     if header.frames == 0:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 frames")
-    if header.frames >= 2**62:  # how libsndfile says that a FLAC stream does not know its length
+    if header.frames >= 2**62:  # libsndfile's number for a FLAC stream of unknown length
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, "the header gives no length; encode the recording anew")
     if not 0 < header.sample_rate <= _MAX_RATE:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{header.sample_rate} Hz; rates up to {_MAX_RATE} are taken")
@@ -193,7 +197,7 @@ def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
 
 
 def _check_cost(header: Header, spec: AudioSpec) -> None:
-    """Raises BadSampleError (too_large) where decoding would take out of proportion."""
+    """Raise BadSampleError (too_large) if decoding would take more memory than the spec allows."""
     taken = -(-decode_bytes(header, spec) // 2**20)
     if taken > spec.max_decode_mib:
         what = f"{header.frames / header.sample_rate:.1f} s at {header.sample_rate} Hz"
@@ -202,9 +206,9 @@ def _check_cost(header: Header, spec: AudioSpec) -> None:
 
 
 def decode_bytes(header: Header, spec: AudioSpec) -> int:
-    """What decoding holds at its most, beside the file: while it reads, while it resamples, or while it makes spectra.
+    """Return the peak memory of decoding in bytes, without the file: that of reading, resampling or computing spectra.
 
-    The same with or without the fast codec for FLAC, which has all channels in memory twice.
+    It is the same with or without the fast codec for FLAC, which has all channels in memory twice.
     """
     channels = header.frames * header.channels
     reading = 8 * (channels if channels <= flac.MOST_SAMPLES else _BLOCK_SAMPLES)
@@ -228,7 +232,7 @@ def _mel_frames(header: Header, spec: AudioSpec) -> int:
 
 
 def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:
-    """(frames,) at the header's rate to (_num_samples,) at the job's."""
+    """Resample (frames,) at the header's rate to (_num_samples,) at the job's."""
     if header.sample_rate == spec.sample_rate:
         return mono
     ratio = Fraction(spec.sample_rate, header.sample_rate).limit_denominator(_MAX_DENOMINATOR)
@@ -238,19 +242,19 @@ def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tens
 
 
 class _Resampler:
-    """torchaudio's windowed sinc filter for one ratio, as small matrix products over what is not zero in it.
+    """torchaudio's windowed sinc filter for one ratio, as small matrix products over its non-zero taps.
 
-    44,100 to 16,000 Hz has 160 phases of 475 taps, of which 35 count. _PHASES that follow one another look at nearly the same
-    samples and are taken together; with few phases, those of several steps, so that the windows of a product do not overlap.
+    44,100 to 16,000 Hz has 160 phases of 475 taps, of which 35 are not zero. _PHASES consecutive phases read nearly the same
+    samples and share a product; if there are fewer phases, those of several steps do, so that its windows do not overlap.
 
-    Equals `torchaudio.functional.resample` but for the order of the sums: within 1e-6 of the loudest sample.
+    It equals `torchaudio.functional.resample` except for the order of the sums: within 1e-6 of the loudest sample.
     """
 
     def __init__(self, ratio: Fraction) -> None:
         made = torchaudio.transforms.Resample(ratio.denominator, ratio.numerator, dtype=torch.float32)
         filters, step = made.kernel[:, 0], ratio.denominator  # (phases, taps)
         used = filters.abs() > _NOTHING * filters.abs().max()
-        reach = int(used.sum(dim=1).max()) + _PHASES * step // len(filters)  # samples that _PHASES look at
+        reach = int(used.sum(dim=1).max()) + _PHASES * step // len(filters)  # samples that _PHASES phases read
         repeats = -(-reach // step)
         wide = torch.zeros(repeats, len(filters), filters.shape[1] + (repeats - 1) * step)
         for repeat in range(repeats):
@@ -265,7 +269,7 @@ class _Resampler:
             self._blocks.append((phases, taps, wide[phases, taps].T.contiguous()))
 
     def __call__(self, samples: torch.Tensor) -> torch.Tensor:
-        """(n,) to (n * ratio or more,), float32; what is more has no meaning."""
+        """Resample (n,) to (n * ratio or more,), float32; samples behind n * ratio have no meaning."""
         num_windows = -(-len(samples) // self._step)
         behind = (num_windows - 1) * self._step + self._taps - self._margin - len(samples)
         windows = torch.nn.functional.pad(samples, (self._margin, behind)).unfold(0, self._taps, self._step)
@@ -277,26 +281,26 @@ class _Resampler:
 
 @lru_cache(maxsize=16)
 def _resampler(ratio: Fraction) -> _Resampler:
-    """With its filter made once: 50 KB from 44,100 to 16,000 Hz."""
+    """Return the cached resampler of a ratio; its filter takes 50 KB from 44,100 to 16,000 Hz."""
     return _Resampler(ratio)
 
 
 def _log_mel(samples: torch.Tensor, spec: AudioSpec) -> torch.Tensor:
-    """(samples,) to (1 + samples // hop or one more, mel_bins)."""
+    """Return the log-mel features of (samples,): (1 + samples // hop or one more, mel_bins)."""
     transform = _mel_transform(spec)
     window = transform.spectrogram.window
     spectrum = torch.view_as_real(
         torch.stft(samples, transform.n_fft, transform.hop_length, len(window), window, pad_mode="reflect", return_complex=True)
     )
     real, imaginary = spectrum[..., 0], spectrum[..., 1]
-    power = real.square().addcmul_(imaginary, imaginary)  # torchaudio takes a root and squares it again
+    power = real.square().addcmul_(imaginary, imaginary)  # without torchaudio, which takes a root and squares it again
     log: torch.Tensor = (power.T @ transform.mel_scale.fb).clamp_(min=1e-10).log10_()
     return log.clamp_(min=log.max() - 8.0).add_(4.0).div_(4.0)
 
 
 @lru_cache(maxsize=8)
 def _mel_transform(spec: AudioSpec) -> Any:
-    """torchaudio's: its window and its filters."""
+    """Return torchaudio's cached mel transform, of which the window, the sizes and the mel filters are used."""
     window = _window(spec)
     return torchaudio.transforms.MelSpectrogram(
         sample_rate=spec.sample_rate,

@@ -1,8 +1,8 @@
 """The fast codec for FLAC: miniaudio (dr_flac), where it is installed.
 
-The same samples as libsndfile's in 0.6 of the time. It checks every frame's checksum and leaves damaged frames out, so that a
-damaged recording is short of frames and left to the reference; with damaged metadata it is lenient, so the caller has
-libsndfile read the beginning.
+It gives the same samples as libsndfile in 0.6 of the time. It checks every frame's checksum and leaves damaged frames out, so a
+damaged recording comes out too short and is left to the reference codec, libsndfile. It is lenient with damaged metadata, so
+the caller has libsndfile read the beginning.
 
 Thread-safe; the interpreter lock is released while it decodes.
 """
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_SAMPLES = 2**17
-"""Of all channels; opening a shorter recording twice costs more than is gained."""
+"""Fewest samples, over all channels, that it is used for: opening a shorter recording twice costs more than is gained."""
 MOST_SAMPLES = 2**24
-"""Likewise; it decodes a recording in one piece, twice in memory: 64 MB."""
+"""Most samples, over all channels, that it is used for: it holds the whole recording in memory twice, each time 64 MB."""
 
 
 def _installed() -> Any:
@@ -31,17 +31,17 @@ def _installed() -> Any:
 
 _library = _installed()
 NAME = f"miniaudio {version('miniaudio')}" if _library else None
-"""The codec with its version; None where it is not installed."""
+"""Name and version of the codec; None if it is not installed."""
 
 
 def suits(samples: int) -> bool:
-    """Whether `decode` is worth a try on so many samples, of all channels together."""
+    """Whether `decode` is worth a try on a recording with so many samples, over all channels."""
     return _library is not None and LEAST_SAMPLES <= samples <= MOST_SAMPLES
 
 
 def decode(data: bytes, frames: int, channels: int) -> NDArray[np.float32] | None:
-    """Samples of shape (frames, channels), or None where the reference codec is to decide: damaged data, or another shape than
-    the header's."""
+    """Decode a FLAC file to samples of shape (frames, channels); None if the reference codec must decide, because the data is
+    damaged or has another shape than the header's."""
     try:
         decoded = _library.flac_read_f32(data)
     except _library.MiniaudioError:

@@ -1,8 +1,8 @@
-"""MP3 streams that do not say how long they are: their frames are counted, and the number is put in front of them.
+"""Adds the missing length to MP3 streams: their frames are counted, and a frame with the number is put in front.
 
-Encoders write a frame without sound first, named Xing or Info, that holds the number of frames. Where it is missing (radio,
-podcasts, old encoders, streams cut out of others) libsndfile guesses the length from the first frame's bit rate, and reads no
-further than its guess. Only headers are looked at here, one every frame.
+Encoders first write a silent frame, named Xing or Info, that holds the number of frames. If it is missing (radio, podcasts, old
+encoders, streams cut out of others), libsndfile guesses the length from the first frame's bit rate, and reads no further than
+its guess. Counting reads only the header of each frame.
 
 The formats: ISO/IEC 11172-3 and 13818-3, section 2.4.1; the Xing frame as LAME writes it.
 """
@@ -13,18 +13,18 @@ import struct
 
 _MPEG1_KBPS = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _MPEG2_KBPS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
-_RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8000)}  # by the bits of the version
+_RATES = {3: (44_100, 48_000, 32_000), 2: (22_050, 24_000, 16_000), 0: (11_025, 12_000, 8000)}  # Hz, by the header's version bits
 _MPEG1 = 3
 _MONO = 3
-_SAME_STREAM = 0xFFFE0C00  # of a header: sync, version, layer and sample rate
+_SAME_STREAM = 0xFFFE0C00  # the header bits that all frames of a stream share: sync, version, layer and sample rate
 _NAMES = (b"Xing", b"Info")
-_TAGGED = 0x1  # the flag of a number of frames
-_ROOMY = 9  # index of a bit rate whose frames have room for the number: 128 kbit/s, of MPEG 2 80
-_FIRST_SYNC_BYTES, _RESYNC_BYTES = 2**16, 2**10  # that mpg123, libsndfile's decoder, looks through for the next frame
+_TAGGED = 0x1  # flag of a Xing frame that holds the number of frames
+_ROOMY = 9  # index of a bit rate whose frames have room for the number: 128 kbit/s, in MPEG 2 80
+_FIRST_SYNC_BYTES, _RESYNC_BYTES = 2**16, 2**10  # how far mpg123, libsndfile's decoder, searches for a frame
 
 
 def with_length(data: bytes) -> bytes:
-    """The stream with its number of frames in front; `data` itself where it is there already, or is no layer III."""
+    """Return an MP3 stream with its number of frames in front; `data` itself if it has one already or is not layer III."""
     begin = _sync(data, _behind_id3(data), _FIRST_SYNC_BYTES)
     if begin is None:
         return data
@@ -42,7 +42,7 @@ def with_length(data: bytes) -> bytes:
 
 
 def _behind_id3(data: bytes) -> int:
-    """Where the stream begins: behind an ID3v2 tag, whose size has seven bits a byte."""
+    """Return where the stream begins, behind an ID3v2 tag if there is one; the tag's size has seven bits a byte."""
     if data[:3] != b"ID3" or len(data) < 10:
         return 0
     size = 0
@@ -52,9 +52,10 @@ def _behind_id3(data: bytes) -> int:
 
 
 def _sync(data: bytes, start: int, reach: int, like: int | None = None) -> int | None:
-    """The first header within `reach` bytes from `start` that another one of its stream, or the end of the data, follows.
+    """Return where the first frame header is within `reach` bytes from `start`; None if there is none.
 
-    None where there is none. `like`: a header of the stream that it must belong to; None: of any.
+    It must be followed by another header of its stream or by the end of the data, and belong to the stream of the header `like`
+    unless that is None.
     """
     position = data.find(b"\xff", start, start + reach)
     while 0 <= position <= len(data) - 4:
@@ -67,7 +68,7 @@ def _sync(data: bytes, start: int, reach: int, like: int | None = None) -> int |
 
 
 def _length(data: bytes, position: int, like: int) -> int:
-    """Bytes of the frame whose header is there; 0 where there is none, or one of another stream than the header `like`."""
+    """Return the bytes of the frame whose header is at `position`; 0 if none of the same stream as the header `like` is there."""
     if position + 4 > len(data):
         return 0
     header = int.from_bytes(data[position : position + 4], "big")
@@ -81,13 +82,13 @@ def _length(data: bytes, position: int, like: int) -> int:
 
 
 def _side_bytes(header: int) -> int:
-    """Between a header and the name of a Xing frame."""
+    """Return the number of bytes between the header and the name of a Xing frame."""
     mono = header >> 6 & 3 == _MONO
     return (17 if mono else 32) if header >> 19 & 3 == _MPEG1 else (9 if mono else 17)
 
 
 def _length_frame(first: int, count: int) -> bytes:
-    """A frame without sound that says how many follow, of the stream whose first header is given."""
+    """Return a silent Xing frame saying that `count` frames follow, for the stream with the header `first`."""
     header = (first & ~0xF200 | _ROOMY << 12 | 0x10000).to_bytes(4, "big")  # no padding, no checksum
     frame = header + bytes(_side_bytes(first)) + _NAMES[0] + struct.pack(">II", _TAGGED, count)
     return frame.ljust(_length(header, 0, first), b"\0")
