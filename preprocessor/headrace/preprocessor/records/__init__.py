@@ -1,1 +1,1 @@
-"""From a row of a data set to a sample: its text as turns, and its media in their places."""
+"""Turns a row of a data set into a sample: its text as turns, and its media in their places."""

@@ -1,8 +1,8 @@
-"""What a record holds beside the text and the media that its mapping takes: a medium that nothing takes is not passed over.
+"""Checks that the mapping takes all media in a record, or ignores them by name.
 
 A sample without its video or its mask is another sample, and would train as one. So it is refused with the reason unused_media
-until the mapping names what it is, or leaves it out by name: `ignore`. What is no medium (names, labels, sizes, addresses) may
-stand in a record as it likes. Media are told by their values where they are bytes, else by the ends of their names.
+until the mapping says what the medium is, or lists it under `ignore`. Everything else (names, labels, sizes, addresses) may be
+in a record without being used. Media are recognised by their values if these are bytes, else by the endings of their names.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
 from headrace.quarantine import BadSampleError, Reason
 
-# Kinds that no decoder takes are listed too: such a sample is then refused by name.
+# Formats that no decoder takes are listed too, so that such a sample is refused by name.
 IMAGE_EXTENSIONS = frozenset(
     ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "heic", "avif", "jp2", "svg", "ppm", "pgm", "pbm", "pnm")
 )
 AUDIO_EXTENSIONS = frozenset(("flac", "wav", "mp3", "ogg", "opus", "aiff", "m4a", "aac", "wma", "amr"))
 _VIDEO_EXTENSIONS = frozenset(("mp4", "m4v", "mkv", "webm", "mov", "avi", "mpg", "mpeg", "wmv", "flv", "pdf"))
 _KINDS = {"image": IMAGE_EXTENSIONS, "audio": AUDIO_EXTENSIONS, "video": _VIDEO_EXTENSIONS}
-# Members that say something of a sample and are no part of what it shows; any other one is taken for a medium.
+# Extensions of members that describe a sample and are not part of it; a member with any other one is taken for a medium.
 _NOTES = frozenset((
     "txt", "text", "transcript", "lab", "srt", "vtt", "md", "html", "htm", "xml", "csv", "tsv", "json", "jsn", "jsonl", "yaml",
     "yml", "url", "lang", "license", "log", "cls", "cls2", "class", "count", "index", "inx", "idx", "id", "key", "len", "score",
     "md5", "sha1", "sha256",
 ))  # fmt: skip
 _PLACEHOLDERS = re.compile(r"<video>|<\|video(?:_pad)?\|>|<ImageHere>|<image_placeholder>|<\|AUDIO\|>")
-"""What other trainers write in the place of a medium."""
+"""Placeholders that other trainers write in the place of a medium."""
 _MEDIA_WORDS = {"img": "image", "imgs": "image", "picture": "image", "photo": "image", "wav": "audio", "videos": "video"}
 _MEDIA_WORDS |= {word: word for word in ("image", "audio", "video", "pdf")}
 _FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename", "url", "urls"))
 _ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
-"""Names of a field that are enough to tell a medium; other words of media need one of `_FILE_WORDS` beside them."""
-_STRUCT = {"bytes", "path"}  # a medium as Hugging Face's Parquet files hold it
+"""Field names that suffice to tell a medium; other words for media need one of `_FILE_WORDS` beside them."""
+_STRUCT = {"bytes", "path"}  # keys of a medium in Hugging Face's Parquet files
 _LONGEST_NAME = 1024
 
 
 def ignored(name: str, spec: MappingSpec) -> bool:
-    """Whether the mapping leaves out a field, or a member by its extension or by the last part of that."""
+    """Whether the mapping's `ignore` lists a field, or a member's extension or the last part of that."""
     return name in spec.ignore or name.rsplit(".", 1)[-1] in spec.ignore
 
 
 def of_kind(record: Record, extensions: frozenset[str], spec: MappingSpec) -> tuple[str, ...]:
-    """The members with an extension of that kind: one, or several that are numbered alike, as `0.jpg` and `1.png`.
+    """Return the record's members with one of these extensions; several must be numbered alike, such as `0.jpg` and `1.png`.
 
-    Raises BadSampleError with unused_media where nothing says which of them is meant.
+    Raises BadSampleError with unused_media if nothing says which of several is meant.
     """
     names = tuple(name for name in record.members if _ending(name) in extensions and not ignored(name, spec))
     if len(names) > 1 and not _numbered_alike([name.rpartition(".")[0] for name in names]):
@@ -63,9 +63,9 @@ def _numbered_alike(stems: Sequence[str]) -> bool:
 
 
 def check_members(record: Record, used: Collection[str], settled: Iterable[str], spec: MappingSpec) -> None:
-    """Raises BadSampleError with unused_media for a medium among the members that is not in `used`.
+    """Raise BadSampleError with unused_media if a member that is not in `used` is a medium.
 
-    `settled`: kinds, `image` and `audio`, of which the mapping names what is used.
+    `settled`: kinds (`image`, `audio`) for which the mapping names what is used, so that other members of them are accepted.
     """
     known = _NOTES.union(*(_KINDS[kind] for kind in settled))
     for name in record.members:
@@ -74,8 +74,10 @@ def check_members(record: Record, used: Collection[str], settled: Iterable[str],
 
 
 def check_fields(record: Record, used: Collection[str], kinds: Collection[str], spec: MappingSpec) -> None:
-    """Raises BadSampleError with unused_media for a field that is not in `used` and holds a medium, or names one of a kind that
-    the sample has nothing of. `kinds`: those that it has something of, or of which the mapping names what is used."""
+    """Raise BadSampleError with unused_media if a field not in `used` holds a medium, or names one of a kind not in `kinds`.
+
+    `kinds`: kinds of which the sample has media, or for which the mapping names what is used.
+    """
     for name, value in record.fields.items():
         if not value or name in used or ignored(name, spec):
             continue
@@ -87,7 +89,7 @@ def check_fields(record: Record, used: Collection[str], kinds: Collection[str], 
 
 
 def check_text(text: str, spec: MappingSpec) -> None:
-    """Raises BadSampleError with unused_media for another trainer's placeholder."""
+    """Raise BadSampleError with unused_media if the text has another trainer's placeholder that the mapping does not name."""
     for found in _PLACEHOLDERS.findall(text):
         if found not in (spec.image_placeholder, spec.audio_placeholder) and found not in spec.ignore:
             raise BadSampleError(
@@ -106,10 +108,10 @@ def _kind_of_name(name: str) -> str | None:
 
 
 def _named_kind(field: str, value: str) -> str | None:
-    """The kind of medium that a field names; None where it says something else.
+    """Return the kind of medium that a field names; None if it names none.
 
-    Told by the field (`video`, `image_path`, `audioFilePath`), or by the end of the value, which is then no address in the web:
-    data sets say with such where a sample comes from.
+    It is told by the field (`video`, `image_path`, `audioFilePath`) or by the file extension at the end of the value, unless
+    that is a web address: data sets use those to say where a sample comes from.
     """
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", field)]
     told = next((_MEDIA_WORDS[word] for word in words if word in _MEDIA_WORDS), None)

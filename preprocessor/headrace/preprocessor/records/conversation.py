@@ -1,9 +1,9 @@
-"""The text of a record as turns, media in it as places: the shapes that record_to_sample lists, told apart by their values.
+"""Parses the text of a record into turns with places for media; record_to_sample lists the shapes, told apart by value.
 
-What a turn says in other fields than those of its shape must not get lost. A system prompt beside the turns becomes the first
-one, and a weight of 0 keeps an answer from being learnt. Calls of tools, thoughts and media of single turns, a system prompt
-beside a document and other names of a weight, which no template has a place for, are refused by name, unless the mapping
-leaves them out by name.
+What a turn says in fields other than those of its shape must not get lost. A system prompt beside the turns becomes the first
+turn, and a weight of 0 keeps an answer from being learnt. Tool calls, thoughts and media of single turns, a system prompt beside
+a document, and other names for a weight have no place in a template, and are refused by name unless the mapping lists them
+under `ignore`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from headrace.preprocessor.records import claims
 from headrace.quarantine import BadSampleError, Reason
 
 LIST_KEYS = ("texts", "conversations", "messages")
-"""Fields whose text is a list, never a caption."""
+"""Fields whose value must be a list, never a caption."""
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _TOOL_FIELDS = ("tools", "functions")
-_NOTHING = ("[]", "{}", "null")  # as a column of strings holds it
+_NOTHING = ("[]", "{}", "null")  # how a column of strings writes an empty value
 _NOT_TAKEN = (
     "tool_calls", "function_call", "tool_call_id", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "reasoning_content", "reasoning", "thinking",
     "refusal", "image", "images", "audio", "audios", "video", "videos",
 )  # fmt: skip
-"""Of a turn."""
+"""Fields of a turn that no template has a place for."""
 _FLAGS = ("loss", "train", "loss_weight", "mask")
-"""Of a turn: what other trainers call its weight. For some a mask of 1 has the turn learnt, for others it keeps it from that."""
+"""Other trainers' names for the weight of a turn. For some, a mask of 1 means that it is learnt, for others that it is not."""
 _INSIDE = ("image", "image_url", "audio", "audio_url", "input_audio", "url", "path", "bytes", "data")
-"""Fields of a typed part that bring a medium themselves."""
+"""Fields of a typed part that hold or name the medium itself, which is not supported."""
 
 
 class Role(StrEnum):
-    """Who speaks. A document has one turn, spoken by nobody."""
+    """The speaker of a turn. A caption or document is one turn with the role DOCUMENT, which has no speaker."""
 
     SYSTEM = "system"
     USER = "user"
@@ -44,7 +44,7 @@ class Role(StrEnum):
 
 
 class Kind(Enum):
-    """Of a medium."""
+    """The kind of a medium."""
 
     IMAGE = "image"
     AUDIO = "audio"
@@ -52,11 +52,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a medium stands in the text."""
+    """The place of a medium in a turn's text."""
 
     kind: Kind
     index: int | None = None
-    """In the record's list of that kind; None: the next one."""
+    """Index in the record's list of media of that kind; None means the next one."""
 
 
 Piece = str | Place
@@ -64,21 +64,21 @@ Piece = str | Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A turn before its media are there."""
+    """A turn whose media are places, not yet loaded."""
 
     role: Role
     pieces: list[Piece]
     learnt: bool = True
-    """Where the role is one whose words are learnt."""
+    """Whether the turn is learnt, if its role is one whose words are learnt at all."""
 
     @property
     def empty(self) -> bool:
-        """Whether there is no medium, and no text but blanks."""
+        """Whether the turn has no medium, and no text except white space."""
         return not any(isinstance(piece, Place) or piece.strip() for piece in self.pieces)
 
 
 def drafts(key: str, value: Any, fields: Mapping[str, Any], spec: MappingSpec) -> list[Draft]:
-    """The turns of the text `value`, which stands under `key` beside the other `fields` of a record.
+    """Parse the text `value` of a record, which is under `key` beside the record's other `fields`, into turns.
 
     Raises BadSampleError with schema_error or unused_media.
     """
@@ -93,7 +93,7 @@ def drafts(key: str, value: Any, fields: Mapping[str, Any], spec: MappingSpec) -
 
 
 def check_learnable(turns: list[Draft]) -> None:
-    """Raises BadSampleError with empty_sample where there is nothing, nothing to learn, or an answer to learn without a word."""
+    """Raise BadSampleError with empty_sample if all turns are empty, none is to be learnt, or an answer to be learnt is empty."""
     if all(turn.empty for turn in turns):
         raise BadSampleError(Reason.EMPTY_SAMPLE, "no text and no media")
     if turns[0].role is Role.DOCUMENT:
@@ -130,7 +130,7 @@ def _turns(field: str, item: Any, spec: MappingSpec) -> list[Draft]:
 
 
 def _check_nothing(field: str, value: Any, name: str, spec: MappingSpec) -> None:
-    """Raises BadSampleError where there is something that would get lost."""
+    """Raise BadSampleError (schema_error) if a field without a place in a template has a value and is not ignored."""
     if value and value not in _NOTHING and name not in spec.ignore:
         raise BadSampleError(
             Reason.SCHEMA_ERROR,
@@ -180,7 +180,10 @@ _SHAPES: dict[tuple[str, str], Callable[[str, dict[str, Any], MappingSpec], list
 
 
 def _learnt(field: str, item: dict[str, Any], role: Role, spec: MappingSpec) -> bool:
-    """OpenAI's weight of a turn. Raises BadSampleError for another name of it that does not ask for what is done anyway."""
+    """Return whether a turn is learnt, by OpenAI's `weight`, 0 or 1.
+
+    Raises BadSampleError (schema_error) if another name for a weight asks for anything but what is done anyway.
+    """
     for name in _FLAGS:
         value = item.get(name)
         usual = (None,) if name == "mask" else (None, 1) if role is Role.ASSISTANT else (None, 0, 1)
@@ -226,7 +229,7 @@ def _role(field: str, value: Any, spec: MappingSpec) -> Role:
 
 
 def _split(text: str, spec: MappingSpec) -> list[Piece]:
-    """The text cut at its placeholders, empty pieces left out. Raises BadSampleError for those of other trainers."""
+    """Cut text at its placeholders, without empty pieces. Raises BadSampleError for placeholders of other trainers."""
     claims.check_text(text, spec)
     places = {spec.image_placeholder: Place(kind=Kind.IMAGE), spec.audio_placeholder: Place(kind=Kind.AUDIO)}
     parts = re.split("(" + "|".join(map(re.escape, places)) + ")", text)
@@ -240,6 +243,6 @@ def _string(field: str, value: Any) -> str:
 
 
 def schema_error(field: str, expected: str, got: Any) -> BadSampleError:
-    """That a field has another shape."""
+    """Return the error that a field has another shape than `expected`."""
     shown = got if isinstance(got, str) else "null" if got is None else type(got).__name__
     return BadSampleError(Reason.SCHEMA_ERROR, f"{field}: expected {expected}, got {str(shown)[:80]}")

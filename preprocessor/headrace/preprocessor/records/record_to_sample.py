@@ -1,4 +1,4 @@
-"""From a record to a sample: an ordered list of turns of segments.
+"""Turns a record into a sample: an ordered list of turns of segments.
 
 Shapes of the text, told apart by their values:
 
@@ -11,14 +11,14 @@ Shapes of the text, told apart by their values:
 
 Placeholders in strings stand for the media, each kind in its own order, and their numbers must agree. Two exceptions: a
 plain caption without any placeholder has its images, then its recordings, in front of it; and text inside of typed parts
-is never searched, so that a placeholder's name in it is text. Nothing is put between the items of a document.
+is never searched, so a placeholder's name in it is text. Nothing is put between the items of a document.
 
 An `index` in a typed part names its medium: {"type": "image", "index": 1}. A field `system` beside the turns is the first turn,
-and a turn with the `weight` 0 is not learnt. Captions and documents are one turn with the role DOCUMENT. What these functions do
-not know: tokens, and what is inside of media.
+and a turn with the `weight` 0 is not learnt. Captions and documents are one turn with the role DOCUMENT. These functions know
+nothing of tokens or of what is inside media.
 
     conversation.py    text to turns, with places for media
-    claims.py          media that nothing takes
+    claims.py          refusal of media that nothing takes
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AUDIO_KEYS = ("audios", "audio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A piece of text; may hold anything, control tokens' names included."""
+    """A piece of text, which may contain anything, control tokens' names included."""
 
     text: str
 
@@ -66,12 +66,12 @@ Segment = Text | Image | Audio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one role says, in order."""
+    """What one role says: text and media in order."""
 
     role: Role
     segments: tuple[Segment, ...]
     learnt: bool = True
-    """Where the role is one whose words are learnt."""
+    """Whether the turn is learnt, if its role is one whose words are learnt at all."""
 
     @property
     def loss(self) -> bool:
@@ -95,7 +95,7 @@ _Reference = str | bytes
 
 
 def to_sample(record: Record, spec: MappingSpec) -> Sample:
-    """The sample in a record; loads its media.
+    """Build the sample of a record, loading its media.
 
     Raises BadSampleError with schema_error (the field and what was expected), placeholder_mismatch, missing_media,
     unused_media, empty_sample (no text and no media, or a conversation without an answer), and whatever `record.load` raises.
@@ -130,7 +130,7 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
 def _references(
     record: Record, key: str | None, keys: Sequence[str], extensions: frozenset[str], spec: MappingSpec
 ) -> tuple[str, tuple[_Reference, ...] | None]:
-    """The field of the media of one kind, "" where members are, and their names or bytes; None where their cell is null."""
+    """Return the field of one kind of media ("" for members), and the media's names or bytes (None if the field is null)."""
     found = key if key is not None else next((name for name in keys if name in record.fields), None)
     if found is None:
         return "", claims.of_kind(record, extensions, spec)
@@ -170,7 +170,7 @@ def _text(record: Record, spec: MappingSpec) -> tuple[str, Any]:
 
 
 def _arranged(kind: Kind, media: tuple[_Reference, ...] | None, drafts: list[Draft]) -> Iterator[_Reference]:
-    """The media in the order of their places, which must leave none of them out."""
+    """Return the media in the order of their places. Raises BadSampleError if places and media do not match."""
     places = [piece for draft in drafts for piece in draft.pieces if isinstance(piece, Place) and piece.kind is kind]
     indices = [place.index for place in places if place.index is not None]
     if media is None and places:
