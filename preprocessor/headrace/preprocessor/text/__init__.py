@@ -1,9 +1,9 @@
 """Text to token ids with any `tokenizer.json` of the `tokenizers` library.
 
-Text is text: the name of a control token inside of it is cut into ordinary tokens, and so is that of any token which the file
-says is special. Control ids come from the template only. Added tokens that are not special, as `<think>` and `<tool_call>` of
-Qwen3, belong to what is written: they are kept whole, as in `transformers`. Encoding is thread-safe but does not run in parallel
-between Python threads.
+A control token's name inside text is encoded as ordinary tokens, and so is the name of any token that the file calls special.
+Control ids come from the template only. Added tokens that are not special, such as `<think>` and `<tool_call>` of Qwen3, are
+part of what is written: they are kept whole, as in `transformers`. Encoding is thread-safe but does not run in parallel between
+Python threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.quarantine import BadSampleError, Reason
 
 log = logging.getLogger(__name__)
 
-MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest in use have 35 MB
+MAX_TOKENIZER_BYTES = 128 * 2**20  # the largest in use are 35 MB
 BUNDLED = Path(__file__).with_name("tokenizer.json")
 
 IMAGE_PAD, AUDIO_PAD = "<|image_pad|>", "<|audio_pad|>"
@@ -37,27 +37,30 @@ CONTROL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", IMAGE_PAD, "<|vision_end|>",
     "<|audio_start|>", AUDIO_PAD, "<|audio_end|>",
 )  # fmt: skip
-"""Of the bundled tokenizer."""
+"""Control tokens of the bundled tokenizer."""
 
 
 class TextEncoder:
-    """A tokenizer that never gives a control id for text."""
+    """A tokenizer that never encodes text to a control id."""
 
     def __init__(self, definition: str, name: str, control: Sequence[str] = CONTROL_TOKENS) -> None:
-        """`definition` is the content of a tokenizer.json, `name` what errors call it. Raises SpecError."""
+        """`definition` is the content of a tokenizer.json, `name` what errors call it.
+
+        Raises SpecError if it is not a tokenizer.json, lacks a control token, or cannot tell one from text.
+        """
         document, self._tokenizer = _load(definition, name, control)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         missing = [token for token in control if token not in vocabulary]
         if missing:
             raise SpecError(f"text.tokenizer: {name} lacks the control token {missing[0]}; add it to its added tokens")
         self.vocab_size = 1 + max(vocabulary.values())
-        """Token ids are below this."""
+        """One more than the highest token id."""
         self.control: Mapping[str, int] = {token: vocabulary[token] for token in control}
-        """Id of each control token."""
+        """Id of each control token by its name."""
         self._longest = max(map(len, vocabulary))
         self._byte_pairs = byte_pairs.load(document)
         kept = [re.escape(token["content"]) for token in document["added_tokens"] if not token["special"]]
-        self._kept = re.compile("|".join(kept)) if kept else None  # which the fast codec does not know
+        self._kept = re.compile("|".join(kept)) if kept else None  # added tokens that the fast codec does not know
         self._inner = _inner(document) or self._tokenizer
         for token in control:
             if vocabulary[token] in self._tokenizer.encode(token, add_special_tokens=False).ids:
@@ -69,9 +72,9 @@ class TextEncoder:
         return byte_pairs.NAME if self._byte_pairs and byte_pairs.NAME else f"tokenizers {version('tokenizers')}"
 
     def encode(self, text: str, limit: int | None = None) -> list[int]:
-        """Token ids of `text`, nothing added.
+        """Return the token ids of `text`, with nothing added.
 
-        With a `limit`, text that must have more tokens than that is refused before it is tokenised, so that time is bounded.
+        With a `limit`, text that must have more tokens than that is refused before it is tokenised, which bounds the time.
         Raises BadSampleError with encoding_error (a lone surrogate) or too_long.
         """
         ids, _ = self.encode_spans(text, (), limit)
@@ -80,10 +83,11 @@ class TextEncoder:
     def encode_spans(
         self, text: str, spans: Sequence[tuple[int, int]], limit: int | None = None, *, inner: bool = False
     ) -> tuple[list[int], list[range]]:
-        """Token ids of `text`, and for each span of characters [start, stop) the tokens that hold any of it.
+        """Return the token ids of `text`, and for each span of characters [start, stop) the tokens that hold any of it.
 
-        inner: `text` stands behind a control token, where some tokenizers mark no beginning of a word. `limit` and errors
-        are those of `encode`.
+        `inner`: whether `text` stands behind a control token, where some tokenizers mark no beginning of a word. `limit`: text
+        that must have more tokens is refused before it is tokenised. Raises BadSampleError with encoding_error (a lone
+        surrogate) or too_long.
         """
         if limit is not None and len(text) > limit * self._longest:
             raise BadSampleError(Reason.TOO_LONG, f"{len(text)} characters have more than {limit} tokens")
@@ -99,12 +103,12 @@ class TextEncoder:
         return encoding.ids, [_tokens_of(encoding, start, stop) for start, stop in spans]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of token ids, control tokens by name."""
+        """Return the text of token ids, with control tokens by name."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def pieces(self, ids: Sequence[int]) -> list[tuple[str, int]]:
-        """`ids` in order as (text, number of tokens): one token each, but for characters that several tokens share."""
+        """Cut `ids` into (text, number of tokens): one token each, except for characters that several tokens share."""
         stream = DecodeStream(skip_special_tokens=False)
         pieces: list[tuple[str, int]] = []
         pending = 0
@@ -119,7 +123,7 @@ class TextEncoder:
 
 @lru_cache(maxsize=4)
 def load_encoder(path: str, control: tuple[str, ...] = CONTROL_TOKENS) -> TextEncoder:
-    """The encoder at a path or fsspec URL; the bundled one for "". Raises SpecError."""
+    """Load, or take from a cache, the encoder at a path or fsspec URL; the bundled one for "". Raises SpecError."""
     name = path or str(BUNDLED)
     try:
         definition = (read_url(path, MAX_TOKENIZER_BYTES) if path else BUNDLED.read_bytes()).decode()
@@ -135,9 +139,9 @@ def load_encoder(path: str, control: tuple[str, ...] = CONTROL_TOKENS) -> TextEn
 
 
 def _load(definition: str, name: str, control: Sequence[str]) -> tuple[dict[str, Any], Tokenizer]:
-    """The file's content with every control token marked special, which is what `encode_special_tokens` turns into text.
+    """Parse a tokenizer.json and mark every control token special, which is what `encode_special_tokens` turns into text.
 
-    And without what runs after tokenising: it would add tokens, and cut blanks off their spans.
+    The post-processor is removed, since it would add tokens and cut blanks off their spans.
     """
     try:
         document = json.loads(definition)
@@ -158,7 +162,7 @@ def _tokenizer(document: dict[str, Any]) -> Tokenizer:
 
 
 def _inner(document: dict[str, Any]) -> Tokenizer | None:
-    """The tokenizer as it works behind a control token; None where that makes no difference.
+    """Return the tokenizer for text behind a control token; None if that makes no difference.
 
     SentencePiece's "▁" in front of the first word is put there by the pre-tokenizer `Metaspace` with the scheme `first`.
     """
@@ -174,13 +178,13 @@ def _inner(document: dict[str, Any]) -> Tokenizer | None:
 
 
 def _tokens_of(encoding: Encoding, start: int, stop: int) -> range:
-    """Tokens that hold any of the characters [start, stop). Found by halving: tokens lie in the order of the text."""
+    """Return the tokens that hold any of the characters [start, stop), by bisection, as tokens are in the order of the text."""
 
     if start == stop:
         return range(0)
 
     def span(token: int) -> tuple[int, int]:
-        return encoding.token_to_chars(token) or (0, 0)  # none has no span: only added tokens have none
+        return encoding.token_to_chars(token) or (0, 0)  # all have a span: only tokens added by a post-processor have none
 
     tokens = range(len(encoding.ids))
     return range(

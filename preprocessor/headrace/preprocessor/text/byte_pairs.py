@@ -1,14 +1,15 @@
 """The fast codec for byte-level byte-pair tokenizers: tiktoken, where it is installed and provably gives the same ids.
 
-Both cut a text by one regular expression and then join pairs of neighbouring tokens inside each piece, leftmost first among
-equals. The reference joins the pairs that are listed, first listed first; tiktoken joins whatever two neighbours make a known
-token, lowest id first. The order is the same where ids never decrease along the list. The pairs are the same where each
-token's own bytes end as that one token: what is joined between two cuts of a piece does not depend on what stands outside
-of them, so two neighbours that make a token are reached just as in the token alone, where the only last two neighbours
-possible are a listed pair. An unlisted one is never seen. `load` checks both for every token, also those that are no UTF-8.
+Both tiktoken and the reference, `tokenizers`, cut a text by a regular expression and then join pairs of neighbouring tokens
+inside each piece, leftmost first among equals. The reference joins the pairs in its list of merges, in the list's order;
+tiktoken joins any two neighbours that make a known token, lowest id first. The order is the same if ids never decrease along
+the list. The pairs are the same if the bytes of each token, encoded alone, give that one token: what is joined between two cuts
+of a piece does not depend on what is outside them, so two neighbours that make a token are reached just as in the token alone,
+where the last two neighbours can only be a listed pair. An unlisted pair is never reached. `load` checks both conditions for
+every token, also for those that are not UTF-8.
 
 The two engines of regular expressions may know different Unicode versions and dialects. So only patterns that are known here
-are taken, and only texts of characters whose classes have long been settled; anything else is left to the reference.
+are accepted, and only texts of characters whose classes have long been settled; anything else is left to the reference.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _installed() -> Any:
 
 _tiktoken = _installed()
 NAME = f"tiktoken {version('tiktoken')}" if _tiktoken else None
-"""The codec with its version; None where it is not installed."""
+"""Name and version of the codec; None if it is not installed."""
 
 _SHORT = r"'s|'t|'re|'ve|'m|'ll|'d"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -48,7 +49,7 @@ PATTERNS = {
     "gpt-4o": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:{_SHORT})?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:{_SHORT})?"
     rf"|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_BLANKS}",
 }
-"""The patterns taken. Each matches every character of every text and never matches nothing."""
+"""The pre-tokenizer patterns accepted. Each matches every character of every text and never matches the empty string."""
 
 SETTLED = (
     (0x0000, 0x024F), (0x0384, 0x038A), (0x038C, 0x038C), (0x038E, 0x03A1), (0x03A3, 0x052F),  # Latin, Greek, Cyrillic
@@ -57,18 +58,18 @@ SETTLED = (
     (0x3000, 0x303F), (0x3041, 0x3096), (0x3099, 0x30FF), (0x4E00, 0x9FA5), (0xAC00, 0xD7A3),  # Chinese, Japanese, Korean
     (0xFE0F, 0xFE0F), (0xFF01, 0xFFBE), (0x1F300, 0x1F6C5), (0x1F900, 0x1F9FF),  # full width, pictures
 )  # fmt: skip
-"""Ranges of code points, first and last, whose classes both engines agree on."""
+"""Ranges of code points (first, last) on whose character classes both regular expression engines agree."""
 
 _SETTLED = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in SETTLED) + "]*")
 LONGEST = 1 << 16
-"""Characters of the longest text taken: the engine gives up after a million steps back, which a long run of blanks costs."""
+"""Most characters of a text accepted: the engine gives up after backtracking a million steps, as a long run of blanks needs."""
 
 
 class BytePairs:
-    """A codec of one tokenizer. Thread-safe; the interpreter lock is released while it encodes."""
+    """tiktoken's codec for one tokenizer. Thread-safe; the interpreter lock is released while it encodes."""
 
     def __init__(self, pattern: str, ranks: dict[bytes, int], *, composed: bool) -> None:
-        """`ranks` gives each token's id; composed: the tokenizer brings texts into the form NFC first."""
+        """`ranks` gives the id of each token's bytes; `composed` tells whether the tokenizer first brings texts into NFC."""
         self._codec = _tiktoken.Encoding("", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
         self._lengths = [0] * (1 + max(ranks.values()))
         for token, rank in ranks.items():
@@ -76,9 +77,9 @@ class BytePairs:
         self._composed = composed
 
     def encode_spans(self, text: str, spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[range]] | None:
-        """Token ids of `text`, and for each span of characters [start, stop) the tokens that hold any of it.
+        """Return the token ids of `text`, and for each span of characters [start, stop) the tokens that hold any of it.
 
-        None where the reference is to decide. `text` has no lone surrogates.
+        None if the reference tokenizer must encode it. `text` must have no lone surrogates.
         """
         if not self._takes(text):
             return None
@@ -94,7 +95,7 @@ class BytePairs:
 
     def _tokens_of(self, text: str, ids: list[int], spans: Sequence[tuple[int, int]]) -> list[range]:
         lengths = self._lengths
-        edges = list(accumulate([lengths[token] for token in ids], initial=0))  # for short texts faster than arrays
+        edges = list(accumulate([lengths[token] for token in ids], initial=0))  # faster than arrays for short texts
         offsets, length = _byte_offsets(text), len(text)
         return [
             range(
@@ -108,7 +109,7 @@ class BytePairs:
 
 
 def load(document: dict[str, Any]) -> BytePairs | None:
-    """The codec of a tokenizer.json that is valid for the `tokenizers` library; None where it might give other ids."""
+    """Return the fast codec of a valid tokenizer.json; None if tiktoken is not installed or might give other ids."""
     pattern = _pattern(document.get("pre_tokenizer") or {})
     normalizer = document.get("normalizer")
     if _tiktoken is None or pattern is None or normalizer not in (None, {"type": "NFC"}):
@@ -118,7 +119,7 @@ def load(document: dict[str, Any]) -> BytePairs | None:
 
 
 def _pattern(splitter: dict[str, Any]) -> str | None:
-    """The regular expression of a pre-tokenizer, where it is a known one and bytes are all that follows."""
+    """Return the regular expression of a pre-tokenizer; None unless it is a known one and only a byte-level step follows."""
     if _is_byte_level(splitter, use_regex=True):
         return PATTERNS["gpt-2"]
     match splitter:
@@ -142,7 +143,7 @@ def _is_byte_level(step: dict[str, Any], *, use_regex: bool) -> bool:
 
 
 def _ranks(model: dict[str, Any]) -> dict[bytes, int] | None:
-    """The ids of all single bytes and of all that merges make; None where the order or the pairs joined could differ."""
+    """Return the ids of all single bytes and all merged tokens; None if the order or the pairs joined could differ."""
     if model.get("type") != "BPE" or any(map(model.get, _VARIANTS)):
         return None
     vocab: dict[str, int] = model["vocab"]
@@ -159,11 +160,11 @@ def _ranks(model: dict[str, Any]) -> dict[bytes, int] | None:
 
 
 _VARIANTS = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
-"""Settings of a model that must be absent, null, empty or false."""
+"""Settings of a BPE model that must be absent, null, empty or false for the fast codec to be used."""
 
 
 def _alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a tokenizer.json: itself where it is visible, else one from U+0100 on."""
+    """Return the byte of each character that stands for one in a tokenizer.json: itself if visible, else from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
@@ -173,7 +174,7 @@ _BYTES = _alphabet()
 
 
 def _byte_offsets(text: str) -> Sequence[int]:
-    """Where each character's UTF-8 begins, and the end of the last."""
+    """Return the byte offset at which each character's UTF-8 begins, and the end of the last."""
     if text.isascii():
         return range(len(text) + 1)
     data = np.frombuffer(text.encode(), np.uint8)

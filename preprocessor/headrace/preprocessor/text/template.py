@@ -1,11 +1,11 @@
-"""From the turns of a sample to token ids and labels, by a template.
+"""Renders the turns of a sample to token ids and labels, by a prompt template.
 
-A turn is its frame's head, its content, and the frame's end and tail. Loss is on the words and the end of the turns that
-are to be learnt; heads, tails and media never carry any. Text between two control tokens is tokenised in one piece, whoever
-it comes from, as if the prompt had been written as one string; a token with words and frame in it counts as words.
+A turn is rendered as its frame's head, its content, and the frame's end and tail. Loss is on the words and the end of the turns
+that are to be learnt; heads, tails and media never carry any. Text between two control tokens is tokenised in one piece, whether
+it is from a turn or from a frame, as if the prompt had been written as one string; a token with both in it counts as words.
 
-Labels stand at their own token's place (the model predicts label i from the tokens before i); the first token of a sequence
-has nothing before it, so its label is ignored.
+Each label is at the position of its own token (the model predicts label i from the tokens before i); the first token of a
+sequence has nothing before it, so its label is ignored.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from headrace.sample import LABEL_IGNORED
 from headrace.spec import TextSpec
 
 NO_TOKEN = -1
-"""Id of a placeholder that a template does not have."""
+"""Stands for the id of a placeholder that a template does not have."""
 
 _Item = str | Image | Audio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequence:
-    """What the LLM sees of a sample: two arrays of one length, int32."""
+    """A sample as the LLM gets it: token ids and labels, two int32 arrays of equal length."""
 
     input_ids: NDArray[np.int32]
     labels: NDArray[np.int32]
 
     @property
     def num_targets(self) -> int:
-        """Tokens that carry loss."""
+        """Number of tokens that carry loss."""
         return int(np.count_nonzero(self.labels != LABEL_IGNORED))
 
 
 def load_template(spec: TextSpec) -> ChatTemplate:
-    """The template of a job's spec over its tokenizer. Raises SpecError: the tokenizer does not fit."""
+    """Load the prompt template and the tokenizer that a spec names. Raises SpecError if they do not fit each other."""
     template = TEMPLATES[spec.template].with_tokens(spec.image_token, spec.audio_token)
     return ChatTemplate(load_encoder(spec.tokenizer, template.control), spec.max_tokens, template)
 
 
 class ChatTemplate:
-    """One template over one tokenizer. Has no state; thread-safe."""
+    """Renders samples with one prompt template and one tokenizer. Stateless and thread-safe."""
 
     def __init__(self, encoder: TextEncoder, max_tokens: int, template: Template = TEMPLATES["chatml"]) -> None:
-        """The encoder must know the template's control tokens."""
+        """`encoder` must know the template's control tokens; a sequence of more than `max_tokens` is refused."""
         self.encoder = encoder
         self._max_tokens = max_tokens
         self._template = template
@@ -66,7 +66,7 @@ class ChatTemplate:
             image_token=control[template.image_token],
             audio_token=control[template.audio_token] if template.audio else NO_TOKEN,
         )
-        """Its `audio_token` is NO_TOKEN where the template has no place for a recording."""
+        """Size of the vocabulary and ids of the placeholders; `audio_token` is NO_TOKEN if the template takes no recordings."""
         self._control_names = re.compile("(" + "|".join(map(re.escape, template.control)) + ")")
         self._begin = self._pieces(template.begin)
         self._frames = {role: self._frame(frame) for role, frame in template.roles.items()}
@@ -74,10 +74,10 @@ class ChatTemplate:
         self._image, self._audio = self._pieces(template.image), self._pieces(template.audio)
 
     def render(self, sample: Sample, media_tokens: list[int]) -> Sequence:
-        """The sequence of a sample whose media, in order, have so many tokens each.
+        """Render a sample to token ids and labels; `media_tokens` is the number of tokens of each medium, in order.
 
         Raises BadSampleError with too_long, encoding_error, unsupported_media (a recording that the template has no place
-        for) or schema_error (a system turn that it has no place for).
+        for) or schema_error (a system turn that the template has no place for).
         """
         draft = _Draft(self.encoder, self._max_tokens)
         draft.begin(self._begin)
@@ -95,7 +95,7 @@ class ChatTemplate:
         return draft.sequence()
 
     def _turns(self, sample: Sample) -> tuple[Turn, ...]:
-        """With the system turn in front that the template wants there."""
+        """Return the sample's turns, with the system turn that the template wants in front, or without one it does not take."""
         template, turns = self._template, sample.turns
         if template.system is None or turns[0].role is Role.DOCUMENT:
             return turns
@@ -107,7 +107,7 @@ class ChatTemplate:
         return turns if given else (Turn(role=Role.SYSTEM, segments=(Text(text=template.system),)), *turns)
 
     def _items(self, turn: Turn, *, trim: bool) -> Iterator[_Item]:
-        """Text and media of a turn as they come to stand."""
+        """Yield the text and media of a turn in the order in which the template puts them."""
         gap = self._template.media_gap
         if gap is not None and turn.role is not Role.DOCUMENT:
             for segment in turn.segments:
@@ -138,14 +138,14 @@ class ChatTemplate:
         return _Frame(head=self._pieces(frame.head), end=self._pieces(frame.end), tail=self._pieces(frame.tail), trim=frame.trim)
 
     def _pieces(self, markup: str) -> list[str | int]:
-        """Markup cut into text and control ids."""
+        """Cut markup into text and control ids."""
         control = self.encoder.control
         return [control.get(piece, piece) for piece in self._control_names.split(markup) if piece]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
-    """A Frame, cut into text and control ids."""
+    """A `Frame` whose markup is cut into text and control ids."""
 
     head: list[str | int]
     end: list[str | int]
@@ -154,7 +154,7 @@ class _Frame:
 
 
 class _Draft:
-    """Ids and labels as they grow, up to a limit. Text waits until a control token ends it."""
+    """Ids and labels of a sequence under construction, up to a limit. Text is buffered until a control token ends it."""
 
     def __init__(self, encoder: TextEncoder, max_tokens: int) -> None:
         self._encoder = encoder
@@ -162,11 +162,11 @@ class _Draft:
         self._ids, self._labels = array("i"), array("i")
         self._text: list[str] = []
         self._text_length = 0
-        self._learnt: list[tuple[int, int]] = []  # spans of the waiting text
-        self._inner = False  # whether a control token stands before the waiting text
+        self._learnt: list[tuple[int, int]] = []  # spans of the buffered text
+        self._inner = False  # whether a control token stands before the buffered text
 
     def begin(self, pieces: Iterable[str | int]) -> None:
-        """What tokenizers put in front: what follows is the beginning of the text all the same."""
+        """Add what tokenizers put in front of a text; what follows still counts as the beginning of the text."""
         self.add(pieces, loss=False)
         self._inner = False
 
@@ -209,7 +209,7 @@ class _Draft:
 
 
 def _merged(turn: Turn) -> Iterator[_Item]:
-    """The segments in place, neighbouring texts joined."""
+    """Yield the text and media of a turn in their own order, with neighbouring texts joined."""
     for is_text, group in groupby(turn.segments, key=lambda segment: isinstance(segment, Text)):
         if is_text:
             yield "".join(segment.text for segment in group if isinstance(segment, Text))
@@ -218,7 +218,7 @@ def _merged(turn: Turn) -> Iterator[_Item]:
 
 
 def _trimmed(items: Iterable[_Item]) -> list[_Item]:
-    """Without white space at both ends; media are none."""
+    """Strip white space from both ends of a turn, where media do not count as white space."""
     trimmed = list(items)
     if trimmed and isinstance(trimmed[0], str):
         trimmed[0] = trimmed[0].lstrip()

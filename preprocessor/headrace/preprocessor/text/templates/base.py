@@ -12,48 +12,51 @@ from headrace.preprocessor.records.record_to_sample import Role
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What stands around the content of a turn."""
+    """The markup around the content of a turn."""
 
     head: str = ""
     end: str = ""
-    """Directly behind the content; learnt where the content is."""
+    """Markup directly behind the content; learnt if the content is."""
     tail: str = ""
-    """Behind `end`; never learnt."""
+    """Markup behind `end`; never learnt."""
     trim: bool = False
-    """White space around the content is left out."""
+    """Whether white space around the content is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A prompt format. Only the tokens in `control` are control tokens; all else is text, tokenised in one piece with what
-    the turns say, as if the whole prompt were one string."""
+    """A prompt format. Only the tokens in `control` are control tokens; all other markup is text, tokenised in one piece with
+    the content of the turns, as if the whole prompt were one string."""
 
     control: tuple[str, ...]
     roles: Mapping[Role, Frame]
     image: str
-    """An image among text: its markup, in which `image_token` stands once."""
+    """Markup of an image, in which `image_token` stands once."""
     image_token: str
-    """Repeated as often as the image has tokens."""
+    """Placeholder of an image, repeated as often as the image has tokens."""
     audio: str = ""
-    """A recording, likewise. Empty: the format has no place for one."""
+    """Markup of a recording, in which `audio_token` stands once; empty if the format has no place for one."""
     audio_token: str = ""
     tokens_per_image: int | None = None
-    """Where it does not depend on the image: the model reads its images by cross-attention."""
+    """Fixed number of placeholders of an image, for models that read images by cross-attention; None: its number of tokens."""
     begin: str = ""
-    """The token in front of everything, which tokenizers put there themselves."""
+    """The token in front of the whole sequence, which tokenizers otherwise add themselves."""
     system: str | None = None
-    """What a system turn says that is put in front of a conversation without one. None: none is put there."""
+    """Text of the system turn put in front of a conversation that has none; None: no turn is put there."""
     opening: Frame | None = None
-    """Frame of a system turn in front of a conversation, where it differs."""
+    """Frame of a system turn in front of a conversation; None: the same as for other system turns."""
     system_beside_images: bool = True
-    """Whether a conversation with images may have a system turn in front, and gets the default one."""
+    """Whether a conversation with images may have a system turn in front, and gets the default one if it has none."""
     media_gap: str | None = None
-    """The media of a turn are moved in front of its words, each followed by this text. None: they stay where they are."""
+    """Text behind each medium, for formats that move the media of a turn in front of its words; None: they stay in place."""
     joint: str = ""
-    """Between pieces of text that media stood between, where they are moved."""
+    """Text put between the pieces of text around a medium that is moved in front."""
 
     def with_tokens(self, image_token: str, audio_token: str) -> Template:
-        """With other placeholders, where these are not empty. Raises SpecError: a token has another meaning already."""
+        """Return the template with other placeholders; an empty one stays as it is.
+
+        Raises SpecError if a placeholder has another meaning in the template already.
+        """
         if not image_token and not audio_token:
             return self
         image, audio = image_token or self.image_token, audio_token or self.audio_token

@@ -2,8 +2,8 @@
 
     <|im_start|>ROLE\\nCONTENT<|im_end|>\\n
 
-CHATML makes up no system turn and has a place for recordings. QWEN2_5_VL is the format of Qwen2.5-VL-Instruct, whose
-conversations begin with a system turn in any case.
+CHATML adds no system turn and has a place for recordings. QWEN2_5_VL is the format of Qwen2.5-VL-Instruct, in which every
+conversation begins with a system turn.
 """
 
 from __future__ import annotations

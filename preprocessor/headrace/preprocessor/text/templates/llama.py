@@ -1,10 +1,10 @@
-"""Llama 3 and Llama 3.2 Vision.
+"""The formats of Llama 3 and Llama 3.2 Vision.
 
     <|begin_of_text|><|start_header_id|>ROLE<|end_header_id|>\\n\\nCONTENT<|eot_id|>
 
-LLAMA3 is the format of Llama 3 Instruct, which knows no images; here an image is its placeholder as often as it has tokens.
-A tokenizer without `<|image|>` can lend one of its reserved tokens: `text.image_token`. LLAMA3_2_VISION is the format of
-Llama 3.2 Vision Instruct: one placeholder an image, and a system turn with the dates of its published template, but none
+LLAMA3 is the format of Llama 3 Instruct, which has no images; here an image is its placeholder, repeated once per token. With a
+tokenizer that lacks `<|image|>`, name one of its reserved tokens as `text.image_token`. LLAMA3_2_VISION is the format of Llama
+3.2 Vision Instruct: one placeholder per image, and a system turn with the dates of its published template, but no system turn
 beside images.
 """
 

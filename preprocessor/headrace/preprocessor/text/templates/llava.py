@@ -1,10 +1,10 @@
-"""LLaVA 1.5: Vicuna's conversations, the images of a turn in front of its words.
+"""The formats of LLaVA 1.5: Vicuna's conversations, with the images of a turn in front of its words.
 
     <s>SYSTEM USER: <image>\\nQUESTION ASSISTANT: ANSWER</s>USER: ...
 
-LLAVA is what the published models were trained with (the conversation `vicuna_v1` of their code). LLAVA_HF is what the chat
-template of the models converted for `transformers` gives: no system turn of its own, and a blank in the place of the end
-token, so that a model trained with it learns no end of its answers.
+LLAVA is the format that the published models were trained with (the conversation `vicuna_v1` of their code). LLAVA_HF is what
+the chat template of the models converted for `transformers` gives: no default system turn, and a blank in place of the end
+token, so a model trained with it does not learn to end its answers.
 """
 
 from __future__ import annotations
