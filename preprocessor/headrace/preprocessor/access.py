@@ -25,7 +25,7 @@ from urllib.parse import unquote, urljoin
 from headrace.errors import DatasetError, UserError
 
 USUAL_URLS = ("s3://", "s3a://", "gs://", "gcs://", "https://")
-_NEVER = frozenset(("reference", "file", "local"))  # URL schemes that are always refused: a local file is named by its path
+_NEVER = frozenset(("reference", "file", "local"))  # URL schemes that are always refused; local files are named by plain paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Access:
 
     @classmethod
     def of(cls, roots: Sequence[Path], urls: Sequence[str]) -> Access:
-        """Build it from an operator's folders and URL prefixes. Raises UserError for what is not a folder or not a URL prefix."""
+        """Build it from an operator's folders and URL prefixes. Raises UserError for a root or prefix that is not one."""
         for root in roots:
             if not root.is_dir():
                 raise UserError(f"--data-root {root} is no folder; make it, or name another one")
@@ -70,11 +70,11 @@ def granting(access: Access) -> Iterator[None]:
 
 
 class IrregularError(Exception):
-    """A path is not a regular file but a folder, pipe, socket or device."""
+    """Raised for a path that is not a regular file but a folder, pipe, socket or device."""
 
 
 class OutsideError(Exception):
-    """A file's real location is outside the folders that may be read."""
+    """Raised for a file whose real location is outside the folders that may be read."""
 
 
 def check_url(url: str) -> None:

@@ -37,7 +37,7 @@ class Row:
     input_ids: NDArray[np.int32]
     """Token ids, shape (T,)."""
     labels: NDArray[np.int32]
-    """Target token ids, shape (T,); LABEL_IGNORED where there is no loss."""
+    """Label of each token, not yet shifted, shape (T,); LABEL_IGNORED where there is no loss."""
     patches: NDArray[np.uint8]
     """Patches of all images in order, shape (P, 3 * patch * patch)."""
     image_grids: NDArray[np.int32]

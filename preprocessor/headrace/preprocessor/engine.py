@@ -112,8 +112,8 @@ class Engine:
     async def run(self) -> None:
         """Serve the reorder service until cancelled, reconnecting whenever the stream ends.
 
-        An order that fails is reported, and the preprocessor goes on. Any other error ends the preprocessor with that error:
-        its leases then go to another one, whereas a lease that is never answered would not.
+        An order that fails is reported, and the preprocessor goes on. Any other error ends the preprocessor, so that its leases
+        go to another one; a lease that is never answered would not.
         """
         try:
             async with asyncio.TaskGroup() as group:

@@ -35,7 +35,7 @@ from headrace.transport.base import read_batches
 
 log = logging.getLogger(__name__)
 
-SIZES_BYTES = 4 << 20  # of sizes kept from probing to decoding: about 500 samples of 1,000 tokens, a few global batches
+SIZES_BYTES = 4 << 20  # for sizes kept from probing to decoding: about 500 samples of 1,000 tokens, a few global batches
 OPEN_SHARDS = 32  # indexed shards, at least, that a job likes to keep open; the index of a tar takes some hundred bytes a sample
 
 _NONE: Mapping[int, int] = {}
@@ -120,7 +120,7 @@ class Job:
     ) -> tuple[list[tuple[int, Probe]], list[Rejected]]:
         """Return (sample_id, probe) of the good samples, and the rejections of the others; keep what was read for decoding.
 
-        `killed`: sample id -> number of preprocessors that died of it; such a sample is rejected unread.
+        `killed`: sample id -> number of preprocessors that died while working on it; such a sample is rejected unread.
         """
         good: list[tuple[int, Probe]] = []
         rejected: list[Rejected] = []
@@ -144,8 +144,8 @@ class Job:
     ) -> LoadedPart:
         """Read samples into memory, unless they are still there from probing, shard by shard, which suits caches and disks.
 
-        `killed`: sample id -> number of preprocessors that died of it; such a sample is rejected unread. Samples in `left_out`
-        are not read either. Raises DatasetError, OSError or MemoryError if a shard cannot be read here.
+        `killed`: sample id -> number of preprocessors that died while working on it; such a sample is rejected unread. Samples in
+        `left_out` are not read either. Raises DatasetError, OSError or MemoryError if a shard cannot be read here.
         """
         read = {
             ref: left_out.get(ref.sample_id) or self._in_memory(ref, killed)

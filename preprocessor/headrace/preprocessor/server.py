@@ -42,8 +42,8 @@ from headrace.v1 import payload_pb2, payload_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-READ_AHEAD_SHARE = 0.0625  # of the budget: a JPEG is a thirtieth of its patches, a FLAC as large as its mel frames
-PROBED_SHARE = 0.0625  # of the budget, for media that stay in memory from probing to decoding
+READ_AHEAD_SHARE = 0.0625  # share of the budget: a JPEG is a thirtieth of its patches, a FLAC as large as its mel frames
+PROBED_SHARE = 0.0625  # share of the budget for media that stay in memory from probing to decoding
 STREAM_GRACE_S = 2.0  # how long a leaving preprocessor goes on with the parts that it is sending
 
 
@@ -76,7 +76,7 @@ class PayloadServicer(payload_pb2_grpc.PayloadServicer):
     async def tell_slot(self, request: payload_pb2.SlotRequest, reply: Reply) -> None:
         """Tell a client the slot of its part on the arena's socket; no slot if the part cannot be lent now.
 
-        Raises ConnectionRefusedError if the client does not have the arena's token, which it would have read there.
+        Raises ConnectionRefusedError if the client does not know this arena's token, and so does not share its memory.
         """
         if self._arena is None or request.arena_token != self._arena.token:
             raise ConnectionRefusedError("a client asks for slots of another arena")

@@ -91,7 +91,7 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
 
 
 def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
-    """Return the number of LLM tokens of a recording with so many mel frames."""
+    """Return the number of LLM tokens that a recording of `mel_frames` mel frames becomes."""
     return -(-mel_frames // spec.frames_per_token)
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_SAMPLES = 2**17
-"""Fewest samples, over all channels, that it is used for: opening a shorter recording twice costs more than is gained."""
+"""Fewest samples, over all channels, that `decode` is worth it for: opening a shorter recording twice costs more."""
 MOST_SAMPLES = 2**24
-"""Most samples, over all channels, that it is used for: it holds the whole recording in memory twice, each time 64 MB."""
+"""Most samples, over all channels, that `decode` may have: it holds the whole recording in memory twice, each time 64 MB."""
 
 
 def _installed() -> Any:
@@ -40,8 +40,10 @@ def suits(samples: int) -> bool:
 
 
 def decode(data: bytes, frames: int, channels: int) -> NDArray[np.float32] | None:
-    """Decode a FLAC file to samples of shape (frames, channels); None if the reference codec must decide, because the data is
-    damaged or has another shape than the header's."""
+    """Decode a FLAC file to float32 samples of shape (frames, channels).
+
+    Return None if the reference codec must decide: damaged data, or another shape than the header's.
+    """
     try:
         decoded = _library.flac_read_f32(data)
     except _library.MiniaudioError:

@@ -73,7 +73,7 @@ def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -
 
 
 def read_size(data: bytes, spec: ImageSpec) -> tuple[int, int]:
-    """Return (width, height) of the upright image in pixels, after all limits. Raises BadSampleError as `probe` does."""
+    """Return (width, height) of the upright image in pixels, from its header. Raises BadSampleError as `probe` does."""
     return _header(data, spec).upright
 
 

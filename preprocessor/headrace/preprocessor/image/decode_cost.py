@@ -28,7 +28,7 @@ def check_cost(header: Header, spec: ImageSpec) -> None:
 
 
 def decode_bytes(header: Header, spec: ImageSpec) -> int:
-    """Return the peak memory of decoding in bytes: that of decoding or that of resizing (one axis, then the other)."""
+    """Return the peak memory in bytes of decoding an image and then resizing it, first along one axis and then the other."""
     width, height = header.upright
     grid = grid_of(width, height, spec)
     new_width, new_height = grid.width * spec.patch, grid.height * spec.patch

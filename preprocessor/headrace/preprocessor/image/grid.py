@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from headrace.spec import ImageSpec
 
 # A JPEG decoded at a reduced scale keeps at least so many times the sides of its grid, for bicubic to shrink: a photograph of 12
-# megapixels that becomes 1 is halved.
+# megapixels that becomes one of 1 is halved.
 _LEAST_LEFT = 1.5
-_LEAST_SIDE = 64  # of an image decoded at a reduced scale; below, several scales give the same size and nothing is gained
+_LEAST_SIDE = 64  # shortest side of an image decoded at a reduced scale; below, several scales give the same size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

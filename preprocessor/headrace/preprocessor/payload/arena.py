@@ -255,7 +255,7 @@ def _create(folder: Path) -> tuple[int, Path]:
 
 
 def _remove(arena: Path) -> None:
-    """Remove an arena and first its socket, since `remove_stale` would still find an arena without a socket."""
+    """Remove an arena's socket and then the arena, so that `remove_stale` finds whatever an interruption leaves."""
     socket_path(arena).unlink(missing_ok=True)
     arena.unlink(missing_ok=True)
 

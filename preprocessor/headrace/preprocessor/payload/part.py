@@ -45,7 +45,7 @@ class Payload:
 
 
 class DamagedPartError(HeadraceError):
-    """Samples of a strict part cannot be decoded here, so the whole part is not; another preprocessor may be able to."""
+    """Raised when samples of a strict part cannot be decoded here; another preprocessor may be able to decode them."""
 
     def __init__(self, damaged: Sequence[Rejected]) -> None:
         first = damaged[0]
@@ -65,7 +65,7 @@ class Entry:
     shards: tuple[ShardInfo, ...] = ()
     """Shards of the samples, referenced here so that the job goes on knowing them (`headrace.preprocessor.job_work.Job.keep`)."""
     killed: Mapping[int, int] = field(default_factory=dict)
-    """Sample id -> number of preprocessors that died of it; such a sample is rejected unread."""
+    """Sample id -> number of preprocessors that died while working on it; such a sample is rejected unread."""
     left_out: Mapping[int, Rejected] = field(default_factory=dict)
     """Samples, by id, that are left out of the part wherever it is decoded."""
     strict: bool = False

@@ -26,7 +26,7 @@ from headrace.preprocessor.payload.part import Entry, Payload, Stage
 from headrace.preprocessor.payload.priority import PriorityQueue
 from headrace.preprocessor.payload.staging import ReadAhead, StageQueue
 
-LENT_SHARE = 0.5  # of the budget, for parts that trainers hold until their commit; the rest is for decoding ahead
+LENT_SHARE = 0.5  # share of the budget for parts that trainers hold until their commit; the rest is for decoding ahead
 _LOOKS = 8  # parts that one call checks for whether a trainer still holds them; the next call checks others
 
 
@@ -136,7 +136,7 @@ class PayloadStore:
         return entry
 
     def put(self, entry: Entry, loaded: LoadedPart) -> None:
-        """Take the samples of a part that has been read, for decoding."""
+        """Take the samples of a part that has been read, and queue it for decoding; drop them if the part was released."""
         assert self._read_ahead is not None
         if entry.gone:
             self._read_ahead.fail(entry)
@@ -220,7 +220,7 @@ class PayloadStore:
         self._work.set()
 
     def remove(self, entry: Entry) -> None:
-        """Drop one part; fetches that wait for it get nothing."""
+        """Drop one part; fetches that wait for it are told that it is gone."""
         self._leave(entry)
         self._work.set()
 

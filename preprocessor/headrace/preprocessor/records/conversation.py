@@ -19,7 +19,7 @@ from headrace.preprocessor.records import claims
 from headrace.quarantine import BadSampleError, Reason
 
 LIST_KEYS = ("texts", "conversations", "messages")
-"""Fields whose value must be a list, never a caption."""
+"""Record fields whose text must be a list, never a caption."""
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _TOOL_FIELDS = ("tools", "functions")
 _NOTHING = ("[]", "{}", "null")  # how a column of strings writes an empty value

@@ -62,7 +62,7 @@ SETTLED = (
 
 _SETTLED = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in SETTLED) + "]*")
 LONGEST = 1 << 16
-"""Most characters of a text accepted: the engine gives up after backtracking a million steps, as a long run of blanks needs."""
+"""Longest text accepted, in characters: tiktoken gives up after a million steps back, which a long run of blanks takes."""
 
 
 class BytePairs:
@@ -164,7 +164,10 @@ _VARIANTS = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_s
 
 
 def _alphabet() -> dict[str, int]:
-    """Return the byte of each character that stands for one in a tokenizer.json: itself if visible, else from U+0100 on."""
+    """Return the map from characters in a tokenizer.json to the bytes that they stand for.
+
+    A visible character stands for its own byte; characters from U+0100 on stand for the other bytes.
+    """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}

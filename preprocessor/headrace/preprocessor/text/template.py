@@ -28,7 +28,7 @@ from headrace.sample import LABEL_IGNORED
 from headrace.spec import TextSpec
 
 NO_TOKEN = -1
-"""Stands for the id of a placeholder that a template does not have."""
+"""The id given for a placeholder that a template does not have."""
 
 _Item = str | Image | Audio
 

@@ -38,9 +38,9 @@ class Template:
     """Markup of a recording, in which `audio_token` stands once; empty if the format has no place for one."""
     audio_token: str = ""
     tokens_per_image: int | None = None
-    """Fixed number of placeholders of an image, for models that read images by cross-attention; None: its number of tokens."""
+    """Fixed number of placeholders per image, for models that read images by cross-attention; None: one per image token."""
     begin: str = ""
-    """The token in front of the whole sequence, which tokenizers otherwise add themselves."""
+    """The token in front of the whole sequence, which tokenizers usually add themselves."""
     system: str | None = None
     """Text of the system turn put in front of a conversation that has none; None: no turn is put there."""
     opening: Frame | None = None
