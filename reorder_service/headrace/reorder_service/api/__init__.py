@@ -1,1 +1,1 @@
-"""The gRPC servicers of the reorder service, one for each .proto: they decode requests, call what answers, encode answers."""
+"""The gRPC servicers of the reorder service, one per .proto file: they decode requests, call the service and encode replies."""

@@ -1,4 +1,4 @@
-"""The streams of the preprocessors: each is a membership, from its Hello to its end."""
+"""gRPC servicer for preprocessors: each has one stream, and is a member of the fleet from its Hello to the stream's end."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 LOST = "connection closed"
 
-MOST_ERROR = 4096  # characters of the sentence with which an order fails: it ends in the job's record
+MOST_ERROR = 4096  # characters kept of the error of a failed order: it may end up in the job's record
 
 
 @dataclass(slots=True)
 class Listing:
-    """The pages that have come of one list of shards, as one, and their bytes."""
+    """The pages received so far of one list of shards, merged into one message, and their size in bytes."""
 
     pages: fleet_pb2.ShardsListed = field(default_factory=fleet_pb2.ShardsListed)
     num_bytes: int = 0
 
 
 Listed = dict[str, Listing]
-"""By lease."""
+"""Shard lists that a preprocessor has not sent to their end, by lease."""
 
 
 class FleetServicer(fleet_pb2_grpc.FleetServicer):
-    """One stream a preprocessor."""
+    """Serves one bidirectional stream per preprocessor: it sends orders and takes reports."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -61,7 +61,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
             async for orders in outbox.batches():
                 yield fleet_pb2.FleetOrders(orders=orders)
             if reader.done():
-                await reader  # raises what broke it, if anything did
+                await reader  # raises its error, if it had one
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -72,7 +72,7 @@ async def _read(
     messages: AsyncIterator[fleet_pb2.FleetReports],
     outbox: Outbox[fleet_pb2.FleetOrder],
 ) -> None:
-    """Hear a preprocessor out. The end of its stream is its departure, unless the fleet dismisses it before."""
+    """Handle the reports of one preprocessor until its stream ends. It leaves the fleet then, unless it was dismissed before."""
     member: Member | None = None
     listed: Listed = {}
     why = LOST
@@ -137,7 +137,7 @@ def _hear(service: ReorderService, member: Member, kind: str, report: Any, liste
 
 
 def _hear_page(service: ReorderService, member: Member, page: fleet_pb2.ShardsListed, listed: Listed) -> None:
-    if service.fleet.at_work(member, page.lease) is None:  # given up meanwhile: nothing of it is kept
+    if service.fleet.at_work(member, page.lease) is None:  # the lease was given up meanwhile: its pages are dropped
         listed.pop(page.lease, None)
         return
     listing = listed.setdefault(page.lease, Listing())

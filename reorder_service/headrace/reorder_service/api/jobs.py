@@ -1,4 +1,4 @@
-"""What people and tools ask of the reorder service: decode, call, encode."""
+"""gRPC servicer for people and tools, such as the command line: it submits, shows, changes and audits jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.v1.common_pb2 import Rejection
 
 
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
-    """Submit, show, list, cancel; ledger, quarantine and plans."""
+    """Serves requests about jobs: submit, show, list, change, cancel, and read manifest, ledger, quarantine and plans."""
 
     def __init__(self, post: Post) -> None:
         self._post = post

@@ -1,4 +1,4 @@
-"""The streams of the nodes of recoverable jobs: decode, call, encode."""
+"""gRPC servicer for the nodes of recoverable jobs: each node has one stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.v1 import membership_pb2, membership_pb2_grpc
 
 
 class MembershipServicer(membership_pb2_grpc.MembershipServicer):
-    """One stream a node."""
+    """Serves one bidirectional stream per node: it takes the node's messages and sends snapshots of the pipelines."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -35,14 +35,14 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             async for snapshot in stream.snapshots():
                 yield snapshot
             if reader.done():
-                await reader  # raises what broke it, if anything did
+                await reader  # raises its error, if it had one
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
 
 
 async def _read(nodes: Nodes, stream: NodeStream, said: AsyncIterator[membership_pb2.NodeMessage]) -> None:
-    """Hear a node out, to the end of its stream."""
+    """Pass a node's messages on to `nodes` until its stream ends, and then say that it has ended."""
     done = False
     try:
         async for message in said:

@@ -1,4 +1,4 @@
-"""What trainer ranks ask of the reorder service: decode, call, encode."""
+"""gRPC servicer for trainer ranks: it opens their sessions, streams plans to them, and takes their commits."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 2.0  # for a job to be ready, and for a rank to be vacant, until one that asks again is told what it waits for
-VACANT_S = 7.0  # for a rank to be vacant, where nobody asks again: longer than keepalive takes (headrace.rpc)
-COMMIT_PATIENCE_S = 4.0  # for the other ranks of a step, likewise
-MISSING_RANKS = 8  # of a step, that are named
+PATIENCE_S = 2.0  # wait for a ready job and a vacant rank, until a client that retries is told what it waits for
+VACANT_S = 7.0  # wait for a vacant rank where the client does not retry: longer than keepalive takes (headrace.rpc)
+COMMIT_PATIENCE_S = 4.0  # wait for the other ranks of a step, until a committing rank is told which are missing
+MISSING_RANKS = 8  # most ranks that a reply names as missing from a step
 
 
 def add_to_server(servicer: SessionsServicer, server: grpc.aio.Server) -> None:
-    """Plans go out as the bytes that they are: a message that a thousand ranks hear is not written a thousand times.
+    """Register the servicer, with a `Plans` method that sends bytes: a message for a thousand ranks is serialized only once.
 
-    gRPC asks generic handlers in the order of their addition, and finds registered ones by name, the last of each: ours is added
-    before the generated ones to the former, and after them to the latter, and so wins in both.
+    gRPC asks generic handlers in the order of their addition, and finds registered ones by name, where the last addition counts.
+    So our handler is added before the generated ones as a generic one, and after them as a registered one, and wins both times.
     """
     plans = grpc.unary_stream_rpc_method_handler(
         servicer.Plans, request_deserializer=sessions_pb2.PlansRequest.FromString, response_serializer=bytes
@@ -44,7 +44,7 @@ def add_to_server(servicer: SessionsServicer, server: grpc.aio.Server) -> None:
 
 
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
-    """What trainer ranks ask."""
+    """Serves trainer ranks: it opens and closes sessions, streams plans, and takes commits and reports of lost parts."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -128,7 +128,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
 
 
 def _awaited(run: JobRun, fleet: Fleet) -> str:
-    """What a job that is not ready waits for."""
+    """Say what a job that is not ready waits for."""
     if not fleet.members:
         return "no preprocessor is connected: start one with `headrace preprocessor --reorder HOST:PORT`"
     if run.manifest.vocabulary is None:
@@ -137,20 +137,20 @@ def _awaited(run: JobRun, fleet: Fleet) -> str:
 
 
 def _missing(run: JobRun, step: int) -> list[int]:
-    """Some of the ranks that have not committed the step."""
+    """Return the first MISSING_RANKS of the ranks that have not committed the step."""
     commits = run.steps[step].commits if step in run.steps else {}
     return list(itertools.islice((rank for rank in range(run.sessions.num_ranks) if rank not in commits), MISSING_RANKS))
 
 
 def plan_events(told: Told, session: Session) -> bytes:
-    """Some PlanEvents, written when the first session of the lane is told."""
+    """Serialize a batch of events as PlanEvents, once for all sessions of a lane: the first call keeps the bytes in `told`."""
     if not told.message:
         told.message = b"".join(_event_message(event, session) for event in told.events)
     return told.message
 
 
 def _event_message(event: Step | Part | Ended, session: Session) -> bytes:
-    """PlanEvents with one event."""
+    """Serialize one event as a PlanEvents message."""
     if isinstance(event, Step):
         return _plan_message(event, session)
     if isinstance(event, Part):
@@ -169,7 +169,7 @@ def _written(event: sessions_pb2.PlanEvent) -> bytes:
 
 
 def _plan_message(step: Step, session: Session) -> bytes:
-    """What is of all ranks, and what is of the session's lane, is written once each."""
+    """Serialize a plan for a session; what all ranks share, and what the session's lane shares, is serialized only once."""
     if session.lane not in step.messages:
         step.messages[session.lane] = _rank_plan(step, session).SerializeToString()
     plan = step.messages[session.lane]
@@ -180,7 +180,7 @@ def _plan_message(step: Step, session: Session) -> bytes:
 
 
 def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
-    """Without the whole plan."""
+    """Build the session's share of a step's plan, without the whole plan that some sessions need as well."""
     replicas = [replica for replica in range(len(step.sizes)) if session.serves(replica)]
     microbatches = [
         sessions_pb2.RankMicrobatch(
