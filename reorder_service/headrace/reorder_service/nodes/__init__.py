@@ -1,1 +1,1 @@
-"""The nodes of recoverable jobs: which are there, and what pipelines they make."""
+"""Nodes of recoverable jobs: which of them are connected, and what pipelines they form."""

@@ -1,4 +1,4 @@
-"""Time as this process had it."""
+"""A monotonic clock that leaves out the time in which the event loop of this process was held up."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import asyncio
 import math
 import time
 
-HELD_UP_S = 0.8  # nobody who listens to this service gives it up for a shorter silence than a second
+HELD_UP_S = 0.8  # below a second, the shortest silence for which any client gives this service up
 
 
 class Clock:
-    """Seconds in which the event loop could run: while it is held up nobody can be heard, so nobody is late for that."""
+    """Counts the seconds in which the event loop could run: while it is held up nobody can be heard, so nobody counts as late."""
 
     def __init__(self) -> None:
         self._held_up_s = 0.0
         self._latest_s = time.monotonic()
-        self._due_s = math.inf  # of the present sleep
-        self._resumed_s = -math.inf  # after the latest time of HELD_UP_S or more
+        self._due_s = math.inf  # when the present sleep should end
+        self._resumed_s = -math.inf  # when the loop last ran again after more than HELD_UP_S
 
     def now_s(self) -> float:
-        """Never goes back."""
+        """Return the time of this clock in seconds; it never goes back."""
         self._latest_s = max(self._latest_s, time.monotonic() - self._held_up_s)
         return self._latest_s
 
     async def sleep(self, pause_s: float) -> None:
-        """Pause, and leave out of the time what it took longer than twice that. To be called again and again."""
+        """Sleep for `pause_s`, and leave whatever it took beyond twice that out of the clock.
+
+        The clock notices hold-ups only while somebody sleeps here, so this has to be called in a loop.
+        """
         began_s = time.monotonic()
         self._due_s = began_s + pause_s
         await asyncio.sleep(pause_s)
@@ -33,6 +36,6 @@ class Clock:
         self._held_up_s += max(0.0, time.monotonic() - began_s - 2 * pause_s)
 
     def held_up(self, within_s: float) -> bool:
-        """Whether the event loop has just been held up for HELD_UP_S, or was within so many seconds before."""
+        """Whether the event loop was just held up for more than HELD_UP_S, or ran again after that less than `within_s` ago."""
         now_s = time.monotonic()
         return now_s - self._due_s > HELD_UP_S or now_s - self._resumed_s < within_s

@@ -1,6 +1,6 @@
-"""Which nodes of a recoverable job are there, and when that makes a new snapshot of their pipelines.
+"""Membership of a recoverable job: which nodes are connected, and when a change needs a new snapshot of their pipelines.
 
-Pure: it is told what happens, and when. The streams, the store and the clock are in headrace.reorder_service.nodes.nodes.
+Pure: the caller says what happens, and when. The streams, the store and the clock are in headrace.reorder_service.nodes.nodes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from headrace.reorder_service.nodes.snapshots import Change, Successor
 from headrace.snapshot import is_rerouted
 from headrace.v1.membership_pb2 import NodesSpec, Snapshot
 
-LEASE_S = 1.0  # a node that says nothing for so long is lost: three heartbeats
-REJOIN_S = 3.0  # how long a new leader waits for the nodes of the former one: a client tries again at least once a second
+LEASE_S = 1.0  # a node that is silent for so long is lost: three heartbeats
+REJOIN_S = 3.0  # how long a new leader waits for the former one's nodes: clients retry at least once a second
 
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """A node that is there."""
+    """A connected node."""
 
     address: str
     heard_s: float
@@ -31,24 +31,25 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What must survive of a membership."""
+    """The state of a membership that must survive the reorder service; a new leader reads it from the store."""
 
     spec: NodesSpec
     snapshot: Snapshot
     since: Mapping[str, int] = field(default_factory=dict)
-    """The generation with which each of its nodes came in: one that follows none since then has nothing of the model."""
+    """Node of the snapshot -> generation with which it joined. A node that comes back and follows only an earlier generation
+    holds nothing of the model."""
     job_generation: int
-    """Of the job (its resets and topologies), when the membership began."""
+    """The job's generation, which counts its resets and changes of topology, when the membership began."""
 
     def to_json(self) -> str:
-        """For the store."""
+        """Return the record as JSON, for the store."""
         spec, snapshot = MessageToDict(self.spec), MessageToDict(self.snapshot)
         fields = {"spec": spec, "snapshot": snapshot, "since": self.since, "job_generation": self.job_generation}
         return json.dumps(fields, ensure_ascii=False)
 
     @classmethod
     def of_json(cls, document: str) -> Record:
-        """What `to_json` has written."""
+        """Parse what `to_json` has returned."""
         fields = json.loads(document)
         return cls(
             spec=ParseDict(fields["spec"], NodesSpec()),
@@ -60,55 +61,57 @@ class Record:
 
 @dataclass(slots=True)
 class Membership:
-    """The nodes of one job.
+    """The connected nodes of one job, and the newest snapshot of the pipelines that they form.
 
-    Whoever is in the newest snapshot and not there is lost; whoever is there and not in it joins. `take_change` says so, for
-    all that happened since; `adopt` takes up the snapshot that was made of it. A node that leaves is in none that is made later,
-    but until the others follow one of those (`recovered`) they need it: its end is a loss as long, unless it says it is done.
+    A node of the newest snapshot that is not connected is lost; a connected node that is not in the snapshot joins. `take_change`
+    sums up all changes since that snapshot, and `adopt` installs the snapshot made from them. A node that has announced that it
+    leaves is in no later snapshot. But the others need it until they train under one of those (`recovered`): if it ends before,
+    that is a loss, unless it says that it is done.
 
-    Where training is over, or cannot go on, the nodes that are left save together what they have: `close` makes the snapshots
-    then, without pipelines. It ends when one of them is done, for then all is saved, or nobody is left.
+    Where training is over or cannot go on, the remaining nodes save together what they hold: `close` makes the snapshots then,
+    without pipelines. The membership ends when one of these nodes is done, since everything is saved then, or when none is left.
     """
 
     job: str
     record: Record
     members: dict[str, Member] = field(default_factory=dict)
-    """In the order in which they came."""
-    _awaited_until_s: dict[str, float] = field(default_factory=dict)  # nodes of a former leader's that are to come again
-    _without_model: set[str] = field(default_factory=set)  # nodes of the snapshot that came back with nothing
+    """Connected nodes by name, in the order in which they connected."""
+    _awaited_until_s: dict[str, float] = field(default_factory=dict)  # nodes that may come back -> until when
+    _without_model: set[str] = field(default_factory=set)  # nodes of the snapshot that came back without the model
     _parting: dict[str, int] = field(default_factory=dict)  # nodes that leave -> the first generation without them
     _idle: frozenset[str] = frozenset()
     _under_way: int = 0  # the newest generation under which nodes train
-    _losses: list[str] = field(default_factory=list)  # in words, of those that no snapshot has taken in
+    _losses: list[str] = field(default_factory=list)  # what was lost, in words, as far as no snapshot has taken it in
     _is_saved: bool = False
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest; of generation 0 before the first."""
+        """The newest snapshot; an empty one of generation 0 before the first."""
         return self.record.snapshot
 
     @property
     def formed(self) -> bool:
-        """Whether there are pipelines: not before enough nodes are there, nor when training cannot go on."""
+        """Whether there are pipelines: not before enough nodes have connected, nor when training has ended."""
         return bool(self.snapshot.pipelines)
 
     @property
     def closing(self) -> bool:
-        """Whether its nodes only save what they have."""
+        """Whether its nodes have ended training and only save what they hold."""
         return bool(self.record.since) and not self.formed
 
     def includes(self, name: str) -> bool:
-        """Whether the newest snapshot does."""
+        """Whether the newest snapshot has this node."""
         return name in self.record.since
 
     def await_nodes(self, now_s: float) -> None:
-        """All nodes of the snapshot, which a former leader heard of, are there if they say so within REJOIN_S."""
+        """Expect the nodes of the snapshot, which were connected to a former leader, to connect here within REJOIN_S."""
         self._awaited_until_s = {node: now_s + REJOIN_S for node in self.record.since if node not in self.members}
 
     def hello(self, name: str, address: str, generation: int, now_s: float, *, leaving: bool = False) -> None:
-        """A node is there (again). `generation`: of the newest snapshot that it follows. `leaving`: it has said so before.
+        """Take in a node that connects, for the first time or again.
 
-        Raises ConflictError where there is no such snapshot.
+        `generation`: the newest snapshot that the node follows; 0: it holds nothing of the model. `leaving`: whether it has
+        announced before that it leaves. Raises ConflictError where no snapshot has that generation yet.
         """
         if generation > self.snapshot.generation:
             raise ConflictError(
@@ -126,17 +129,17 @@ class Membership:
             self._parting[name] = self.snapshot.generation
 
     def hear(self, name: str, now_s: float) -> None:
-        """A node says something."""
+        """Note that a node was heard at `now_s`."""
         if (member := self.members.get(name)) is not None:
             member.heard_s = now_s
 
     def leave(self, name: str) -> None:
-        """A node is going to end."""
+        """Note that a node has announced that it is going to end."""
         if (member := self.members.get(name)) is not None:
             member.leaving = True
 
     def lose(self, name: str, why: str, *, done: bool = False) -> bool:
-        """A node is there no more. `done`: it had nothing left to do. Whether the others miss it."""
+        """Remove a node, and return whether the others still needed it. `done`: it had said that it had nothing left to do."""
         self.members.pop(name, None)
         self._awaited_until_s.pop(name, None)
         parts, is_in = self._parting.pop(name, 0) > 0, name in self.record.since
@@ -147,23 +150,26 @@ class Membership:
         return missed
 
     def excuse(self, name: str, now_s: float) -> None:
-        """A node's stream has ended, perhaps for want of an answer: it may come again within REJOIN_S."""
+        """Remove a node whose stream ended, perhaps for want of an answer from here: it may come back within REJOIN_S."""
         self.members.pop(name, None)
         if name in self.record.since:
             self._awaited_until_s[name] = now_s + REJOIN_S
 
     def recovered(self, generation: int) -> None:
-        """Training goes on under that generation."""
+        """Note that training goes on under a generation: nodes that are not in its snapshot are needed no more."""
         self._under_way = generation
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
 
     def cut_off(self, name: str, generation: int) -> None:
-        """A node of the newest snapshot lost its connections, though no other node is lost: all are to connect anew."""
+        """Note that a node was cut off from other nodes though none is lost, so that the next snapshot has all connect anew.
+
+        Ignored unless `generation` is that of the newest snapshot, the node is in it, and no loss explains it.
+        """
         if generation == self.snapshot.generation and name in self.record.since and not self._losses:
             self._losses.append(f"{name} was cut off from other nodes")
 
     def late(self, now_s: float) -> dict[str, str]:
-        """Nodes that have been silent for too long, and what to say of each."""
+        """Return the nodes that have been silent or absent for too long, each with a phrase that says so."""
         silent = {
             name: f"silent for {now_s - member.heard_s:.1f} s"
             for name, member in self.members.items()
@@ -173,7 +179,7 @@ class Membership:
         return silent | absent
 
     def take_change(self) -> Change | None:
-        """What the next snapshot is to take in; None where nothing is. To be followed by `adopt`."""
+        """Return what the next snapshot has to take in, or None. The caller makes that snapshot and passes it to `adopt`."""
         staying = {name: member for name, member in self.members.items() if not member.leaving}
         joined = {name: m.address for name, m in staying.items() if name not in self.record.since}
         if not self.formed:
@@ -183,7 +189,7 @@ class Membership:
         lost = frozenset(self.record.since.keys() - here)
         new = [name for name in joined if name not in self._idle]
         under_way, rerouted = self._under_way == self.snapshot.generation, is_rerouted(self.snapshot)
-        if rerouted and not under_way and not self._losses:  # all nodes are to follow it before anything else
+        if rerouted and not under_way and not self._losses:  # nothing else changes until all nodes follow it
             return None
         if not (lost or new or rerouted or self._losses):
             return None
@@ -201,7 +207,7 @@ class Membership:
         return Change(lost=lost, leaving=leaving, joined=joined, at_step_end=not losses, in_step=in_step, text=text)
 
     def adopt(self, successor: Successor, change: Change) -> bool:
-        """Take up the snapshot that was made of `change`, if it says anything new: nodes that joined may all be idle."""
+        """Install the snapshot made from `change`; return False if it has no news, as when all nodes that joined are idle."""
         snapshot, former, since = successor.snapshot, self.snapshot, self.record.since
         self._idle = successor.idle
         if snapshot.error:
@@ -216,7 +222,10 @@ class Membership:
         return True
 
     def close(self) -> bool:
-        """In place of `take_change` and `adopt`, when all steps are committed or training cannot go on. Whether there is news."""
+        """Make the next snapshot, without pipelines, of the nodes that still save; return False where nothing has changed.
+
+        This takes the place of `take_change` and `adopt` when all steps are committed or training cannot go on.
+        """
         here = {name for name in self.record.since if name in self.members or name in self._awaited_until_s}
         if here and not self._losses and not (self._is_saved and self.closing):
             return False
@@ -227,7 +236,7 @@ class Membership:
         return True
 
     def end(self, error: str) -> None:
-        """Training does not go on, and nobody has anything to save: the next snapshot says why."""
+        """Make a last snapshot, without nodes, that says why training does not go on and there is nothing to save."""
         generation = self.snapshot.generation + 1
         self._close_with(Snapshot(generation=generation, urgent=generation, error=error))
 

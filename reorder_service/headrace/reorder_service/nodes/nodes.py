@@ -24,13 +24,13 @@ from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-SETTLE_S = 0.005  # the streams of processes that are killed together end within milliseconds: that is one loss, and one recovery
-PULSE_S = 0.5  # a node hears from this service so often, if only that there is nothing new: else it looks for another one
-NUM_RECOVERIES = 32  # that can still be shown
+SETTLE_S = 0.005  # processes that are killed together are gone within milliseconds: this makes it one loss and one recovery
+PULSE_S = 0.5  # longest silence towards a node, before an empty message: without one it looks for another service
+NUM_RECOVERIES = 32  # latest recoveries that are kept to be shown
 
 
 class NodeStream:
-    """What one node is told: the newest snapshot, never one that a newer has taken the place of."""
+    """The messages to one node: the newest snapshot each time, skipping any replaced before it was sent."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -44,12 +44,12 @@ class NodeStream:
         self._wake.set()
 
     def end(self, error: HeadraceError | None = None) -> None:
-        """Nothing follows what was told, but the error."""
+        """End the stream after the newest snapshot, with the error if there is one."""
         self._ended, self._error = True, error
         self._wake.set()
 
     async def snapshots(self) -> AsyncIterator[Snapshot]:
-        """Each newer one; an empty one every PULSE_S. Raises what the stream was ended with."""
+        """Yield each newer snapshot, and an empty one after PULSE_S without news. Raises the error that `end` was given."""
         told = 0
         while True:
             self._wake.clear()
@@ -70,7 +70,10 @@ class NodeStream:
 
 
 class Nodes:
-    """See the module's text. All methods are to be called from one event loop; `start` watches over the nodes."""
+    """Takes in what the nodes of one job say, and sends them snapshots of their pipelines, each saved in the store before.
+
+    All methods must be called from one event loop. `start` begins the watch over the nodes.
+    """
 
     def __init__(self, run: JobRun, store: StateStore) -> None:
         self._run = run
@@ -82,27 +85,27 @@ class Nodes:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.snapshot = Snapshot()
-        """The newest that the store has, which is the newest that anybody may know."""
+        """The newest snapshot that a node may know. It is in the store, unless it only says why nodes were let go (`_forget`)."""
         self.recoveries: deque[Recovered] = deque(maxlen=NUM_RECOVERIES)
-        """The latest that this leader has heard of."""
+        """The latest recoveries that nodes have told this leader about."""
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """Take up what a former leader left."""
+        """Load the membership that a former leader left in the store, if any."""
         document = await self._store.load_membership(self._run.name)
         if document is not None:
             record = Record.of_json(document)
             self._membership, self.snapshot = Membership(self._run.name, record), record.snapshot
 
     def start(self) -> None:
-        """Watch over the nodes, as soon as there may be any. A former leader's have REJOIN_S from now on to come again."""
+        """Begin the watch over the nodes, if there is a membership. A former leader's nodes have REJOIN_S from now to connect."""
         if self._membership is not None and (self._task is None or self._task.done()):
             self._membership.await_nodes(self._clock.now_s())
             self._task = asyncio.create_task(self._watch(), name=f"nodes {self._run.name}")
 
     async def stop(self) -> None:
-        """Every node is to look for another reorder service."""
+        """Stop the watch and end all streams with UnavailableError, so that every node looks for another reorder service."""
         await stop_task(self._task)
         self._dismiss(UnavailableError("this reorder service has stopped"))
 
@@ -122,7 +125,7 @@ class Nodes:
         self._streams.clear()
 
     def _forget(self, why: str) -> None:
-        """There are no nodes any more; those that come begin anew, and count on from the present generation."""
+        """Drop the membership. Nodes that come later begin a new one, whose generations count on from the present one."""
         if self._membership is not None:
             self._membership.end(why)
             self.snapshot = self._membership.snapshot
@@ -131,7 +134,11 @@ class Nodes:
     # -- what nodes say -----------------------------------------------------------------------------------------------
 
     def join(self, hello: NodeHello) -> NodeStream:
-        """The stream of a node that is there (again). Raises UserError or ConflictError where it does not fit."""
+        """Take in a node that connects, for the first time or again, and return its stream.
+
+        Raises UserError for an invalid name or address, ConflictError where the node does not fit the job or the other nodes, and
+        UnavailableError while the nodes of an ended training still save.
+        """
         job, name = self._run.name, hello.node
         membership, is_new = self._membership, not hello.generation
         if is_new and self._is_over:
@@ -144,7 +151,7 @@ class Nodes:
         if is_new and membership is not None and membership.closing:
             raise UnavailableError(f"job {job!r} takes nodes when those that it had have saved what they have")
         is_in = membership is not None and membership.includes(name)
-        if not (is_new or is_in) and (self._is_over or self.snapshot.error):  # it has not heard yet that there is no going on
+        if not (is_new or is_in) and (self._is_over or self.snapshot.error):  # it has not heard yet that training is over
             stream = NodeStream(name)
             stream.tell(self.snapshot)
             stream.end()
@@ -168,30 +175,30 @@ class Nodes:
         return stream
 
     def hear(self, stream: NodeStream) -> None:
-        """A node says something."""
+        """Note that a node was heard."""
         if (membership := self._membership_of(stream)) is not None:
             membership.hear(stream.node, self._clock.now_s())
 
     def leave(self, stream: NodeStream) -> None:
-        """A node is going to end."""
+        """Note that a node has announced that it is going to end."""
         if (membership := self._membership_of(stream)) is not None:
             log.info("node leaves %s", pairs(job=self._run.name, node=stream.node))
             membership.leave(stream.node)
             self._changed.set()
 
     def cut_off(self, stream: NodeStream, generation: int) -> None:
-        """A node lost its connections to others."""
+        """Note that a node has lost its connections to others. `generation`: the snapshot that it follows."""
         if (membership := self._membership_of(stream)) is not None:
             log.warning("node cut off %s", pairs(job=self._run.name, node=stream.node, generation=generation))
             membership.cut_off(stream.node, generation)
             self._changed.set()
 
     def recovered(self, stream: NodeStream, message: Recovered) -> None:
-        """Training goes on."""
+        """Note that training goes on under a snapshot, and keep what the recovery took."""
         if (membership := self._membership_of(stream)) is not None:
             membership.recovered(message.generation)
             self._changed.set()
-            if message.generation not in {former.generation for former in self.recoveries}:  # to a former leader, perhaps
+            if message.generation not in {former.generation for former in self.recoveries}:  # nodes repeat it to a new leader
                 phases = {phase.name: phase.seconds for phase in message.phases}
                 log.info("recovered %s", pairs(job=self._run.name, generation=message.generation, step=message.step, **phases))
                 if self.snapshot.generation == message.generation:
@@ -199,11 +206,11 @@ class Nodes:
                 self.recoveries.append(message)
 
     def end(self, stream: NodeStream, why: str, *, done: bool = False) -> None:
-        """A node's stream has ended. `done`: the node had nothing left to do."""
+        """Remove a node whose stream has ended. `done`: whether it had said that it had nothing left to do."""
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
             if self._membership is not None and self._clock.held_up(LEASE_S):
-                self._membership.excuse(stream.node, self._clock.now_s())  # it has looked for another service meanwhile
+                self._membership.excuse(stream.node, self._clock.now_s())  # it found no answer here and may come back
             else:
                 self._lose(stream.node, why, done=done)
 
@@ -213,18 +220,18 @@ class Nodes:
         self._changed.set()
 
     def _membership_of(self, stream: NodeStream) -> Membership | None:
-        """None where the node is a member no more, or by another stream."""
+        """Return the membership, or None where the node is no longer in it by this stream."""
         return self._membership if self._streams.get(stream.node) is stream else None
 
     # -- the watch ----------------------------------------------------------------------------------------------------
 
     @property
     def _is_over(self) -> bool:
-        """Whether the job has no step left."""
+        """Whether the job has ended, or all its steps are committed."""
         return self._run.state in FINAL or 0 < self._run.num_steps <= self._run.committed
 
     async def _look(self) -> None:
-        """Notice who is silent, and what happens to the job."""
+        """Remove nodes that are silent or absent for too long, and notice when the job fails, is cancelled or is reset."""
         while True:
             await self._clock.sleep(LOOK_S)
             late = self._membership.late(self._clock.now_s()) if self._membership is not None else {}
@@ -237,7 +244,10 @@ class Nodes:
                 self._changed.set()
 
     def _end_of_job(self) -> str:
-        """Why the job goes on without its nodes, or not at all; empty also where all its steps are committed."""
+        """Return why the nodes must stop: the job has failed, was cancelled, or goes on in another generation.
+
+        Empty where they need not, also when all steps are committed.
+        """
         run, membership = self._run, self._membership
         if membership is None:
             return ""
@@ -248,7 +258,7 @@ class Nodes:
         return ""
 
     async def _settle(self) -> None:
-        """Make a snapshot of all that changes."""
+        """Turn changes into new snapshots until cancelled; changes within SETTLE_S make one."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(SETTLE_S)
@@ -256,13 +266,13 @@ class Nodes:
             try:
                 while (membership := self._membership) is not None and await self._follow(membership):
                     pass
-            except UserError as err:  # of the specification
+            except UserError as err:  # the specification is invalid
                 log.error("nodes refused %s", pairs(job=self._run.name, error=err))
                 self._forget(str(err))
                 self._dismiss(err)
 
     async def _follow(self, membership: Membership) -> bool:
-        """Take in what has happened. Whether anything had."""
+        """Take in what has happened since the newest snapshot; return whether that may have left more to take in."""
         if why := self._end_of_job():
             membership.end(why)
             log.info("nodes let go %s", pairs(job=self._run.name, why=why))
@@ -271,11 +281,11 @@ class Nodes:
         if membership.closing or (self._is_over and membership.formed):
             return await self._close(membership)
         if self._is_over:
-            return False  # they were never enough, and know
+            return False  # there never were enough nodes, and they hear of the end from their sessions
         spec, former = membership.record.spec, membership.snapshot
         if self._templates is None:
             templates = await asyncio.to_thread(templates_of, spec)
-            if self._membership is not membership:  # all went, and others came
+            if self._membership is not membership:  # all nodes left meanwhile, and others came
                 return True
             self._templates = templates
         change = membership.take_change()
@@ -288,7 +298,7 @@ class Nodes:
         return True
 
     async def _close(self, membership: Membership) -> bool:
-        """Whether anything has happened to nodes that save what they have."""
+        """Publish the next snapshot for nodes that only save what they hold; return whether there was one."""
         if not membership.close():
             return False
         left, change = [node.name for node in membership.snapshot.nodes], membership.snapshot.change
@@ -297,7 +307,7 @@ class Nodes:
         return True
 
     def _step_s(self) -> float:
-        """Of a step: the median of the latest, where they are known, else the mean; 0 before the first."""
+        """Return the seconds of a step: the median of the recent steps if known, else the mean of all; 0 before the first."""
         recent = [commit.step_s for step in self._run.recent for commit in step.commits.values() if commit.step_s]
         return statistics.median(recent) if recent else self._run.progress.step_s / max(1, self._run.committed)
 
@@ -324,9 +334,9 @@ class Nodes:
         )
 
     async def _publish(self, record: Record) -> None:
-        """Tell all nodes of the newest snapshot, once it is safe."""
+        """Save the record in the store, and then send its snapshot to all nodes."""
         snapshot, streams, document = record.snapshot, self._streams, record.to_json()
-        if not snapshot.nodes:  # those that come from now on begin anew
+        if not snapshot.nodes:  # nodes that come from now on begin a new membership
             self._membership, self._streams, self.snapshot = None, {}, snapshot
         job = self._run.name
         await patiently(lambda: self._store.save_membership(job, document), job=job)

@@ -1,6 +1,6 @@
-"""Snapshots of the pipelines that the nodes of a job make: the planning of reorder_service.recovery between two messages.
+"""Snapshots of the pipelines that a job's nodes form: turns messages into input for reorder_service.recovery, and back.
 
-Pure: no stream, no store, no clock. A node has one GPU here, so a stage of a template is a node's.
+Pure: no stream, no store, no clock. A node has one GPU here, so each stage of a template is one node.
 """
 
 from __future__ import annotations
@@ -21,38 +21,41 @@ from headrace.snapshot import NOBODY
 from headrace.v1 import membership_pb2
 from headrace.v1.membership_pb2 import Snapshot
 
-_LOST = "a lost node"  # in place of its name
+_LOST = "a lost node"  # stands for its name, which a snapshot does not keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What happened to the nodes since a snapshot."""
+    """What happened to the nodes since the newest snapshot; the next one takes it in."""
 
     lost: frozenset[str] = frozenset()
-    """Those of its nodes that the next one is without."""
+    """Nodes of that snapshot that the next one leaves out."""
     leaving: frozenset[str] = frozenset()
-    """Those of them that are still there."""
+    """Those of the `lost` nodes that are still connected: they have announced that they leave."""
     joined: Mapping[str, str]
-    """Address of each node that is there and not in it."""
+    """Name -> address of each connected node that is not in that snapshot."""
     at_step_end: bool
-    """Nobody was lost who had not said so before."""
+    """Whether the next snapshot holds from the end of a step on, since no node was lost or cut off without notice."""
     in_step: bool = False
-    """Nodes were lost, and the others are in the middle of a step under that snapshot."""
+    """Whether nodes were lost while the others are in the middle of a step under that snapshot."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Successor:
-    """The snapshot after a change."""
+    """The snapshot after a change, and what it costs and leaves unused."""
 
     snapshot: Snapshot
     copied_bytes: int = 0
     idle: frozenset[str] = frozenset()
-    """Nodes that are there and that no pipeline can use."""
+    """Connected nodes that no pipeline can use."""
 
 
 def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
-    """All that the nodes may ever need. Raises UserError where the specification is none, or the nodes are too few for it."""
+    """Plan a pipeline template for every number of nodes that a pipeline of the job may ever have.
+
+    Raises UserError where the specification is invalid or too large, or the nodes are too few for it.
+    """
     profile = spec.profile
     num_layers = sum(unit.num_layers for unit in profile.units)
     for number, limit, what in (
@@ -84,10 +87,13 @@ def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
 def succeed(
     spec: membership_pb2.NodesSpec, templates: Templates, former: Snapshot, change: Change, *, step_s: float = 0.0
 ) -> Successor:
-    """The first pipelines where `former` has none, of the first nodes that joined; else those after the change.
+    """Return the snapshot after a change. Where `former` has no pipelines, the first nodes that joined form the first ones.
 
-    step_s: as measured, since the profile's seconds are in no known unit of time; 0: not yet. Where training cannot go on, a
-    snapshot that says so. Raises UserError where the nodes never make pipelines.
+    Where training cannot go on, the snapshot has an `error` and no pipelines.
+
+    step_s: measured seconds of a step, needed since the profile's seconds are in no known unit of time; 0: not measured yet.
+
+    Raises UserError where the nodes can never form pipelines.
     """
     generation = former.generation + 1
     snapshot = Snapshot(
@@ -113,7 +119,7 @@ def succeed(
         except UnrecoverableError as err:
             snapshot.error = str(err)
             gone = change.lost - change.leaving
-            snapshot.nodes.extend(node for node in former.nodes if node.name not in gone)  # who can still save what there is
+            snapshot.nodes.extend(node for node in former.nodes if node.name not in gone)  # they can still save what they hold
             return Successor(snapshot=snapshot)
         after, snapshot.choice = choice.option.after, choice.text
         if choice.rerouting_s is not None:
@@ -145,7 +151,10 @@ def _reroute(
     former: Snapshot,
     lost: Collection[str],
 ) -> None:
-    """The pipelines as they are; those that are whole do all microbatches. The others' nodes stay, and see what is learned."""
+    """Fill in a snapshot that keeps all pipelines, and has the whole ones do all microbatches.
+
+    The remaining nodes of broken pipelines stay in it, so that they get the gradients and keep their layers current.
+    """
     snapshot.nodes.extend(node for node in former.nodes if node.name not in lost)
     ranks = {node.name: rank for rank, node in enumerate(snapshot.nodes)}
     is_whole = [all(node in ranks for node in pipeline.nodes) for pipeline in before]
@@ -159,14 +168,14 @@ def _reroute(
 
 
 def shape(snapshot: Snapshot) -> str:
-    """ "3+2+(1)": the nodes of each pipeline, in brackets where it lacks one."""
+    """Return the number of nodes in each pipeline, as in "3+2+(1)"; brackets mark a pipeline that lacks a node."""
     sizes = [sum(stage.rank != NOBODY for stage in pipeline.stages) for pipeline in snapshot.pipelines]
     whole = [size == len(pipeline.stages) for size, pipeline in zip(sizes, snapshot.pipelines, strict=True)]
     return "+".join(str(size) if is_it else f"({size})" for size, is_it in zip(sizes, whole, strict=True))
 
 
 def warm_up() -> None:
-    """Compile what a membership needs, or load it from numba's cache: nodes that wait for their pipelines wait no longer."""
+    """Compile what a membership needs, or load it from numba's cache, so that no node waits for that later."""
     units = [membership_pb2.UnitLayers(unit="llm", num_layers=4)]
     profile = membership_pb2.ModelProfile(units=units, seconds=[1.0] * 4, layer_bytes=[1] * 4, memory_bytes=4)
     spec = membership_pb2.NodesSpec(num_nodes=4, max_failures=1, num_microbatches=4, profile=profile)
@@ -204,7 +213,7 @@ def _messages(
 
 
 def _stage(stage: Stage, start: int, rank: int) -> membership_pb2.PipelineStage:
-    """`start`: the unit's first layer, counted within the whole model."""
+    """Build the message of one stage. `start`: index of the unit's first layer within the whole model."""
     return membership_pb2.PipelineStage(
         rank=rank, unit=stage.unit, first_layer=stage.layers.start - start, end_layer=stage.layers.stop - start
     )
