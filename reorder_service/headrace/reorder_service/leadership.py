@@ -1,8 +1,8 @@
-"""Which of several reorder services on one store works, and which stand by.
+"""Leader election among reorder services that share one store: one of them leads and serves, the others stand by.
 
-All of them listen. The one that leads says that it serves (gRPC's health service), and clients that were given several
-endpoints follow that. It renews its lease while it runs; where it cannot, it serves nobody new until it can, and goes on as
-before if that is soon and no other has led meanwhile. Else it lets go of all who are connected: another one may lead.
+All of them listen. The leader reports SERVING to gRPC's health checks, and clients that were given several endpoints follow that.
+The leader renews its lease while it runs. While it cannot, it serves nobody new; it carries on as before if it succeeds soon and
+no other process has led meanwhile. Otherwise it disconnects all clients, since another process may lead.
 """
 
 from __future__ import annotations
@@ -20,28 +20,32 @@ from headrace.reorder_service.store.redis_database import LEASE_S, Database
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.1  # how often one that stands by looks whether it may lead
+POLL_S = 0.1  # how often a standby tries to become the leader
 RENEW_S = 0.3
-GIVE_UP_S = 5.0  # how long a leader whose lease is over keeps its work: a store may be started again
+GIVE_UP_S = 5.0  # how long a leader keeps its work after its lease ran out: the store may be restarting
 
 
 class Post:
-    """The place of the service in this process: taken while it leads, empty while it stands by."""
+    """Whether this process leads, stands by or is still starting, and the service that it runs while it leads."""
 
     def __init__(self) -> None:
         self.leader = ""
         """The name of the process that leads, as far as this one knows."""
         self.taken: ReorderService | None = None
         self.starting = False
-        """Whether this process cannot lead yet."""
+        """Whether this process is still loading or compiling its planner, and cannot lead yet."""
         self.lease_ends_s = 0.0
-        """By this process's clock, not after the store lets another one lead."""
+        """Time on this process's monotonic clock when its lease ends; the store lets no other process lead before."""
         self.trouble = ""
-        """Why the store did not answer, or refused, when it was last asked who leads; empty: it did answer."""
+        """Why the store did not answer, or refused, when it was last asked who leads; empty if it answered."""
 
     @property
     def service(self) -> ReorderService:
-        """Raises UnavailableError while this process stands by, or cannot know that no other leads: it may have hung for long."""
+        """The service that this process runs as the leader.
+
+        Raises UnavailableError while this process starts, stands by or waits for its store, and when its lease has run out, as it
+        may have after the process hung: another one may lead by then.
+        """
         if self.starting:
             raise UnavailableError("this reorder service is starting: it compiles its planner, once, or loads it")
         if self.taken is None and self.trouble:
@@ -56,7 +60,7 @@ class Post:
 
 
 async def elected(database: Database, name: str, post: Post) -> None:
-    """Return as soon as this process leads. `name`: its endpoint, and what tells it from others of that endpoint."""
+    """Try to become the leader, and return once this process is. `name`: its endpoint, and an id unique to the process."""
     stands_by = False
     while True:
         asked_s = time.monotonic()
@@ -78,7 +82,10 @@ async def elected(database: Database, name: str, post: Post) -> None:
 
 
 async def keep_leading(database: Database, name: str, post: Post, serve: Callable[[bool], Awaitable[None]]) -> None:
-    """Keep the lease; return when another process leads, or may well. `serve(False)`, `serve(True)`: it ran out, it goes on."""
+    """Renew the lease until another process leads, or may lead since the lease ran out GIVE_UP_S ago.
+
+    `serve` is awaited with False when the lease has run out, and with True when it is renewed after that.
+    """
     serving = True
     while True:
         asked_s = time.monotonic()

@@ -28,13 +28,13 @@ from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-GC_THRESHOLDS = (50_000, 20, 50)  # a window of a large job is millions of objects, in few cycles: to walk them all is a pause
-CACHED_S = 5.0  # that a planner which is compiled already takes to load, on a busy machine
-STOP_GRACE_S = 0.2  # for calls that are being answered
+GC_THRESHOLDS = (50_000, 20, 50)  # a large job's window has millions of objects and few cycles: a full collection is a long pause
+CACHED_S = 5.0  # enough to load a planner that is compiled already, even on a busy machine
+STOP_GRACE_S = 0.2  # for calls in progress to finish when the server stops
 
 
 def _watch(post: Post) -> None:
-    """Let the gauges of this process show the service; they are read in another thread."""
+    """Let the gauges of this process show the state of its service. Another thread reads them."""
 
     def jobs() -> list[JobRun]:
         return list(post.taken.jobs.values()) if post.taken is not None else []
@@ -57,9 +57,12 @@ def _watch(post: Post) -> None:
 
 
 async def serve(listen: str, store_url: str, metrics_listen: str = "", *, token: str = "") -> None:
-    """Run until cancelled. Raises UserError where a port or the store cannot be had, UnavailableError where it is lost.
+    """Run a reorder service until cancelled.
 
-    `metrics_listen`: HOST:PORT of the metrics; empty: none. `token`: of the cluster; empty: whoever asks is served.
+    `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster; empty: every caller is served.
+
+    Raises UserError where a port or the store cannot be opened, ConflictError where the store is in use or of another release,
+    and UnavailableError where an embedded store is lost.
     """
     with metrics.exported(metrics_listen, metrics.REORDER):
         store = await StateStore.open(store_url)
@@ -100,7 +103,7 @@ async def _serve(listen: str, store: StateStore, token: str) -> None:
 
 
 async def _warm_up() -> None:
-    """Load the compiled planner, or compile it. Clients who connect meanwhile are told that this process is starting."""
+    """Load the compiled planner, or compile it. Clients that connect meanwhile are told that this process is starting."""
 
     def warm_up() -> None:
         planning.warm_up()
@@ -114,7 +117,7 @@ async def _warm_up() -> None:
 
 
 async def _lead(store: StateStore, name: str, post: Post, server: Server) -> None:
-    """Serve until another process leads, or until cancelled: then the lease is given up, and whoever stands by goes on."""
+    """Serve until another process leads or may lead, or until cancelled. Then give up the lease, so that a standby takes over."""
     service = ReorderService(store)
 
     async def set_serving(serving: bool) -> None:
@@ -125,7 +128,7 @@ async def _lead(store: StateStore, name: str, post: Post, server: Server) -> Non
     try:
         await asyncio.wait({keeping, taking_up}, return_when=asyncio.FIRST_COMPLETED)
         if not keeping.done():
-            taking_up.result()  # raises what kept it from taking up the jobs: the process ends, and another one may lead
+            taking_up.result()  # raises what kept it from taking over the jobs: this process ends, another may lead
             post.taken = service
             await server.set_serving(True)
         await keeping

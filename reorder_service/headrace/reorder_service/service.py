@@ -20,13 +20,13 @@ from headrace.reorder_service.store.state import FINAL, StateStore
 from headrace.reorder_service.store.store_retry import patiently
 from headrace.spec import load_spec_json
 
-LOOK_SHARE = 0.02  # of the time, at most, for looking after the preprocessors
+LOOK_SHARE = 0.02  # the largest share of the time that may go into watching the preprocessors
 
 log = logging.getLogger(__name__)
 
 
 class ReorderService:
-    """Holds every job of the store; runs those that have not ended."""
+    """The service that a leading process runs: it holds every job of the store, and runs those that have not ended."""
 
     def __init__(self, store: StateStore) -> None:
         self.store = store
@@ -34,18 +34,18 @@ class ReorderService:
         self.fleet = Fleet(self._clock.now_s)
         self.jobs: dict[str, JobRun] = {}
         self.nodes: dict[str, Nodes] = {}
-        """Of each job."""
+        """The trainer nodes of each job, by job name; none connect unless the job is trained by recoverable pipelines."""
         self.set_aside: dict[str, str] = {}
-        """Jobs whose records cannot be read, and why as a sentence: they stay as they are, and all others go on."""
+        """Job -> a sentence why its record cannot be read. Such a job stays as it is, and all others go on."""
         self.began_s = time.monotonic()
         self._submitting = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Take up what an earlier process left, as soon as the store answers.
+        """Load and run the jobs that are in the store, as soon as it answers.
 
-        Raises UnavailableError where it is an embedded one whose server has ended.
+        Raises UnavailableError where the store is an embedded one whose server has ended.
         """
         check = self.store.database.check
         self._looking = asyncio.create_task(self._look())
@@ -57,7 +57,7 @@ class ReorderService:
             nodes.start()
 
     async def stop(self) -> None:
-        """Stop working; everything goes on from the store, here or elsewhere."""
+        """Stop all jobs and disconnect everybody. The next leader, here or elsewhere, continues the jobs from the store."""
         if self._looking is not None:
             self._looking.cancel()
         await stop_task(self._settling)
@@ -66,14 +66,15 @@ class ReorderService:
         for run in self.jobs.values():
             run.sessions.end_all(UnavailableError("this reorder service has stopped"))
             await run.stop()
-        with contextlib.suppress(UnavailableError):  # or another one leads
+        with contextlib.suppress(UnavailableError):  # raised also where another process leads
             await self.store.caution.settle()
         self.fleet.dismiss_all()
 
     async def submit(self, spec_json: str) -> JobRun:
-        """Start a job. The same spec again gives the same job, and goes on with it if it had failed.
+        """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed.
 
-        Raises SpecError or ConflictError.
+        Raises SpecError where the spec is invalid, and ConflictError where the name belongs to a job with another spec or to one
+        whose record cannot be read.
         """
         spec = load_spec_json(spec_json)
         canonical = spec.to_json()
@@ -83,7 +84,7 @@ class ReorderService:
                 log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
             elif spec.name in self.set_aside:
                 raise ConflictError(self.set_aside[spec.name])
-            # A submission that was cut off has left the job in the store alone.
+            # An interrupted submission may have left the job in the store only.
             run = self.jobs.get(spec.name) or await self._take_up(spec.name)
         if run.spec != spec:
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
@@ -95,7 +96,7 @@ class ReorderService:
         return [run.name for run in self.jobs.values() if run.state not in FINAL]
 
     def find(self, job: str) -> JobRun:
-        """Raises NotFoundError."""
+        """Return a job by its name. Raises NotFoundError where there is none, ConflictError where its record cannot be read."""
         try:
             return self.jobs[job]
         except KeyError:
@@ -105,11 +106,15 @@ class ReorderService:
             raise NotFoundError(f"no job {job!r} here; there are: {known}") from None
 
     def find_nodes(self, job: str) -> Nodes:
-        """Those of a job. Raises NotFoundError."""
+        """Return the nodes of a job. Raises as `find`."""
         return self.nodes[self.find(job).name]
 
     def find_session(self, session_id: str) -> tuple[JobRun, Session]:
-        """Raises NotFoundError, or SupersededError where a newer session of the rank took over."""
+        """Return a session by its id, with its job.
+
+        Raises NotFoundError where it does not exist, ConflictError as `find`, and SupersededError where a newer session of the
+        rank has replaced it.
+        """
         job, _, rest = session_id.partition("/")
         run = self.find(job)
         rank = rest.partition("/")[0]
@@ -121,7 +126,7 @@ class ReorderService:
         return run, session
 
     async def _look(self) -> None:
-        """Keep an eye on the preprocessors."""
+        """Look for silent and late preprocessors again and again, for at most LOOK_SHARE of the time."""
         took_s, failure = 0.0, ""
         while True:
             await self._clock.sleep(max(LOOK_S, took_s / LOOK_SHARE))
@@ -130,7 +135,7 @@ class ReorderService:
                 self.fleet.look()
                 failure = ""
             except Exception as err:  # without this watch a preprocessor that hangs would keep its work for ever
-                if failure != repr(err):  # ten times a second
+                if failure != repr(err):  # it may recur ten times a second
                     log.exception("looking after the preprocessors failed %s", pairs(preprocessors=",".join(self.fleet.members)))
                 failure = repr(err)
             took_s = time.perf_counter() - began_s
@@ -140,7 +145,7 @@ class ReorderService:
         await patiently(self.store.caution.settle, self.store.database.check)
 
     async def _take_up_or_set_aside(self, job: str) -> None:
-        """One record that cannot be read, whatever was done to it, keeps no other job from going on."""
+        """Load and run a job, or set it aside where its record cannot be read, so that it keeps no other job from running."""
         try:
             await self._take_up(job)
         except UnavailableError:
