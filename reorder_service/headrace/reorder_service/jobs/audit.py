@@ -1,24 +1,24 @@
-"""Exactly once, proven from the ledger (design section 3, invariant 3): plain values in, findings out.
+"""Audit of a job's ledger: proves that every sample was used exactly once (design section 3, invariant 3). Pure functions.
 
-The ledger names the samples of every committed step. The global order says where each row of the data set has its places,
-as a pure function of spec, manifest and mixture; the quarantine names the rows that are refused, and the place at which each
-was refused first. Put side by side:
+The ledger names the samples of every committed step. The global order says at which places each row of the data set stands,
+as a pure function of spec, manifest and mixture. The quarantine names the refused rows, and the place at which each was first
+refused. The audit compares the three by these rules:
 
     steps        the committed steps are 0 .. n - 1, each once and in order
     places       every step has as many samples of each shard as the order puts there, less the quarantined ones
-    once         no name comes twice in one epoch of its shard
+    once         no name occurs twice in one epoch of its shard
     whole        in every complete epoch of a shard, the names consumed and the names quarantined are as many as its rows, and
                  they are the names of its first whole epoch
     quarantine   every quarantined name has a place of its shard, and is not consumed from that step on
 
-Where all five hold, each complete epoch of a shard has each of its rows once, consumed or quarantined, and what has begun of
-the next one repeats nothing and leaves out nothing but what is quarantined.
+Where all five hold, each complete epoch of a shard has each of its rows once, consumed or quarantined, and the epoch that has
+begun repeats nothing and leaves out nothing but what is quarantined.
 
 What this does not prove: the ledger has names and the order has rows, and only the shards themselves know which key stands in
-which row. So two samples of one shard that changed places within an epoch are not seen, and neither is a key that is not in
-the data set, if it stands in for another in the very first epoch; both are where a caller can name the rows (`name_of`).
+which row. So the audit does not see that two samples of one shard changed places within an epoch, nor that a key which is not
+in the data set replaced another in the very first epoch. It sees both if the caller can name the rows (`name_of`).
 
-Holds the names of one epoch of the shards that are under way, and the quarantine; not the ledger.
+The audit keeps the quarantine in memory and the names of each shard's unfinished epoch, but not the ledger.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headrace.manifest import split_name
 from headrace.quarantine import Rejected
 from headrace.sample import SampleRef
 
-MAX_FINDINGS = 100  # kept of each rule; one lost step of a large job may show in every shard
+MAX_FINDINGS = 100  # most findings kept per rule; one lost step of a large job may show in every shard
 
 
 class Rule(StrEnum):
-    """What must hold; see the module's text."""
+    """A rule that a ledger must satisfy; the module's docstring defines each."""
 
     STEPS = "steps"
     PLACES = "places"
@@ -48,7 +48,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, as one sentence. `sample` is "" where no single one is named."""
+    """One violation of a rule, as a sentence. `sample` is the name of the sample at fault; empty where no single one is."""
 
     step: int
     sentence: str
@@ -57,7 +57,7 @@ class Finding:
 
 @dataclass(slots=True, kw_only=True)
 class Check:
-    """How one rule fared: what was compared, and the first MAX_FINDINGS of `num_findings`."""
+    """The result for one rule: what was compared, and the first MAX_FINDINGS of its `num_findings` violations."""
 
     rule: Rule
     compared: str = ""
@@ -79,11 +79,11 @@ def audit(
     quarantined: Iterable[Rejected],
     name_of: Callable[[SampleRef], str] | None = None,
 ) -> list[Check]:
-    """The checks in the order of Rule; all holds where none has a finding.
+    """Audit a ledger, and return the checks in the order of Rule; the ledger is sound where none has a finding.
 
-    num_steps: that are committed. refs: the samples of a step, by place. shards: name and rows of each, in manifest order.
-    quarantined: those of later steps are left out. name_of: of a row, where the shards can be read: then every step's names are
-    compared one by one.
+    num_steps: number of committed steps. refs: returns the samples of a step, in the order of their places. shards: name and
+    number of rows of each shard, in manifest order. quarantined: refusals at later steps are ignored. name_of: returns the name
+    of the sample in a row, where the shards can be read; then every step's names are compared one by one.
     """
     books = _Books(num_steps, shards, quarantined, name_of)
     for entry in entries:
@@ -92,32 +92,34 @@ def audit(
 
 
 class _Shard:
-    """What has come of one shard so far."""
+    """What the audit has seen of one shard so far."""
 
     def __init__(self, name: str, num_rows: int) -> None:
         self.name = name
         self.num_rows = num_rows
         self.places = 0
         self.epoch = 0
-        """The first one that is not complete."""
+        """The first epoch of the shard that is not complete."""
         self.seen: dict[int, dict[str, int]] = {}
-        """Epoch -> name -> step, from `epoch` on."""
+        """Epoch -> name -> step that consumed it, for the epochs from `epoch` on."""
         self.refused_rows: set[int] = set()
         self.refused: dict[str, int] = {}
-        """Name -> step."""
+        """Quarantined name -> step at which it was refused."""
         self.names_hash: int | None = None
-        """Of all names, once an epoch was whole."""
+        """Hash of the shard's set of names, known once an epoch was whole."""
 
     @property
     def begun(self) -> int:
-        """The last epoch that has a place; -1: none."""
+        """The last epoch of the shard that has begun; -1: none has."""
         return (self.places - 1) // self.num_rows if self.places else -1
 
     def enter(self, name: str, step: int) -> int | None:
-        """Count a name into the first epoch that lacks it. Where each that has begun has it already: the step that had it last.
+        """Count a name into the first unfinished epoch that lacks it, and return None.
 
-        A step on the border of two epochs has names of both and does not tell them apart. All names that the old one still
-        lacks must be among them, so those are its.
+        Where every epoch that has begun has the name already, return the step that consumed it in the last of them.
+
+        A step at the border of two epochs has names of both, and does not tell them apart. But it must have all names that the
+        older epoch still lacks, so those belong to the older one.
         """
         last = None
         for epoch in range(self.epoch, self.begun + 1):
@@ -129,7 +131,10 @@ class _Shard:
         return last
 
     def complete(self) -> Iterator[tuple[int, int, bool]]:
-        """Close the epochs that have had all of their places: (epoch, names consumed, whether they and the refused are all)."""
+        """Close the epochs whose places have all been walked over.
+
+        Yield (epoch, number of names consumed, whether those and the refused names are all names of the shard).
+        """
         while self.places >= (self.epoch + 1) * self.num_rows:
             consumed = self.seen.pop(self.epoch, {})
             names = frozenset(consumed).union(self.refused)
@@ -141,7 +146,7 @@ class _Shard:
 
 
 class _Books:
-    """The checks, and where the walk through the steps stands."""
+    """The state of an audit: its checks, and how far it has come through the ledger."""
 
     def __init__(
         self,
@@ -155,7 +160,7 @@ class _Books:
         self._shards = [_Shard(name, num_rows) for name, num_rows in shards]
         self._numbers = {name: number for number, (name, _) in enumerate(shards)}
         self._name_of = name_of
-        self._damaged: set[str] = set()  # found while indexing: no rows, so without a place
+        self._damaged: set[str] = set()  # found damaged while indexing: they are no rows, and have no place
         self._refusals: dict[int, Rejected] = {}
         self._next_step = self._entered = self._samples = self._epochs = self._placed = 0
         for item in quarantined:
@@ -165,7 +170,7 @@ class _Books:
                 self._refusals[item.sample_id] = item
 
     def enter(self, entry: LedgerEntry, refs: Callable[[int], Sequence[SampleRef]]) -> None:
-        """Take one entry of the ledger."""
+        """Check the next entry of the ledger."""
         step = entry.step
         if step < self._next_step:
             self._find(Rule.STEPS, step, f"step {step} comes again behind step {self._next_step - 1}")
@@ -188,7 +193,7 @@ class _Books:
         self._complete(step, due)
 
     def close(self) -> list[Check]:
-        """The checks, once there is no further entry."""
+        """Finish the audit after the last entry, and return its checks."""
         self._miss(self._num_steps)
         steps, samples = f"{self._entered:,} of {self._num_steps:,} steps", f"{self._samples:,} samples"
         named = ", compared name by name" if self._name_of is not None else ""
@@ -203,7 +208,7 @@ class _Books:
         return list(self.checks.values())
 
     def _walk(self, step: int, refs: Sequence[SampleRef]) -> Counter[int]:
-        """Go over the places of a step; how many samples of each of its shards are to be consumed there, be it none."""
+        """Walk over the places of a step; return how many samples of each shard it must consume, which may be 0."""
         for ref in refs:
             if ref.sample_id in self._refusals:
                 self._refuse(step, ref, self._refusals.pop(ref.sample_id))
@@ -215,7 +220,7 @@ class _Books:
         return due
 
     def _refuse(self, step: int, ref: SampleRef, item: Rejected) -> None:
-        """From this step on, in which it may have several places, a row is quarantined."""
+        """Quarantine the row of a refused sample from this step on, at all places that the row has in the step."""
         shard, found = self._shards[ref.shard], split_name(item.name, self._numbers)
         if found is None or found[0] != ref.shard or item.row not in (None, ref.row):
             sentence = f"{item.name} is quarantined as sample #{ref.sample_id}, which is row {ref.row} of {shard.name}"
@@ -226,7 +231,7 @@ class _Books:
         shard.refused[item.name] = step
 
     def _take(self, step: int, names: Iterable[str]) -> Counter[int]:
-        """Enter the names of a step; how many of each shard there are, less those that are wrong by themselves."""
+        """Enter the names of a step; return how many there are of each shard, without those that break a rule by themselves."""
         counts: Counter[int] = Counter()
         for name in names:
             self._samples += 1
@@ -246,7 +251,7 @@ class _Books:
         return counts
 
     def _compare(self, step: int, refs: Sequence[SampleRef], names: Iterable[str]) -> None:
-        """Each name against what stands in its row."""
+        """Compare the names of a step with the names in the rows that the order puts there."""
         assert self._name_of is not None
         due = Counter(self._name_of(ref) for ref in refs if ref.row not in self._shards[ref.shard].refused_rows)
         found = Counter(names)
@@ -267,7 +272,7 @@ class _Books:
                     self._find(Rule.WHOLE, step, sentence)
 
     def _miss(self, step: int) -> None:
-        """Say it where steps before this one are missing."""
+        """Report the steps that are missing between the last entry and this step."""
         if (first := self._next_step) < step:
             which = f"step {first} is" if first == step - 1 else f"steps {first} to {step - 1} are"
             self._find(Rule.STEPS, first, f"{which} not in the ledger")

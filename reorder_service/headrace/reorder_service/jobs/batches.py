@@ -12,30 +12,34 @@ from headrace.sample import SampleRef
 from headrace.spec import JobSpec
 
 Changes = tuple[tuple[int, tuple[float, ...]], ...]
-"""Weights of all sources, in the order of the spec, each from a step on."""
+"""Changes of the mixture: (first step, weights of all sources in the order of the spec) each."""
 
 
 class Layout:
-    """Known as far as the shards are counted, once `lay_out` was called.
+    """The samples of each step of a job. `lay_out` finds them, as far as the shards are counted.
 
-    A job ends after all epochs, or after all steps where that is less.
+    A job ends after all epochs of its spec, or after all steps where that is less.
     """
 
     def __init__(self, spec: JobSpec, manifest: CountedShards, changes: Changes) -> None:
         self.num_steps = 0
-        """0 until it is known: at once where `steps` alone ends the job, else when the last shard is counted."""
+        """Number of steps of the job; 0 until it is known.
+
+        It is known at once where `steps` alone ends the job, else when the last shard is counted or those counted so far have
+        enough samples for all `steps`.
+        """
         self._num_samples = 0
         self._spec = spec
         self._epochs = (spec.epochs or 1) if spec.epochs is not None or spec.steps is None else None
         self._limit = None if spec.steps is None else spec.steps * spec.global_batch
         self._manifest = manifest
         self.changes = changes
-        """Of the mixture. To be followed by `lay_out`."""
+        """Changes of the mixture; whoever sets them must call `lay_out` next."""
 
     def lay_out(self) -> None:
-        """Find out the order of the shards, and the places of samples as far as shards are counted.
+        """Set up the order of the shards, and the places of samples as far as the shards are counted.
 
-        To be called when they are listed. Raises JobFailedError where a source has no usable sample.
+        Must be called once the shards are listed. Raises JobFailedError where a source has no usable sample.
         """
         size = self._spec.global_batch
         with _to_be_inspected():
@@ -44,9 +48,10 @@ class Layout:
         self._find_end()
 
     def to_count(self, step: int, ahead: int = 0) -> list[int]:
-        """Shards to be counted next on the way to the samples of a step, and those of `ahead` blocks of each source behind them.
+        """Return the shards to count next on the way to the samples of a step and of `ahead` further blocks of each source.
 
-        Without `ahead`, none: `knows` says whether the job has the step at all. Raises JobFailedError as `lay_out`.
+        Without `ahead`, an empty list means that the samples are known or that the job has no such step; `knows` tells which.
+        Raises JobFailedError where a source has no usable sample.
         """
         if self.num_steps and step >= self.num_steps:
             return []
@@ -59,7 +64,7 @@ class Layout:
         return shards
 
     def knows(self, step: int) -> bool:
-        """Whether `refs` can tell the samples of a step."""
+        """Whether the job has the step and its samples are known, so that `refs` can return them."""
         return not self.to_count(step) and not 0 < self.num_steps <= step
 
     def _find_end(self) -> None:
@@ -70,15 +75,15 @@ class Layout:
         self.num_steps = -(-self._num_samples // self._spec.global_batch)
 
     def refs(self, step: int) -> list[SampleRef]:
-        """The samples of a step that it `knows`, by place."""
+        """Return the samples of a step, in the order of their places. The step must be one that the layout `knows`."""
         size = self._spec.global_batch
         stop = (step + 1) * size
         return self._order.refs(step * size, min(stop, self._num_samples or stop))
 
     def changed(self, step: int, weights: Mapping[str, float]) -> Changes:
-        """The changes with other weights from `step` on; those for later steps are dropped.
+        """Return the changes of the mixture with other weights from `step` on; changes at later steps are dropped.
 
-        Raises UserError where the weights are not of every source, or are none.
+        Raises UserError where the weights do not name every source, or are invalid.
         """
         names = [source.name for source in self._spec.sources]
         if sorted(weights) != sorted(names):
@@ -91,9 +96,9 @@ class Layout:
         return changes
 
     def shares(self, step: int) -> list[float]:
-        """Of every source, in the order of the spec, in the samples of a step."""
+        """Return each source's share of the samples at a step, in the order of the spec; the shares add up to 1."""
         changed = [weights for first, weights in self.changes if first <= step]
-        given = [source.weight for source in self._spec.sources if source.weight is not None]  # all or none
+        given = [source.weight for source in self._spec.sources if source.weight is not None]  # of all sources or of none
         weights = changed[-1] if changed else given or self._manifest.num_samples().tolist()
         total = sum(weights) or 1.0
         return [weight / total for weight in weights]
@@ -101,7 +106,7 @@ class Layout:
 
 @contextmanager
 def _to_be_inspected() -> Iterator[None]:
-    """Sources that have no sample are the user's to mend."""
+    """Turn the ValueError about a source without samples into a JobFailedError that says how to find out why."""
     try:
         yield
     except ValueError as err:

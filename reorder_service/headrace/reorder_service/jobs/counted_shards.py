@@ -22,21 +22,24 @@ from headrace.v1.common_pb2 import Shard
 from headrace.v1.fleet_pb2 import FleetOrder
 
 Ask = Callable[[tuple[int, ...], Callable[[str], FleetOrder], Mapping[int, int]], Awaitable[Any]]
-"""Has any preprocessor carry out an order, given the priority, the order's maker and the shards it reads; its report."""
+"""Function that has any preprocessor carry out an order, and returns its report.
+
+Its arguments are the priority, a function that makes the order for a lease, and how many samples the order reads of which shards.
+"""
 
 _LIST_PRIORITY = (-1,)  # before any step's work
-_MESSAGES = 4096  # of a few hundred bytes
+_MESSAGES = 4096  # messages of shards that are cached, a few hundred bytes each
 
 
 class CountedShards:
-    """What the global order of a job is made of: its shards, and how many rows each has as far as they are counted."""
+    """The input of a job's global order: its shards, and how many rows each has, as far as they are counted."""
 
     def __init__(self, spec: JobSpec, shards: ShardTable, num_rows: Int64) -> None:
-        """`num_rows`: (n,) of each shard, UNCOUNTED where they are not known."""
+        """`num_rows`: (n,) rows of each shard, UNCOUNTED where they are not known."""
         self.shards = shards
         self.num_rows = num_rows
         self.message = functools.lru_cache(maxsize=_MESSAGES)(self._message)
-        """Of a shard, for orders: the same few shards are in those of a whole step."""
+        """Returns the message of a shard by its number. Cached, since all orders of a step have the same few shards."""
         self._spec = spec
 
     def _message(self, shard: int) -> Shard:
@@ -47,21 +50,24 @@ class CountedShards:
         return int(np.count_nonzero(self.num_rows != UNCOUNTED))
 
     def successor(self, ref: SampleRef, distance: int) -> SampleRef:
-        """The sample so many rows behind another one of its shard, for the same place; behind the last row comes the first."""
+        """Return the sample `distance` rows after `ref` in its shard, at the same place; after the last row comes the first."""
         return SampleRef(sample_id=ref.sample_id, shard=ref.shard, row=(ref.row + distance) % int(self.num_rows[ref.shard]))
 
     def source_of(self, shard: int) -> str:
-        """The name of a shard's source."""
+        """Return the name of a shard's source."""
         return self._spec.sources[int(self.shards.sources[shard])].name
 
     def num_samples(self) -> Int64:
-        """(number of sources,) of each source's shards, as far as they are counted."""
+        """Return how many samples each source has in the shards counted so far: (number of sources,)."""
         counts = np.zeros(len(self._spec.sources), np.int64)
         np.add.at(counts, self.shards.sources, self.num_rows.clip(min=0))
         return counts
 
     def order(self, changes: Sequence[tuple[int, Weights]] = ()) -> GlobalOrder:
-        """It follows what is counted later. `changes`: other weights from a place on. Raises ValueError as GlobalOrder."""
+        """Return the global order of the shards; it takes in what is counted later.
+
+        `changes`: (place, weights from there on) each. Raises ValueError where a source has no sample, or weights are invalid.
+        """
         sources = [
             SourceShards(name=source.name, shards=np.flatnonzero(self.shards.sources == s), weight=source.weight)
             for s, source in enumerate(self._spec.sources)
@@ -72,7 +78,7 @@ class CountedShards:
 
 
 class Manifest(CountedShards):
-    """Empty until `load`, and then until `list_shards`, where the store has nothing; `count` is for one shard after another."""
+    """A job's manifest, kept in the store. It is empty until `load`, or, where the store has none, until `list_shards`."""
 
     def __init__(self, record: JobRecord, spec: JobSpec, store: StateStore) -> None:
         super().__init__(spec, ShardTable(), np.empty(0, np.int64))
@@ -81,12 +87,15 @@ class Manifest(CountedShards):
         self._store = store
 
     async def load(self) -> None:
-        """Take up what the store has. A list of shards that was not saved to its end is not used."""
+        """Load the manifest from the store, if it has one. A list of shards that was not saved to its end is not used."""
         if self.vocabulary is not None:
             self.shards, self.num_rows = await self._store.load_manifest(self._job)
 
     async def list_shards(self, ask: Ask) -> None:
-        """Find the shards. Raises JobFailedError where a data set cannot be read, or the list is not one of this job's."""
+        """Have a preprocessor list the shards, and save the list.
+
+        Raises JobFailedError where a data set cannot be read, or the list does not fit the job.
+        """
         reply = await ask(_LIST_PRIORITY, lambda lease: fleet_messages.list_shards(lease, self._job), {})
         shards = await asyncio.to_thread(self._checked, reply.shards)
         vocabulary = vocabulary_value(reply.vocabulary)
@@ -95,8 +104,10 @@ class Manifest(CountedShards):
         self.vocabulary = vocabulary
 
     def _checked(self, listed: Sequence[Shard]) -> ShardTable:
-        """What a preprocessor has listed, as a table. Raises JobFailedError where a source or a number cannot be: what is once in
-        the store is there for good."""
+        """Return the shards that a preprocessor has listed as a table.
+
+        Raises JobFailedError for an impossible source or number: what is once in the store stays there for good.
+        """
         num_sources = len(self._spec.sources)
         for place, shard in enumerate(listed):
             if shard.source not in range(num_sources) or shard.number != place:
@@ -108,7 +119,7 @@ class Manifest(CountedShards):
         return shard_table(listed)
 
     async def count(self, ask: Ask, shard: int, priority: tuple[int, ...]) -> None:
-        """Find out how many rows a shard has. Raises JobFailedError where it cannot be read."""
+        """Have a preprocessor count the rows of a shard, and save the number. Raises JobFailedError where it cannot be read."""
         reply = await ask(priority, lambda lease: fleet_messages.index_shard(lease, self._job, self.message(shard)), {shard: 1})
         rejected = [rejection_value(item) for item in reply.rejections]
         await self._store.save_index(self._job, shard, reply.num_samples, rejected)

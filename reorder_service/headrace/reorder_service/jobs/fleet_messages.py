@@ -1,4 +1,4 @@
-"""The orders that preprocessors get."""
+"""Builders of the FleetOrder messages that preprocessors get."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ def index_shard(lease: str, job: str, shard: Shard) -> FleetOrder:
 def probe_samples(
     lease: str, job: str, trace: str, refs: Sequence[SampleRef], message_of: Callable[[int], Shard], killed: Mapping[int, int]
 ) -> FleetOrder:
-    """`message_of`: a shard of the job, by number. `trace`: the step's (tracing). `killed`: sample -> preprocessors."""
+    """Build the order to probe samples.
+
+    `trace`: the step's id for tracing. `message_of`: returns the message of a shard by its number. `killed`: sample id -> how
+    many preprocessors died of that sample, which is not to be touched.
+    """
     order = fleet_pb2.ProbeSamples(
         lease=lease,
         job=job,
@@ -47,7 +51,7 @@ def probe_samples(
 def try_sample(
     lease: str, job: str, part: Part, ref: SampleRef, step: int, priority: int, message_of: Callable[[int], Shard]
 ) -> FleetOrder:
-    """Decode one sample of a part, and keep nothing of it. `message_of`: a shard of the job, by number."""
+    """Build the order to decode one sample of a part and keep nothing of it. `message_of`: returns a shard's message."""
     order = fleet_pb2.DecodePart(
         lease=lease,
         job=job,
@@ -62,14 +66,18 @@ def try_sample(
 
 
 def deadly_shard(name: str, deaths: int) -> fleet_pb2.ShardIndexed:
-    """What stands for the index of a shard that preprocessors die of: it has no rows."""
+    """Build the index of a shard that killed `deaths` preprocessors, in place of a real one: it has no rows and one rejection."""
     return fleet_pb2.ShardIndexed(rejections=[rejection_message(deadly(name, deaths))])
 
 
 def decode_part(
     lease: str, job: str, part: Part, step: int, priority: int, message_of: Callable[[int], Shard], killed: Mapping[int, int]
 ) -> FleetOrder:
-    """`message_of`: a shard of the job, by number. `killed`: sample -> preprocessors."""
+    """Build the order to decode a part and keep it.
+
+    `message_of`: returns the message of a shard by its number. `killed`: sample id -> how many preprocessors died of that
+    sample, which is not to be touched.
+    """
     order = fleet_pb2.DecodePart(
         lease=lease,
         job=job,

@@ -1,4 +1,4 @@
-"""Shards are counted just before the window needs them: the blocks that come next, and some behind, so that it need not wait."""
+"""Counts shards just before the window needs them: the blocks that come next, and some more, so that it need not wait."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections.abc import Callable
 from headrace.reorder_service.jobs.batches import Layout
 from headrace.reorder_service.jobs.counted_shards import Ask, Manifest
 
-BLOCKS_AHEAD = 2  # of each source; with 16 shards of 1,000 samples a block, some 30,000 samples behind those that are needed
-INDEX = (
-    -1
-)  # among a step's work: before its probing (headrace.reorder_service.jobs.work_orders), and after that of the steps before
+BLOCKS_AHEAD = 2  # of each source; with 16 shards of 1,000 samples a block, some 30,000 samples beyond those that are needed
+INDEX = -1  # priority within a step: before its probing (PROBE in jobs.work_orders), but after the work of earlier steps
 
 
 class Indexing:
-    """What is being counted of one job, in one event loop."""
+    """Counts the shards of one job, as tasks in one event loop."""
 
     def __init__(self, manifest: Manifest, layout: Layout, ask: Ask, on_counted: Callable[[], None]) -> None:
-        """`on_counted`: called after each shard."""
+        """`on_counted`: called whenever a shard has been counted."""
         self._manifest = manifest
         self._layout = layout
         self._ask = ask
@@ -26,16 +24,16 @@ class Indexing:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def go_on(self, group: asyncio.TaskGroup, step: int) -> None:
-        """Have the shards counted that come next on the way to `step` and behind it, as tasks of the group.
+        """Begin to count the shards that come next on the way to `step`, and of BLOCKS_AHEAD blocks more, as tasks of the group.
 
-        Raises JobFailedError where a source has no usable sample, and so does the group where a shard cannot be read.
+        Raises JobFailedError where a source has no usable sample; the group raises it where a shard cannot be read.
         """
         for place, shard in enumerate(self._layout.to_count(step, BLOCKS_AHEAD)):
             if shard not in self._tasks:
                 self._tasks[shard] = group.create_task(self._count(shard, (step, INDEX, place)))
 
     def stop(self) -> None:
-        """Nothing that is under way is needed any more."""
+        """Cancel all counting that is under way: its results are needed no more."""
         for task in self._tasks.values():
             task.cancel()
 

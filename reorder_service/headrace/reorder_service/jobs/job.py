@@ -37,12 +37,12 @@ from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_j
 
 log = logging.getLogger(__name__)
 
-PLACED_AT_A_TIME = 512  # parts of a step: tens of milliseconds; several orders to a preprocessor go in one message
+PLACED_AT_A_TIME = 512  # parts handed out before the event loop gets a turn: tens of milliseconds; orders share messages
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
 
 
 class JobRun:
-    """One job in memory. `start` runs it; what must survive is in the store."""
+    """A job that this process holds in memory; `start` runs it. What must survive the process is in the store."""
 
     def __init__(self, record: JobRecord, store: StateStore, fleet: Fleet) -> None:
         self.name = record.job
@@ -52,11 +52,11 @@ class JobRun:
         self.message = record.message
         self.paused = record.paused
         self.committed = self.next_step = record.cursor
-        """Steps that are committed, and the first that nobody has begun to plan."""
+        """`committed`: number of committed steps. `next_step`: the first step that nobody has begun to plan."""
         self.progress = record.progress
         self.manifest = Manifest(record, self.spec, store)
         self.generation = record.generation
-        """Of what ranks hold: it ends with every change of the topology and every reset."""
+        """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
         self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
         self.layout = Layout(self.spec, self.manifest, record.mixture)
         self.steps: dict[int, Step] = {}
@@ -75,7 +75,7 @@ class JobRun:
 
     @property
     def num_steps(self) -> int:
-        """0 until it is known."""
+        """Number of steps of the job; 0 until it is known."""
         return self.committed if self.state == "DONE" else self.layout.num_steps
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
@@ -92,22 +92,22 @@ class JobRun:
         await self._ready.wait()
 
     async def stop(self) -> None:
-        """Stop working on the job; its state stays as it is, and so do the parts that preprocessors hold."""
+        """Stop working on the job. Its state stays as it is, and preprocessors keep the parts that they hold."""
         await stop_task(self._task)
         self._task = None
 
     async def cancel(self) -> None:
-        """End the job for good."""
+        """Cancel the job, unless it has ended already; it cannot be resumed."""
         async with self._committing:
             if self.state not in FINAL:
                 await self.stop()
                 try:
                     await self._end("CANCELLED", f"job {self.name!r} was cancelled")
                 finally:
-                    self.start()  # goes on where the store did not take the end
+                    self.start()  # the job goes on where the store did not save its end
 
     async def resubmit(self) -> None:
-        """Go on with a job that failed, from its last commit: what made it fail may be mended."""
+        """Resume a failed job from its last commit, since what made it fail may be mended. Any other job stays as it is."""
         async with self._committing:
             if self.state == "FAILED":
                 await self._store.set_state(self.name, "INDEXING")
@@ -119,10 +119,13 @@ class JobRun:
                 self.start()
 
     async def rewind(self, step: int, catch_up: int = 0) -> None:
-        """Go back to `step`: later commits are undone. Raises UserError where it is below 0, ConflictError where it is to come.
+        """Go back to `step`: its commit and all later ones are undone.
 
-        `catch_up`: so many steps may be still to come: the rank commits them again.
-        Ranks that go back to the same step may all ask for it: the first does it. To be shielded from cancellation.
+        `catch_up`: how many steps `step` may lie ahead of the last commit. Nothing is undone then: the rank commits them again.
+        Ranks that go back to the same step may all call this: the first call does it. Must be shielded from cancellation.
+
+        A job that has failed or was cancelled stays as it is. Raises UserError where `step` is negative, and ConflictError where
+        it lies further ahead than `catch_up`.
         """
         if step < 0:
             raise UserError(f"job {self.name!r} cannot go back to step {step}: steps count from 0")
@@ -135,10 +138,10 @@ class JobRun:
         await self._notify()
 
     async def set_topology(self, topology: TopologySpec, generation: int | None = None) -> None:
-        """Plan the same global batches for another topology, from the first uncommitted step on. All ranks open anew.
+        """Plan the same global batches for another topology, from the first uncommitted step on. All ranks must open anew.
 
-        `generation`: the one that the caller knows. Raises ConflictError where it is over, or the job, and SpecError where
-        the job's model has not the units.
+        `generation`: the job's generation as the caller knows it. Raises ConflictError where that or the job is over, and
+        SpecError where the job's model lacks units of the topology.
         """
         self.spec.with_topology(topology)
         async with self._committing:
@@ -152,9 +155,9 @@ class JobRun:
         await self._notify()
 
     async def set_weights(self, step: int, weights: Mapping[str, float]) -> None:
-        """Mix the sources by other weights from `step` on. Recorded: a job that is reset or resumed repeats it.
+        """Mix the sources by other weights from `step` on. The change is recorded, so a job that is reset or resumed repeats it.
 
-        Raises UserError for weights that are none, ConflictError where the step is planned already or the job is over.
+        Raises UserError for invalid weights, ConflictError where the step is planned already or the job is over.
         """
         async with self._committing:
             if self.state in FINAL:
@@ -170,7 +173,7 @@ class JobRun:
                 self._changed.set()
 
     async def pause(self, paused: bool) -> None:
-        """Plan no further step, or go on. What is planned can still be consumed."""
+        """Pause or resume planning; steps that are planned can still be consumed. Raises ConflictError where the job is over."""
         if self.state in FINAL:
             raise ConflictError(f"job {self.name!r} is {self.state}: it cannot be paused or resumed")
         await self._store.set_paused(self.name, paused)
@@ -179,7 +182,7 @@ class JobRun:
         log.info("%s %s", "paused" if paused else "resumed", pairs(job=self.name, step=self.committed))
 
     async def _restarted(self, change: Awaitable[object], what: str) -> None:
-        """Stop, change the job in the store, and go on with what the store has then. The caller holds the lock."""
+        """Stop the job, await `change`, its change in the store, and go on from there. The caller must hold `_committing`."""
         await self.stop()
         self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
         self.steps.clear()
@@ -215,9 +218,9 @@ class JobRun:
                 failure = "internal error; see the reorder service's log"
 
     async def _work(self) -> None:
-        """From wherever the job stands to its end. May be begun again after an error."""
+        """Work on the job from wherever it stands to its end. May be called again after an error."""
         if self.manifest.vocabulary is None:
-            await self.manifest.list_shards(self._orders.ask_once)  # a wrong path is told at once
+            await self.manifest.list_shards(self._orders.ask_once)  # without retries, so that a wrong path is reported at once
         self.layout.lay_out()
         await self._feed()
 
@@ -267,11 +270,11 @@ class JobRun:
 
     @property
     def window_bytes(self) -> int:
-        """How many bytes of steps may be planned ahead, see `bytes_ahead`."""
+        """How many bytes of decoded steps may be planned ahead; 0: no limit, see `bytes_ahead`."""
         return bytes_ahead(self.spec.window_bytes, self._fleet.stores_bytes)
 
     def _may_plan(self) -> bool:
-        """Whether the next step is the job's, its samples are known, and the window has room for it."""
+        """Return whether to plan the next step: the job has it and is not paused, its samples are known, the window has room."""
         sizes = [step.num_bytes if (step := self.steps.get(i)) else None for i in range(self.committed, self.next_step)]
         room = has_room(sizes, window=self.spec.window, window_bytes=self.window_bytes)
         return room and not self.paused and self.layout.knows(self.next_step)
@@ -283,7 +286,7 @@ class JobRun:
         refs = await self._planner.aside(self.layout.refs, index)
         step = self.steps[index] = self._planner.step(index, refs, self.generation)
         await self._planner.plan(step, self.topology, self.generation)
-        self._changed.set()  # its size is known
+        self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
 
         def urgent() -> bool:
@@ -291,7 +294,7 @@ class JobRun:
 
         for number, part in enumerate(step.parts.values(), 1):
             if number % PLACED_AT_A_TIME == 1:
-                await asyncio.sleep(0)  # ranks are told their plans meanwhile, and everybody is heard
+                await asyncio.sleep(0)  # lets plans go out and messages be handled
             self._orders.decode(
                 step.index,
                 part,
@@ -311,17 +314,22 @@ class JobRun:
     def open_session(
         self, rank: int, num_ranks: int, generation: int | None = None, replicas: Collection[int] = (), *, together: bool = False
     ) -> Session:
-        """A session that first hears of what is planned already. Raises as `Sessions.open`, whose `named` are `replicas`, and
-        SupersededError where `generation`, of a former session that it continues, is over."""
+        """Open a session for a rank, which is first told what is planned already.
+
+        `replicas`: those that the rank names (`named` of `Sessions.open`). `generation`: that of a former session that this one
+        continues; None: a new process. `together`: as for `Sessions.open`.
+
+        Raises as `Sessions.open`, and SupersededError where `generation` is over.
+        """
         if generation not in (None, self.generation):
             raise self._stale()
         former = self.sessions.num_ranks
         session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas, together=together)
         session.next_step = self.committed
         for step in self.steps.values():
-            if self.sessions.num_ranks != former:  # what a rank has committed meant other samples then
+            if self.sessions.num_ranks != former:  # the earlier commits of a rank were for other samples
                 step.commits.clear()
-            elif generation is None and not together:  # a new process: its model may lack what the one before had applied
+            elif generation is None and not together:  # the model of a new process may lack what the former one had applied
                 step.commits.pop(rank, None)
         session.tell_planned([step for _, step in sorted(self.steps.items()) if step.plan is not None])
         if self.state in FINAL:
@@ -329,7 +337,7 @@ class JobRun:
         return session
 
     def report_lost(self, ticket: str, lease: str) -> None:
-        """A rank could not fetch a part from where `lease` put it."""
+        """Have a part decoded again, since a rank could not fetch it from where `lease` put it. Ignored for a former lease."""
         for step in self.steps.values():
             part = step.parts.get(ticket)
             if part is not None and part.lease == lease:
@@ -338,9 +346,10 @@ class JobRun:
                 self._fleet.lost(lease)
 
     async def commit(self, session: Session, index: int, commit: RankCommit) -> bool:
-        """One rank has applied step `index`. True once all have, and it is in the ledger. Repeating a commit is harmless.
+        """Note that one rank has applied step `index`; return whether all have and the step is in the ledger.
 
-        After a restart of this service a rank may commit a step before it is planned again: then this waits for the plan.
+        Repeating a commit is harmless. After a restart of this service a rank may commit a step before it is planned again: then
+        this waits for the plan. Raises the session's error where that is over, and ConflictError where the step is not planned.
         """
         async with self._planned:
             await self._planned.wait_for(lambda: self._can_judge(session, index))
@@ -357,24 +366,24 @@ class JobRun:
         return index < self.committed
 
     async def committed_by_all(self, session: Session, index: int) -> None:
-        """Wait until the step is in the ledger, or will not be."""
+        """Wait until the step is in the ledger, or the job or the session has ended."""
         async with self._planned:
             await self._planned.wait_for(lambda: index < self.committed or self.state in FINAL or session.over is not None)
 
     def _can_judge(self, session: Session, index: int) -> bool:
-        """Whether the window is past `index`, has its plan, or will never have it."""
+        """Return whether a commit of step `index` need not wait for a plan: there is one, or none will come for this session."""
         step = self.steps.get(index)
         to_come = self.committed <= index < self.committed + self.spec.window and not 0 < self.num_steps <= index
         planned = step is not None and step.plan is not None
         return planned or not to_come or session.over is not None or self.state in FINAL
 
     async def _commit_ready(self) -> None:
-        """Commit, in order, the steps that every rank has committed. Not to be cut off between store and memory."""
+        """Commit, in order, the steps that every rank has committed. Must not be cancelled between updating store and memory."""
         async with self._committing:
             while (head := self.steps.get(self.committed)) and len(head.commits) >= self.sessions.num_ranks:
                 try:
                     await self._commit_head(head)
-                except ConflictError:  # ranks are ahead of the store, and have to know
+                except ConflictError:  # the ranks are ahead of the store and must be told
                     await self._restarted(asyncio.sleep(0), f"set back from step {self.committed}, as its store lost commits")
                 await self._notify()
 

@@ -1,8 +1,9 @@
-"""Which samples of a part are left out, whoever decodes it: one fact for all ranks that fetch the part.
+"""Agreement on the samples that are left out of a part, so that all ranks that fetch the part get the same samples.
 
-What one preprocessor can decode another may not: it lacks a codec, or has another release of it. So a preprocessor is told which
-samples to leave out, and keeps a part only if it can decode all others: copies that were ordered alike are equal. One that cannot
-says which samples it takes for damaged, and others are asked. What none of them can decode is left out from then on, everywhere.
+One preprocessor may decode a sample that another cannot, for lack of a codec or with another release of it. So each is told
+which samples to leave out, and keeps a part only if it can decode all others: copies made by equal orders are equal. If it
+cannot, it reports the samples that it takes for damaged, and others are asked. What none of them can decode is left out from then
+on, everywhere.
 """
 
 from __future__ import annotations
@@ -12,36 +13,39 @@ from dataclasses import dataclass, field
 
 from headrace.quarantine import Rejected
 
-OPINIONS = 3  # preprocessors that are asked before a sample is left out; as many as there are, where those are fewer
+OPINIONS = 3  # preprocessors asked before a sample is left out, or all where there are fewer
 
 
 @dataclass(slots=True, eq=False)
 class Agreement:
-    """Of one part."""
+    """The samples left out of one part, and the claims of preprocessors about further ones."""
 
     left_out: dict[int, Rejected] = field(default_factory=dict)
-    """By sample id."""
+    """Sample id -> the sample that every copy of the part leaves out, with the reason."""
     decoded_by: str = ""
-    """The preprocessor that has decoded it so first: ranks may have it. Empty: none has, as far as is known."""
+    """The first preprocessor that decoded the part with `left_out` as it is; ranks may have its copy. Empty: none is known."""
     claims: dict[str, tuple[Rejected, ...]] = field(default_factory=dict)
-    """By preprocessor, the further samples that it cannot decode."""
+    """Preprocessor -> further samples that it cannot decode."""
     is_missed: bool = False
-    """Whether a rank could not get a copy, and none was decoded since."""
+    """Whether a rank could not fetch a copy of the part, and none was decoded since."""
 
     def decoded(self, preprocessor: str) -> None:
-        """It has decoded all that is not left out."""
+        """Note that a preprocessor has decoded all samples that are not left out."""
         self.decoded_by = self.decoded_by or preprocessor
         self.claims.clear()
         self.is_missed = False
 
     def claim(self, preprocessor: str, damaged: Iterable[Rejected]) -> bool:
-        """It cannot decode these samples of the part. Whether enough others have been asked."""
+        """Note that a preprocessor cannot decode these samples of the part.
+
+        Return whether OPINIONS of them have failed and none has decoded it, so that no others need to be asked.
+        """
         if further := tuple(item for item in damaged if item.sample_id not in self.left_out):
             self.claims[preprocessor] = further
         return not self.decoded_by and len(self.claims) >= OPINIONS
 
     def leave_out(self) -> tuple[Rejected, ...]:
-        """Leave out, of the claims, the one with the fewest samples: who made it can decode the rest. Those samples."""
+        """Leave out the samples of the smallest claim, since its preprocessor can decode the rest; return those samples."""
         fewest = min(self.claims.values(), key=len)
         self.left_out |= {item.sample_id: item for item in fewest if item.sample_id is not None}
         self.claims.clear()
@@ -49,7 +53,7 @@ class Agreement:
         return fewest
 
     def dispute(self) -> str:
-        """The sentence that says who could decode what, and who cannot."""
+        """Return a sentence that says which preprocessor has decoded a sample and which one cannot."""
         preprocessor, damaged = next(iter(self.claims.items()))
         item = damaged[0]
         return (

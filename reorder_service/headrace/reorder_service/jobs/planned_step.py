@@ -31,33 +31,33 @@ from headrace.ticket import part_of
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Part:
-    """What one ticket stands for: some samples of one microbatch, decoded together."""
+    """Some samples of one microbatch, which are decoded, held and fetched together under one ticket."""
 
     ticket: str
     replica: int
     microbatch: int
     samples: tuple[SampleRef, ...]
     shards: Mapping[int, int]
-    """Shard -> how many of the samples it has."""
+    """Shard -> how many samples of the part it has."""
     probed_by: Mapping[str, int] = field(default_factory=dict)
-    """Preprocessor -> how many of the samples it has probed."""
+    """Preprocessor -> how many samples of the part it has probed."""
     agreed: Agreement = field(default_factory=Agreement)
-    """Which of the samples no copy of it has."""
+    """Agreement on the samples that every copy of the part leaves out."""
     work: Work | None = None
     lease: str = ""
     endpoint: str = ""
     message: tuple[str, bytes] = ("", b"")
-    """A lease, and what ranks are told of it: written once for all of them."""
+    """(lease, message): the serialized location of the part under that lease, serialized once for all ranks."""
 
     @property
     def name(self) -> str:
-        """What logs say of it: its ticket without the signature."""
+        """Name of the part in logs: its ticket without the signature."""
         return part_of(self.ticket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommit:
-    """What one rank says of a step: samples that arrived as rejected, its loss (NaN: unknown) and times in seconds."""
+    """What one rank reports with a commit: samples that arrived as rejected, its loss (NaN: unknown) and times in seconds."""
 
     rejected: tuple[Rejected, ...]
     loss: float
@@ -67,46 +67,46 @@ class RankCommit:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Step:
-    """A step of the window. Filled from top to bottom: refs, then probes, then plan and parts, then commits."""
+    """One global batch in the job's window. It is filled step by step: refs, then probes, then plan and parts, then commits."""
 
     index: int
     refs: list[SampleRef]
     trace: str = ""
-    """JOB/UID/GENERATION/STEP, with which its tickets begin (headrace.observability.tracing)."""
+    """Id of the step for tracing, JOB/UID/GENERATION/STEP, with which its tickets begin (headrace.observability.tracing)."""
     began_s: float = field(default_factory=time.perf_counter)
     probes: dict[int, Probe] = field(default_factory=dict)
     probed_by: dict[int, str] = field(default_factory=dict)
-    """Sample -> preprocessor, as far as that is known."""
+    """Sample -> preprocessor that has probed it, as far as that is known."""
     rejected: list[Rejected] = field(default_factory=list)
     substitutes: dict[int, SampleRef] = field(default_factory=dict)
-    """By place: what stands in for a refused sample."""
+    """Place of a refused sample -> the sample that stands in for it."""
     sample_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     packs: dict[int, int] = field(default_factory=dict)
-    """Sample -> pack that it is in, where the job packs; else empty."""
+    """Sample -> number of its pack; empty where the job does not pack."""
     num_bytes: int | None = None
-    """Of all parts once they are decoded, about; None until the samples are probed."""
+    """Estimated bytes of all parts once they are decoded; None until the samples are probed."""
     plan: StepPlan | None = None
     _whole: bytes = b""
     sizes: list[tuple[int, ...]] = field(default_factory=list)
-    """Of each replica, how many samples each of its microbatches has."""
+    """Number of samples in each microbatch of each replica."""
     seconds: list[tuple[float, ...]] = field(default_factory=list)
-    """Of each replica, what its microbatches take in all units together, as far as their samples' costs are known."""
+    """Predicted seconds of each microbatch of each replica, summed over all units, as far as its samples' costs are known."""
     parts: dict[str, Part] = field(default_factory=dict)
-    """By ticket."""
+    """Ticket -> part of the step."""
     tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
-    """(replica, microbatch) -> of its parts, in order; none for one without samples."""
+    """(replica, microbatch) -> tickets of its parts, in order. A microbatch without samples has no entry."""
     commits: dict[int, RankCommit] = field(default_factory=dict)
     messages: WeakKeyDictionary[object, bytes] = field(default_factory=WeakKeyDictionary)
-    """What ranks are told of it, by the lane that they are of: written once for each."""
+    """Lane -> serialized plan of the step for its ranks, serialized once for each lane."""
 
     def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:
-        """Take the plan and cut its microbatches into parts of at most `part_samples` samples, which lie in few shards each.
-        Samples of a pack stay together: they stand one behind the other in the parts of their microbatch.
+        """Take the plan, and cut its microbatches into parts of at most `part_samples` samples from few shards each.
 
-        `ticket`: of the part with that name, which is unique in the job.
+        The samples of a pack stay together: they follow each other in the parts of their microbatch. `ticket`: makes a part's
+        ticket from its name, which is unique in the job.
 
-        Raises ValueError for a plan that is none (headrace.plan.StepPlan.check).
+        Raises ValueError for an invalid plan (headrace.plan.StepPlan.check).
         """
         plan.check()
         refs = {ref.sample_id: ref for ref in self.refs} | self.substitutes
@@ -135,23 +135,22 @@ class Step:
         return self.packs.get(ref.sample_id, 0), ref.shard, ref.row
 
     def packs_in(self, replica: int, microbatch: int) -> list[list[int]]:
-        """The samples of a microbatch, pack by pack, as its parts have them; none where the job does not pack."""
+        """Return the sample ids of a microbatch by pack, in the order of its parts; empty where the job does not pack."""
         parts = (self.parts[ticket] for ticket in self.tickets.get((replica, microbatch), ()))
         samples = [ref.sample_id for part in parts for ref in part.samples] if self.packs else []
         return [list(of_pack) for _, of_pack in groupby(samples, self.packs.__getitem__)]
 
     @property
     def whole(self) -> bytes:
-        """The plan as a message, for ranks that need all of it; written once for all of them."""
+        """The whole plan, for ranks that need all of it: serialized once for all of them, empty before the step is planned."""
         if self.plan is not None and not self._whole:
             self._whole = message_codec.plan_message(self.plan).SerializeToString()
         return self._whole
 
     def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:
-        """The plan of the step's good samples, after filling `costs`, `packs` and `num_bytes`. Pure otherwise: runs in a worker
-        thread.
+        """Return a plan for the step's good samples, and fill `costs`, `packs` and `num_bytes`.
 
-        vocab: size of the job's vocabulary, 0 if it is not known.
+        Changes nothing else, so it may run in a worker thread. vocab: size of the job's vocabulary, 0 if it is not known.
         """
         topology, seed = topology_spec.topology(), spec.seed + self.index
         self.num_bytes = sum(
@@ -174,9 +173,9 @@ class Step:
         return plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
 
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
-        """What the ledger and the quarantine get, once every rank has committed. `source_of`: a shard's source."""
+        """Return the entries for ledger and quarantine once every rank has committed. `source_of`: returns a shard's source."""
         late = {item.sample_id: item for commit in self.commits.values() for item in commit.rejected}
-        # A substitute that fails late is quarantined at its own place.
+        # A substitute that fails late is quarantined at its own place in the global order, not here.
         rejected = [*self.rejected, *(item for place, item in late.items() if place not in self.substitutes)]
         shards = {ref.sample_id: ref.shard for ref in self.refs}
         good = {sample_id: probe for sample_id, probe in self.probes.items() if sample_id not in late}

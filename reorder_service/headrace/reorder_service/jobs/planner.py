@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-MOST_TRIES = 16  # to find a substitute; a shard with so many bad samples in a row is no source of good ones
+MOST_TRIES = 16  # rows tried to find a substitute; a shard with so many bad samples in a row is no source of good ones
 
 
 class Planner:
-    """Of steps whose samples are known by place. What probing finds out is kept in the store until the step is committed."""
+    """Plans the steps of one job whose samples are known. Results of probing are in the store until the step is committed."""
 
     def __init__(self, record: JobRecord, spec: JobSpec, manifest: Manifest, store: StateStore, orders: Orders) -> None:
         self._job = record.job
@@ -41,16 +41,16 @@ class Planner:
         self._orders = orders
 
     def step(self, index: int, refs: list[SampleRef], generation: int) -> Step:
-        """One of which nothing else is known yet."""
+        """Return a new step, of which only the samples are known."""
         return Step(index=index, refs=refs, trace=f"{self._job}/{self._uid}/{generation}/{index}")
 
     async def aside(self, work: Callable[..., _T], *args: Any) -> _T:
-        """What some work of the job's planning gives, done in a worker thread."""
+        """Run some planning work of the job in a worker thread, and return its result."""
         async with self._store.caution.around(self._job):
             return await asyncio.to_thread(work, *args)
 
     async def plan(self, step: Step, topology: TopologySpec, generation: int) -> None:
-        """Fill a step up to its parts. Raises JobFailedError where no preprocessor can probe its samples."""
+        """Probe a step's samples, plan it and cut it into parts. Raises JobFailedError where no preprocessor can probe them."""
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
             step.substitutes = {ref.sample_id: ref for ref in substitutes}
@@ -86,7 +86,7 @@ class Planner:
         )
 
     async def _substitute(self, step: Step) -> None:
-        """Find good samples for the places of refused ones, where their source asks for it."""
+        """Find good samples for the places of refused ones, where their source asks for substitutes."""
         asking = {source.name for source in self._spec.sources if source.on_bad == "substitute"}
         empty = [ref for ref in step.refs if ref.sample_id not in step.probes and self._manifest.source_of(ref.shard) in asking]
         for distance in range(1, MOST_TRIES + 1):

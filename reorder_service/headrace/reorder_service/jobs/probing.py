@@ -1,4 +1,4 @@
-"""Finding out what a step's samples are, by the fleet."""
+"""Probing of a step's samples by the preprocessors: finds out their sizes, or why they are refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headrace.sample import SampleRef
 
 
 async def probe(step: Step, refs: Sequence[SampleRef], job: str, orders: Orders) -> list[Rejected]:
-    """Fill a step's `probes` and `probed_by` with those of `refs`; the samples that are refused.
+    """Have `refs` probed, fill the step's `probes` and `probed_by` with the results, and return the refused samples.
 
-    Raises JobFailedError where nobody can.
+    Raises JobFailedError where no preprocessor can probe them.
     """
     rejected: list[Rejected] = []
     as_stored = sorted(refs, key=lambda ref: (ref.shard, ref.row))  # neighbours are read together

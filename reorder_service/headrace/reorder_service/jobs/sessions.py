@@ -12,28 +12,28 @@ from headrace.errors import ConflictError, HeadraceError, NotFoundError, Superse
 from headrace.limits import MAX_RANKS, MAX_REPLICAS
 from headrace.reorder_service.jobs.planned_step import Part, Step
 
-OPENING_S = 5.0  # until a session that was opened hears of plans: longer than a call may be tried again
+OPENING_S = 5.0  # for a rank to ask for plans after it opened a session: longer than a call may be retried
 VACANT_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """No step follows. `message` is empty where all are committed, else says why."""
+    """The event that no step follows. `message` is empty where all steps are committed, else it says why."""
 
     message: str
 
 
 @dataclass(slots=True, eq=False)
 class Told:
-    """Steps, then places of parts, or the end: what sessions of one lane are told at a time."""
+    """A batch of events for the sessions of one lane: steps, then locations of parts, or the end."""
 
     events: Sequence[Step | Part | Ended]
     message: bytes = b""
-    """As it goes over the wire, once somebody has written it."""
+    """The serialized events; empty until they are first sent to a session."""
 
 
 class Lane:
-    """Sessions that serve the same replicas are told the same, and it is written once for all of them."""
+    """The sessions that serve the same replicas. They are told the same events, serialized once for all of them."""
 
     def __init__(self, on_empty: Callable[[], None] = lambda: None) -> None:
         """`on_empty` is called when the last session has left."""
@@ -43,36 +43,36 @@ class Lane:
         self._places: dict[str, Part] = {}  # a part that moves twice is told once
 
     def join(self, session: Session) -> None:
-        """From now on the session is told what the lane is."""
+        """Add a session, which is told all events of the lane from now on."""
         self.spread()
         self._sessions[session] = None
 
     def leave(self, session: Session) -> None:
-        """The session is told no more."""
+        """Remove a session, if it is in the lane."""
         if session in self._sessions:
             del self._sessions[session]
             if not self._sessions:
                 self._on_empty()
 
     def tell_step(self, step: Step) -> None:
-        """A step is planned. Its parts' places follow by `tell_place`."""
+        """Tell the sessions that a step is planned. The locations of its parts follow by `tell_place`."""
         if self._stirs():
             self._steps.append(step)
 
     def tell_place(self, part: Part) -> None:
-        """A preprocessor has taken a part (again)."""
+        """Tell the sessions where a part is, since a preprocessor has taken it (again)."""
         if self._stirs():
             self._places[part.ticket] = part
 
     def _stirs(self) -> bool:
-        """Whether anybody is to be told. The first thing wakes all of them, who then `spread` it."""
+        """Return whether the lane has sessions. The first pending event wakes all of them; they then call `spread`."""
         if not self._steps and not self._places:
             for session in self._sessions:
                 session.wake()
         return bool(self._sessions)
 
     def spread(self) -> None:
-        """Hand to every session what was told since it was done before."""
+        """Hand all pending events to every session."""
         if self._steps or self._places:
             told = Told([*self._steps, *self._places.values()])
             self._steps.clear()
@@ -83,9 +83,9 @@ class Lane:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
-    """One rank's view of a job. Rank r of n serves the replicas r, r + n, r + 2n, ..., unless it has named them.
+    """One rank's session with a job. Rank r of n serves the replicas r, r + n, r + 2n, ..., unless it has named its replicas.
 
-    Of nodes that commit together each serves all replicas, as one rank of one.
+    Each of several nodes that commit together serves all replicas, as the only rank.
     """
 
     id: str
@@ -93,70 +93,70 @@ class Session:
     rank: int
     num_ranks: int
     replicas: frozenset[int] | None = None
-    """Those that it has named: a process of a pipeline, which needs whole plans too."""
+    """The replicas that the rank has named, as a process of a pipeline does, which gets whole plans, too; None: it named none."""
     together: bool = False
-    """Whether it is of nodes that commit together, of which any number come and go."""
+    """Whether the rank is one of several nodes that commit together, any number of which may come and go."""
     streaming: bool = False
     opened_s: float = field(default_factory=time.monotonic)
     has_streamed: bool = False
     over: HeadraceError | None = None
-    """What the rank is told of any further call: the session has ended."""
+    """Error that the session has ended with, raised by every further call of the rank; None while it lasts."""
     brought: int | None = None
-    """The step of the state that the rank went back to, or came with."""
+    """Step of the model state with which the rank opened the session; None where it did not say."""
     next_step: int = 0
     data_wait_s: float = 0.0
     step_s: float = 0.0
-    """What the rank said of the step before `next_step`."""
+    """`data_wait_s` and `step_s`: seconds that the rank reported of the step before `next_step`."""
     lane: Lane = field(default_factory=Lane)
     _told: list[Told] = field(default_factory=list)
     _ended: Ended | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin_streaming(self) -> None:
-        """Somebody hears of plans from now on."""
+        """Note that the rank reads plans from now on."""
         self.streaming = self.has_streamed = True
 
     def is_live(self) -> bool:
-        """Whether a process is connected, or about to be."""
+        """Return whether a process is connected, or opened the session so recently that it may be about to."""
         return self.streaming or not (self.has_streamed or time.monotonic() > self.opened_s + OPENING_S)
 
     def serves(self, replica: int) -> bool:
-        """Whether a replica's parts go to this rank."""
+        """Return whether this rank gets the parts of a replica."""
         return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
 
     def tell_planned(self, steps: Sequence[Step]) -> None:
-        """Steps were planned, and some of their parts taken, before the session was opened."""
+        """Tell the session which steps were planned, and where their parts are, before it was opened."""
         parts = [part for step in steps for part in step.parts.values() if part.lease and self.serves(part.replica)]
         if steps:
             self.hear(Told([*steps, *parts]))
             self.wake()
 
     def hear(self, told: Told) -> None:
-        """What is told next, once the session wakes."""
+        """Queue events, which `told` yields once the session wakes."""
         self._told.append(told)
 
     def wake(self) -> None:
-        """There is something to tell."""
+        """Wake `told`, since there are events for the session."""
         self._wake.set()
 
     def tell_end(self, message: str) -> None:
-        """No step follows."""
+        """Tell the session that no step follows; `message` is empty where all steps are committed, else says why."""
         self._ended = Ended(message=message)
         self._wake.set()
 
     @property
     def told_all(self) -> bool:
-        """Whether no step follows."""
+        """Whether the session was told that no step follows."""
         return self._ended is not None
 
     def end(self, error: HeadraceError) -> None:
-        """The rank is told no more, but that."""
+        """End the session: `told` and every further call of the rank raise the error."""
         self.over = error
         self.lane.leave(self)
         self._wake.set()
 
     async def told(self) -> AsyncIterator[list[Told]]:
-        """All there is to tell at a time, until it is the end. Raises `over` where the session ends before."""
+        """Yield all pending events whenever there are some, up to the job's end. Raises `over` where the session ends before."""
         while self.over is None:
             self._wake.clear()
             self.lane.spread()
@@ -172,36 +172,39 @@ class Session:
 
 
 class Sessions:
-    """The ranks of one job."""
+    """The sessions of one job, by rank, and the lanes that they share."""
 
     def __init__(self, job: str) -> None:
         self._job = job
         self.by_rank: dict[int, Session] = {}
         self.num_ranks = 1
-        """Ranks whose commits make a step: what the latest session said."""
+        """Number of ranks that must commit a step: what the latest session said."""
         self._lanes: dict[Hashable, Lane] = {}
-        self._serving: dict[int, list[Lane]] = {}  # by replica
+        self._serving: dict[int, list[Lane]] = {}  # replica -> lanes that serve it
 
     @property
     def share_parts(self) -> bool:
-        """Whether several ranks may fetch the same part, and have to get the same samples: those of a pipeline."""
+        """Whether several ranks may fetch the same part and must get the same samples, as the processes of one pipeline."""
         return any(session.replicas is not None for session in self.by_rank.values())
 
     def tell_step(self, step: Step) -> None:
-        """A step is planned. Its parts' places follow by `tell_place`."""
+        """Tell all sessions that a step is planned. The locations of its parts follow by `tell_place`."""
         for lane in self._lanes.values():
             lane.tell_step(step)
 
     def tell_place(self, part: Part) -> None:
-        """A preprocessor has taken the part (again)."""
+        """Tell the sessions of the part's replica where the part is, since a preprocessor has taken it (again)."""
         for lane in self._serving.get(part.replica, ()):
             lane.tell_place(part)
 
     def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = (), *, together: bool = False) -> Session:
-        """A new session for `rank`. Raises UserError or ConflictError where it does not fit.
+        """Open a session for `rank`, in place of any former one, and return it.
 
-        `replicas`: that the job has. `named`: those of them that the rank takes; none: every `num_ranks`-th. `together`: of
-        nodes of which one commits for all; each takes all replicas, and the rank only tells it from the others.
+        `replicas`: number of replicas of the job. `named`: those that the rank takes; empty: every `num_ranks`-th. `together`:
+        the rank is a node of several, one of which commits for all; each takes all replicas, and `rank` only tells them apart.
+
+        Raises UserError where the numbers do not fit each other or the job, and ConflictError where ranks of another number or
+        kind are connected.
         """
         if not 0 <= rank < (rank + 1 if together else num_ranks):
             raise UserError(f"rank {rank} is not in 0 .. {num_ranks - 1}")
@@ -253,7 +256,8 @@ class Sessions:
     async def vacant(self, rank: int, continues: str, patience_s: float) -> None:
         """Wait until no other process is connected as `rank`. `continues`: id of the caller's own former session, if any.
 
-        Raises ConflictError where one is for `patience_s`. One that was lost without a word is taken for alive for some seconds.
+        Raises ConflictError where one still is after `patience_s`. A process that was lost without a word counts as connected for
+        some seconds.
         """
         deadline_s = time.monotonic() + patience_s
         while (session := self.by_rank.get(rank)) is not None and session.id != continues and session.is_live():
@@ -276,7 +280,7 @@ class Sessions:
         session.lane.join(session)
 
     def _drop_lane(self, key: Hashable, serves: Iterable[int]) -> None:
-        """Nobody is told what it is."""
+        """Remove a lane that has no sessions left."""
         lane = self._lanes.pop(key)
         for replica in serves:
             self._serving[replica].remove(lane)
@@ -284,9 +288,9 @@ class Sessions:
                 del self._serving[replica]
 
     def check_brought(self, rank: int, step: int) -> None:
-        """Raise ConflictError where another rank has come with the state of another step, and has not gone on since.
+        """Raise ConflictError where another rank came with the model state of another step, and has not gone on since.
 
-        A rank that comes back alone takes the others, which have gone on, back with it. Raises UserError for a step that is none.
+        A rank that comes back alone takes the others, which have gone on, back with it. Raises UserError for a negative step.
         """
         if step < 0:
             raise UserError(f"the state of rank {rank} is of step {step}: steps of job {self._job!r} count from 0")
@@ -299,14 +303,18 @@ class Sessions:
                 )
 
     def leave(self, session: Session) -> None:
-        """A rank hears no more. Nodes that commit together come and go: one that went is told no steps for ever."""
+        """Note that a rank reads plans no more.
+
+        The session of a node that commits together with others ends then, unless it was told the end: such nodes come and go, and
+        events for one that is gone would pile up for ever.
+        """
         session.streaming = False
         if session.together and not session.told_all and self.by_rank.get(session.rank) is session:
             del self.by_rank[session.rank]
             session.end(NotFoundError(f"session {session.id!r} ended with its stream; open one"))
 
     def end_all(self, error: HeadraceError) -> None:
-        """Every rank must open again, if `error` lets it."""
+        """End all sessions with `error`: every rank must open a new one, if that error lets it."""
         for session in self.by_rank.values():
             session.end(error)
         self.by_rank.clear()

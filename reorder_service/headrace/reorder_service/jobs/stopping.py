@@ -1,4 +1,4 @@
-"""The end of a task, for certain."""
+"""Stopping a task for certain."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 async def stop_task(task: asyncio.Task[Any] | None) -> None:
-    """Cancel a task until it has ended, if there is one; its errors are dropped.
+    """Cancel a task, if there is one, again and again until it has ended; its errors are dropped.
 
-    Again and again: the store's client may swallow a cancellation, as `asyncio.wait_for` does before Python 3.12.
+    Once is not enough: the store's client may swallow a cancellation, as `asyncio.wait_for` does before Python 3.12.
     """
     while task is not None and not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=0.1)
     if task is not None and not task.cancelled():
-        task.exception()  # asked for, so that nobody is told that it never was
+        task.exception()  # retrieved, so that asyncio does not log that nobody did

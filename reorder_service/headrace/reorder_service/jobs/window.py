@@ -1,27 +1,27 @@
-"""How far ahead of the trainers a job is planned: so many steps at most, and so many bytes of them once they are decoded."""
+"""How far ahead of the trainers a job is planned: limits the steps, and their bytes once they are decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-STORES_SHARE = 0.75  # of what the preprocessors' stores hold: they also read ahead, and keep parts until a commit has come round
-LEAST_STEPS = 2  # however large they are: the one that trainers need now, and the one to be prepared meanwhile
+STORES_SHARE = 0.75  # of the preprocessors' stores: they also read ahead, and keep parts until they hear of the commit
+LEAST_STEPS = 2  # planned however large they are: the one that trainers need now, and the next one
 
 
 def bytes_ahead(window_bytes: int | None, stores_bytes: int) -> int:
-    """How many may be planned: as the job says, else what the stores of the fleet, `stores_bytes` together, have room for.
+    """Return how many bytes may be planned ahead: `window_bytes` if the job sets it, else STORES_SHARE of `stores_bytes`.
 
-    0: no limit, while the fleet has not said what it holds.
+    `stores_bytes`: capacity of all preprocessors' stores together; 0 while it is not known. A result of 0 means no limit.
     """
     return int(STORES_SHARE * stores_bytes) if window_bytes is None else window_bytes
 
 
 def has_room(num_bytes: Sequence[int | None], *, window: int, window_bytes: int) -> bool:
-    """Whether another step may be planned behind these, which are not committed and come to so many bytes each. `window_bytes`:
-    as `bytes_ahead` has it.
+    """Return whether another step may be planned behind the uncommitted ones.
 
-    None: a step that is still being probed. It, and the other one, are taken to be as large as the largest that is known; where
-    none is, another one waits for that.
+    num_bytes: bytes of each uncommitted step, None while it is being probed. Such a step, and the new one, are assumed to be as
+    large as the largest that is known; where none is, planning waits for that. window: most steps. window_bytes: most bytes, as
+    `bytes_ahead` returns it. The first LEAST_STEPS steps have room whatever their size.
     """
     if len(num_bytes) < min(LEAST_STEPS, window):
         return True

@@ -1,4 +1,4 @@
-"""A job's orders to the fleet. What every preprocessor has failed at is tried again after pauses, before the job gives up."""
+"""A job's orders to the preprocessors. What all of them have failed at is tried again after pauses, before the job gives up."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ log = logging.getLogger(__name__)
 
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # a file system that went away may come back
 
-# Kinds of a step's work in the order in which a starved fleet does them. Decoding an early step outranks probing a late one.
+# Kinds of work of one step, in the order in which a busy fleet does them. Decoding an early step outranks probing a late one.
 PROBE, DECODE = 0, 1
 
 
 class Orders:
-    """For one job, in one event loop."""
+    """Gives the work of one job to the fleet of preprocessors, and collects the results, in one event loop."""
 
     def __init__(
         self, job: str, share: float, fleet: Fleet, manifest: CountedShards, parts_are_shared: Callable[[], bool] = lambda: False
     ) -> None:
-        """`share`: of the fleet, beside other jobs'. `manifest`: orders take along what it has of the shards that they read.
-        `parts_are_shared`: whether several ranks fetch the same part, and none may have it without a sample of another's.
+        """`share`: the job's share of the fleet, relative to other jobs'. `manifest`: has the shards that orders read.
+
+        `parts_are_shared`: whether several ranks fetch the same part, so that all copies of it must have the same samples.
         """
         self._parts_are_shared = parts_are_shared
         self.manifest = manifest
@@ -44,16 +45,16 @@ class Orders:
         self._share = share
         self._fleet = fleet
         self._killed: dict[tuple[int, int], int] = {}
-        """(shard, row) -> preprocessors that died of the sample there. In memory: a new leader finds it out again."""
+        """(shard, row) -> how many preprocessors died of the sample there. In memory only: a new leader finds it out again."""
 
     def killed(self, refs: Iterable[SampleRef]) -> dict[int, int]:
-        """Those of the samples that are not to be touched any more, and how many preprocessors died of each."""
+        """Return the ids of those samples that must not be touched any more, each with how many preprocessors died of it."""
         return (
             {ref.sample_id: deaths for ref in refs if (deaths := self._killed.get((ref.shard, ref.row)))} if self._killed else {}
         )
 
     def _trial(self, of: Work, ref: SampleRef, order: Callable[[str], FleetOrder]) -> Trial:
-        """One sample of a work, by an order of its own."""
+        """Build the trial of one sample of a work, by an order of its own, to find the sample that kills preprocessors."""
 
         def guilty(deaths: int) -> None:
             self._killed[ref.shard, ref.row] = deaths
@@ -78,9 +79,9 @@ class Orders:
     async def ask(
         self, priority: tuple[int, ...], order: Callable[[str], FleetOrder], shards: Mapping[int, int] | None = None
     ) -> Any:
-        """Have any preprocessor do something; its report. Raises JobFailedError where none can, after some pauses.
+        """Have any preprocessor carry out an order; return its report. Raises JobFailedError where none can, after some pauses.
 
-        `shards`: how many samples of which the order reads.
+        `order`: makes the order for a lease. `shards`: shard -> how many of its samples the order reads.
         """
         for pause_s in RETRY_PAUSES_S:
             try:
@@ -92,7 +93,10 @@ class Orders:
     async def ask_once(
         self, priority: tuple[int, ...], order: Callable[[str], FleetOrder], shards: Mapping[int, int] | None = None
     ) -> Any:
-        """The same, without pauses: each preprocessor that is there is asked once."""
+        """Have any preprocessor carry out an order, and return its report. Each connected one is asked at most once.
+
+        Raises JobFailedError where none can. The arguments are those of `ask`, which tries again.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def done(result: Any, _: str) -> None:
@@ -115,7 +119,7 @@ class Orders:
         )
 
         def guilty(deaths: int) -> None:
-            """The shard is left out as a whole; of a data set that cannot be listed nothing is left."""
+            """Leave the shard out as a whole, or fail the job where the order was to list the data set."""
             made = order("")
             if made.WhichOneof("order") == "index_shard":
                 done(fleet_messages.deadly_shard(made.index_shard.shard.name, deaths), "")
@@ -134,9 +138,10 @@ class Orders:
         order: Callable[[str, Sequence[SampleRef]], FleetOrder],
         take: Callable[[Any, str], bool],
     ) -> None:
-        """Have preprocessors do something with samples, each with as many at a time as suit it. `ask`'s pauses and errors.
+        """Have preprocessors carry out an order on samples, each on as many at a time as suit it. Pauses and errors as in `ask`.
 
-        `take`: told every report and whose it is, until it says that it has all. The same samples may be reported twice.
+        `order`: makes the order for a lease and some of the samples. `take`: called with every report and its preprocessor's
+        name until it returns True, when it has all. The same samples may be reported twice.
         """
         shards = [ref.shard for ref in samples]
         all_taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -185,9 +190,9 @@ class Orders:
         given_up: Callable[[str], None],
         wanted: Callable[[], bool],
     ) -> Callable[[str], None]:
-        """What to do where no preprocessor can do a work: submit it `again` after a pause, if it is still `wanted` then.
+        """Return the `on_failed` of a work: it submits `again()` after the next pause, if the work is still `wanted` then.
 
-        After the last pause it is `given_up`, with a sentence.
+        When there are no pauses left, it calls `given_up` with the error.
         """
         pauses = iter(pauses_s)
 
@@ -214,9 +219,10 @@ class Orders:
         urgent: Callable[[], bool],
         wanted: Callable[[], bool],
     ) -> None:
-        """Have a part decoded and kept until the fleet releases `part.work`. `on_placed`: each time that a preprocessor takes it.
+        """Have a part decoded, and kept until the fleet releases `part.work`.
 
-        `on_failed`: none could, after some pauses. `wanted`: whether to try again then.
+        `on_placed`: called each time that a preprocessor takes it. `on_failed`: called with a sentence where none can decode it,
+        after some pauses. `urgent`: whether trainers wait for the part now. `wanted`: whether a retry is still worthwhile.
         """
         rank = (step << 40) + (part.microbatch << 20) + part.replica
 
@@ -233,7 +239,7 @@ class Orders:
         def leave_out() -> None:
             for item in agreed.leave_out():
                 log.warning("left out %s", pairs(job=self._job, part=part.name, sample=item.name, reason=item.reason))
-            work.late = dict.fromkeys(work.late, False)  # who has not answered until now does not count any more
+            work.late = dict.fromkeys(work.late, False)  # answers to former orders do not count any more
             self._fleet.submit(work)
 
         def is_open() -> bool:
@@ -254,7 +260,7 @@ class Orders:
                 leave_out()
             elif agreed.is_missed:
                 on_failed(agreed.dispute())
-            else:  # the ranks may all have it: then nobody needs another copy
+            else:  # perhaps all ranks have fetched it, and no other copy is needed
                 asyncio.get_running_loop().call_later(RETRY_PAUSES_S[-1], ask_again)
 
         retry = self._after_pauses(RETRY_PAUSES_S, again, given_up, is_open)
@@ -262,7 +268,7 @@ class Orders:
         def failed(error: str) -> None:
             if not agreed.claims or agreed.decoded_by:
                 retry(error)
-            elif work.late and (pause_s := next(waits, None)) is not None:  # somebody may decode it yet, or just has
+            elif work.late and (pause_s := next(waits, None)) is not None:  # a late preprocessor may decode it yet, or just has
                 asyncio.get_running_loop().call_later(pause_s, look_again, error)
             else:
                 leave_out()
