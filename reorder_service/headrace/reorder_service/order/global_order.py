@@ -1,11 +1,11 @@
 """The global order: which sample stands at which place, as a pure function of manifest, weights, seed and epoch.
 
-A source's epoch: its shards in shuffled order, cut into blocks of `shuffle_shards`; the samples of a block are shuffled
-together. How sources mix is in order.mixture. Both allow random access, so a resumed job computes nothing twice.
+In each epoch the shards of a source are shuffled and cut into blocks of `shuffle_shards`, and the samples of a block are shuffled
+together. order.mixture mixes the sources. Both allow random access, so a resumed job computes nothing twice.
 
-The shuffled order depends on the number of shards alone, and a place in the first epoch on the rows of the blocks up to its
-own. So shards are counted block by block as places are asked for: `to_count` says which are wanted. What is counted later
-changes no place that was told before.
+The order of the shards depends on nothing of their content but their number, and a place in the first epoch only on the rows of
+the blocks up to its own. So shards are counted block by block as places are asked for: `to_count` says which are needed. What is
+counted later changes no place that was told before.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from headrace.sample import SampleRef
 
 Int64 = npt.NDArray[np.int64]
 
-_STRETCH = 1024  # blocks that are looked at together
-_TOGETHER = 64  # blocks that are counted side by side where all of a source must be
+_STRETCH = 1024  # blocks that `take_up` looks at together
+_TOGETHER = 64  # blocks that are counted at the same time where all of a source must be counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SourceShards:
-    """A source's part of the manifest."""
+    """The shards of one source, and its weight in the mixture; None: by its size."""
 
     name: str
     shards: Int64
-    """(n,) their numbers."""
+    """(n,) numbers of the shards in the manifest."""
     weight: float | None = None
 
 
@@ -59,29 +59,29 @@ class SourceOrder:
     """The order of one source's samples over its endless epochs."""
 
     def __init__(self, source: SourceShards, num_rows: Int64, *, seed: int, shuffle_shards: int) -> None:
-        """`num_rows`: as GlobalOrder's."""
+        """`num_rows`: (N,) rows of every shard of the manifest, UNCOUNTED until it is known, as for GlobalOrder."""
         self._source = source
         self._num_rows = num_rows
         self._seed = seed
         self._shuffle_shards = shuffle_shards
         self._first = self._shuffled(0)
-        self._ends = np.zeros(-(-len(self._first) // shuffle_shards), np.int64)  # of the first epoch's blocks, in samples
-        self._num_known = 0  # leading blocks of which every shard is counted
+        self._ends = np.zeros(-(-len(self._first) // shuffle_shards), np.int64)  # end of each block of epoch 0, in samples
+        self._num_known = 0  # how many leading blocks have all their shards counted
         self.num_samples = 0
-        """Of the leading blocks that are counted; of all once `is_counted`."""
+        """Samples in the leading blocks that are counted; of the whole source once `is_counted`."""
         self._blocks = functools.lru_cache(maxsize=1)(self._epoch_blocks)
         self._block = functools.lru_cache(maxsize=2)(self._shuffled_block)
         self.take_up()
 
     @property
     def is_counted(self) -> bool:
-        """Whether every shard is, as far as `take_up` has seen."""
+        """Whether every shard of the source is counted, as far as `take_up` has seen."""
         return self._num_known == len(self._ends)
 
     def to_count(self, position: int, ahead: int = 0) -> list[int]:
-        """Shards to be counted next on the way to sample number `position`, and those of `ahead` blocks behind its own.
+        """Return the shards to count next on the way to sample number `position`, and those of `ahead` blocks after its own.
 
-        Without `ahead`, none: `at` can tell it.
+        Without `ahead`, an empty list means that `at` can find the sample.
         """
         block = int(np.searchsorted(self._ends[: self._num_known], position, side="right"))
         members = self._first[self._num_known * self._shuffle_shards : (block + 1 + ahead) * self._shuffle_shards]
@@ -89,7 +89,7 @@ class SourceOrder:
         return uncounted
 
     def at(self, position: int) -> tuple[int, int]:
-        """(shard, row) of the source's sample number `position`, which `to_count` has cleared; epochs follow each other."""
+        """Return (shard, row) of sample number `position`, counted through all epochs. `to_count` must need no shards for it."""
         epoch, within = divmod(position, self.num_samples) if self.is_counted else (0, position)
         ends = self._ends[: self._num_known] if epoch == 0 else self._blocks(epoch)[1]
         block = int(np.searchsorted(ends, within, side="right"))
@@ -98,7 +98,7 @@ class SourceOrder:
         return int(shards[within - start]), int(rows[within - start])
 
     def take_up(self) -> None:
-        """Note the leading blocks that have been counted meanwhile. Others may be in `at` at the same time, in their threads.
+        """Take in the leading blocks that have been counted meanwhile. Other threads may be in `at` at the same time.
 
         Raises ValueError where every shard is counted, and none has a sample.
         """
@@ -117,12 +117,12 @@ class SourceOrder:
             raise ValueError(f"source {self._source.name!r} has no usable sample")
 
     def _shuffled(self, epoch: int) -> Int64:
-        """The shards, in the order of an epoch."""
+        """Return the source's shards in the order of an epoch."""
         order = permutation(len(self._source.shards), _key(self._seed, self._source.name, epoch))
         return self._source.shards[order]
 
     def _epoch_blocks(self, epoch: int) -> tuple[Int64, Int64]:
-        """Shards in the order of an epoch, and the end of each block in samples."""
+        """Return the source's shards in the order of an epoch, and the end of each block in samples."""
         shuffled = self._shuffled(epoch)
         ends = np.cumsum(self._num_rows[shuffled])
         last_of_block = np.arange(self._shuffle_shards, len(ends) + self._shuffle_shards, self._shuffle_shards) - 1
@@ -139,7 +139,7 @@ class SourceOrder:
 
 
 class GlobalOrder:
-    """The order of a job: place -> sample. A place is a sample's `sample_id`."""
+    """The order of all samples of a job: maps each place to a sample. The place is the `sample_id`."""
 
     def __init__(
         self,
@@ -150,10 +150,10 @@ class GlobalOrder:
         shuffle_shards: int,
         changes: Sequence[tuple[int, Weights]] = (),
     ) -> None:
-        """`num_rows`: (N,) of every shard of the manifest, UNCOUNTED until it is known: the owner fills it in as time goes by.
-        `changes`: other weights from a place on.
+        """`num_rows`: (N,) rows of every shard of the manifest, UNCOUNTED until it is known; its owner fills it in over time.
+        `changes`: (place, weights of all sources from there on) each.
 
-        Raises ValueError where a source has no sample, or weights are none.
+        Raises ValueError where a source has no sample, or weights are invalid.
         """
         self._orders = [SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards) for source in sources]
         self._changes = changes
@@ -165,15 +165,16 @@ class GlobalOrder:
 
     @property
     def is_counted(self) -> bool:
-        """Whether every shard is, as far as `to_count` has seen."""
+        """Whether every shard of the job is counted, as far as `to_count` has seen."""
         return all(order.is_counted for order in self._orders)
 
     def to_count(self, stop: int, epochs: int | None = None, ahead: int = 0) -> list[int]:
-        """Shards to be counted next on the way to the samples at the places before `stop`, and those of `ahead` blocks of each
-        source behind them. Without `ahead`, none: `refs` can tell them.
+        """Return the shards to count next on the way to the places before `stop`, and of `ahead` further blocks of each source.
 
-        `epochs`: the job ends with these, so that they must be known to have as many places. Sources that mix by their sizes
-        are counted as a whole. Raises ValueError where a source has no sample.
+        Without `ahead`, an empty list means that `refs` can return the samples at these places. `epochs`: the job ends after
+        these, so they must be known to have as many places. Sources that mix by their sizes are counted as a whole.
+
+        Raises ValueError where a source has no sample.
         """
         for order in self._orders:
             order.take_up()
@@ -189,7 +190,7 @@ class GlobalOrder:
         ]
 
     def reaches(self, stop: int, epochs: int) -> bool:
-        """Whether so many epochs are known to have `stop` places or more."""
+        """Return whether so many epochs are known to have `stop` places or more."""
         if self._mixture is None:
             return False
         if self.is_counted:
@@ -198,9 +199,10 @@ class GlobalOrder:
         return any(self._mixture.lasts(s) and epochs * order.num_samples > given[s] for s, order in enumerate(self._orders))
 
     def num_samples(self, epochs: int) -> int:
-        """Places until the last of the sources has had all of its samples `epochs` times. With weights, the others repeat.
+        """Return the number of places until every source has given all of its samples `epochs` times.
 
-        A source whose weight has become 0 before is not waited for. To be asked when all is counted.
+        With weights, the other sources repeat more often than the last. A source whose weight becomes 0 before that is not waited
+        for. Every shard must be counted.
         """
         assert self._mixture is not None
         last = [self._mixture.place(source, epochs * order.num_samples - 1) for source, order in enumerate(self._orders)]
@@ -211,7 +213,7 @@ class GlobalOrder:
             self._mixture = Mixture([order.num_samples for order in self._orders], self._changes)
 
     def refs(self, start: int, stop: int) -> list[SampleRef]:
-        """The samples at places start .. stop - 1, which `to_count` has cleared."""
+        """Return the samples at places start .. stop - 1. `to_count` must need no shards for them."""
         assert self._mixture is not None
         refs = []
         for place, (source, position) in enumerate(self._mixture.positions(start, stop), start):

@@ -1,8 +1,8 @@
 """Which source gives the sample at each place of a job, by weights that may change on the way.
 
 The sources interleave evenly: sample k of a source with share p is due at time (k + 1/2) / p, and samples are taken in the
-order in which they are due. Where the weights change, the clock begins anew and every source goes on behind the samples
-that it has given. All of it allows random access, so a resumed job computes nothing twice.
+order in which they are due. Where the weights change, time starts at 0 again, and every source continues after the samples that
+it has given. All of it allows random access, so a resumed job computes nothing twice.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ Weights = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Places from `first` on that have the same weights."""
+    """The places from `first` on up to the next span, which have the same weights."""
 
     first: int
     shares: npt.NDArray[np.float64]
     given: npt.NDArray[np.int64]
-    """Samples of each source before them."""
+    """(number of sources,) samples that each source has given before `first`."""
 
 
 class Mixture:
-    """Of some sources: place -> source and position in it."""
+    """The interleaving of sources by their weights: maps each place to a source and a position in it."""
 
     def __init__(self, weights: Weights, changes: Sequence[tuple[int, Weights]] = ()) -> None:
-        """`changes`: the weights from a place on, in the order of the places. Raises ValueError where they are none."""
+        """`changes`: (place, weights from there on) each, by ascending place.
+
+        Raises ValueError where the weights or the order of the changes are invalid.
+        """
         self._spans = [_Span(0, _shares(weights), np.zeros(len(weights), np.int64))]
         for first, later in changes:
             former = self._spans[-1]
@@ -43,7 +46,7 @@ class Mixture:
             self._spans.append(_Span(first, _shares(later), given))
 
     def positions(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """(source, position in the source) for places start .. stop - 1."""
+        """Return (source, position in the source) for the places start .. stop - 1."""
         found: list[tuple[int, int]] = []
         while start < stop:
             number = bisect_right(self._spans, start, key=lambda span: span.first) - 1
@@ -55,16 +58,16 @@ class Mixture:
         return found
 
     def given(self, place: int) -> npt.NDArray[np.int64]:
-        """How many samples of each source stand before a place."""
+        """Return how many samples of each source stand before a place."""
         span = self._spans[bisect_right(self._spans, place, key=lambda span: span.first) - 1]
         return span.given + _counts(span.shares, place - span.first)
 
     def lasts(self, source: int) -> bool:
-        """Whether a source goes on giving samples for ever."""
+        """Return whether a source goes on giving samples for ever: it has a weight after the last change."""
         return bool(self._spans[-1].shares[source])
 
     def place(self, source: int, position: int) -> int | None:
-        """Where a source's sample stands; None where it has no share any more before it comes to that."""
+        """Return the place of a source's sample; None where the source's weight becomes 0 before its turn."""
         number = bisect_right([int(span.given[source]) for span in self._spans], position) - 1
         span = self._spans[number]
         share = span.shares[source]
@@ -86,14 +89,14 @@ def _shares(weights: Weights) -> npt.NDArray[np.float64]:
 
 
 def _interleaved(shares: npt.NDArray[np.float64], start: int, stop: int) -> list[tuple[int, int]]:
-    """(source, position) for places start .. stop - 1 of sources that all begin at place 0."""
+    """Return (source, position) for the places start .. stop - 1, where all sources begin at place 0."""
     first, due = _due(shares, start, stop)
     skip = start - int(first.sum())
     return [(source, position) for _, source, position in due[skip : skip + stop - start]]
 
 
 def _counts(shares: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int64]:
-    """How many samples of each source stand at the first `length` places."""
+    """Return how many samples of each source stand at the first `length` places."""
     if len(shares) == 1:
         return np.array([length])
     first, due = _due(shares, length, length)
@@ -104,9 +107,9 @@ def _counts(shares: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int6
 
 
 def _due(shares: npt.NDArray[np.float64], start: int, stop: int) -> tuple[npt.NDArray[np.int64], list[tuple[float, int, int]]]:
-    """Each source's first position that is looked at, and (time, source, position) from there on, as they are due.
+    """Return the first position of each source to look at, and (time due, source, position) from there on, sorted.
 
-    At place g a source of share p has given p * g samples, give or take 1/2 + p (n - 2) / 2 with n sources. So merging the
+    Before place g a source of share p has given p * g samples, give or take 1/2 + p (n - 2) / 2 with n sources. So merging the
     samples due around there finds the exact counts without walking from place 0.
     """
     margin = len(shares) + 1
