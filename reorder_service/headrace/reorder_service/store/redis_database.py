@@ -1,13 +1,13 @@
 """The Redis server behind the state store, and who may write to it.
 
-`redis://HOST:PORT/DB`, `rediss://...` (TLS) and `sentinel://HOST:PORT,HOST:PORT/NAME/DB` are servers of the user's;
-`embedded:FOLDER` is a private one (headrace.reorder_service.store.embedded_redis). All take the same path from here on.
+`redis://HOST:PORT/DB`, `rediss://...` (TLS) and `sentinel://HOST:PORT,HOST:PORT/NAME/DB` name a server of the user's;
+`embedded:FOLDER` is a private one (headrace.reorder_service.store.embedded_redis). All of them are used alike from here on.
 
 One process at a time leads: it holds a lease, which ends by itself when it is not renewed, and a term, which is larger than
-every former leader's. Each write names the writer's token, and is refused if another one is in the store: a leader that hung,
-and does not know yet that it was replaced, changes nothing (a fencing token; M. Kleppmann, "How to do distributed locking",
-2016). A token is a term and a random id: a store that was put back, or fell back to a replica, counts a term twice, and the two
-leaders of that term have different tokens, of which the store has one.
+every former leader's. Each write names the writer's token, and is refused if the store has another one: a leader that hung, and
+does not know yet that it was replaced, changes nothing (a fencing token; M. Kleppmann, "How to do distributed locking", 2016).
+A token is a term and a random id: a store that was restored from a backup, or failed over to a replica, may give the same term
+twice, and the random id tells the two leaders of that term apart.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from headrace.observability.logs import pairs
 from headrace.reorder_service.store.embedded_redis import EmbeddedRedis
 
 FORMAT = "5"  # of the keys below `headrace:`; raised with every change that an older release would misread
-_TAKEN_UP = "4"  # an older format that is read as this one: its term is a number without an id
+_TAKEN_UP = "4"  # an older format that can be read as this one: its term is a number without an id
 LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
-_AT_A_TIME = 64  # commands; each that waits for its answer has a connection, of which a client opens 100 at most
-_END_S = 1.0  # a server whose connections were reset is about to end
-_LOAD_TIMEOUT_S = 60.0  # a ledger of a million steps is read in less
+_AT_A_TIME = 64  # commands in flight; each takes a connection, of which a client opens 100 at most
+_END_S = 1.0  # within which a server that reset its connections has ended, if it is going to
+_LOAD_TIMEOUT_S = 60.0  # a server reads a ledger of a million steps in less
 _FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB, sentinel://HOST:PORT,.../NAME/DB nor embedded:FOLDER"
 _TERM, _LEADER = "headrace:term", "headrace:leader"
 _DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
-"""Settings of a server that keeps every commit."""
+"""Redis settings with which a server keeps every commit."""
 
 log = logging.getLogger(__name__)
 
 Command = Sequence[str | int]
 
-# KEYS: term. ARGV: the writer's token; what must hold, as JSON: [expected, command, ...] each; commands, as JSON.
+# Writes if the token is the leader's and all conditions hold. KEYS: term. ARGV: the writer's token; conditions, as JSON:
+# [expected answer, command, ...] each; commands, as JSON.
 _WRITE = """
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return -1 end
 for _, condition in ipairs(cjson.decode(ARGV[2])) do
@@ -61,8 +62,8 @@ for _, command in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(command)) e
 return 1
 """
 
-# KEYS: term, leader. ARGV: the candidate's name, milliseconds of the lease, whether the former leader is known to be gone, and
-# the id of its token. Sent again because its answer was lost, it gives the same term.
+# Takes the lease and begins a term. KEYS: term, leader. ARGV: the candidate's name, milliseconds of the lease, whether the former
+# leader is known to be gone, and the id of the candidate's token. Sent again since its answer was lost, it gives the same term.
 _LEAD = """
 local leader = redis.call('GET', KEYS[2])
 if leader and leader ~= ARGV[1] and ARGV[3] == '0' then return 0 end
@@ -75,8 +76,8 @@ end
 return tonumber(term)
 """
 
-# KEYS: term, leader. ARGV: the leader's token, name, milliseconds of the lease; 0: it ends now.
-# A lease that ran out goes on if nobody else has led since: the server may have been away, and not we.
+# Renews or ends the lease. KEYS: term, leader. ARGV: the leader's token, name, milliseconds of the lease; 0: it ends now.
+# A lease that ran out is renewed if nobody else has led since: the server may have been away, and not this process.
 _RENEW = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[3] == '0' then redis.call('DEL', KEYS[2]) else redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3]) end
@@ -85,14 +86,17 @@ return 1
 
 
 class Database:
-    """Reads, and writes that are fenced. All methods raise UnavailableError where the server does not answer or refuses."""
+    """Access to the store's Redis server: reads for everybody, and writes that only the leader can do (fencing token).
+
+    All methods raise UnavailableError where the server does not answer or refuses.
+    """
 
     def __init__(self, connect: Callable[[], redis.Redis], embedded: EmbeddedRedis | None = None) -> None:
         self.client = client = connect()
         self._leading = leading = connect()  # connections of its own: the lease waits for nothing else
         self._turns = asyncio.Semaphore(_AT_A_TIME)
         self.term = 0
-        """Of this process, when it last led."""
+        """Term in which this process last led; 0: it never did."""
         self._token = ""
         self._embedded = embedded
         self._write = client.register_script(_WRITE)
@@ -101,8 +105,11 @@ class Database:
 
     @classmethod
     async def open(cls, url: str) -> Database:
-        """Connect to `url`. Raises UserError where it is malformed or nothing answers there, ConflictError where the store is
-        in use (embedded) or of another release, UnavailableError where the embedded server ends."""
+        """Connect to the store at `url`, and start its server where that is embedded.
+
+        Raises UserError where the URL is malformed or nothing answers there, ConflictError where the store is in use (embedded)
+        or of another release, UnavailableError where the embedded server does not start or ends.
+        """
         embedded = None
         if url.startswith("embedded:"):
             embedded = EmbeddedRedis(Path(url.removeprefix("embedded:")))
@@ -131,7 +138,7 @@ class Database:
         return database
 
     def check(self, wait_s: float = 0.0) -> None:
-        """Raises UnavailableError where the embedded server has ended, or does within `wait_s`."""
+        """Raise UnavailableError where the store's server is embedded and has ended, or ends within `wait_s`."""
         if self._embedded is not None and not self._embedded.is_running(wait_s):
             why = self._embedded.reason()
             raise UnavailableError(
@@ -147,14 +154,14 @@ class Database:
     # -- reading and writing ------------------------------------------------------------------------------------------
 
     async def read(self, command: Any) -> Any:
-        """The answer to a command of `client`, a coroutine.
+        """Await a command of `client`, a coroutine, and return its answer.
 
-        Raises ConflictError where a key holds another kind of value than we write.
+        Raises ConflictError where a key holds another kind of value than Headrace writes.
         """
         try:
             await self._turns.acquire()
         except asyncio.CancelledError:
-            command.close()  # it was never begun
+            command.close()  # avoids a warning that it was never awaited
             raise
         try:
             return await self._answer(command)
@@ -164,13 +171,15 @@ class Database:
     async def _answer(self, command: Awaitable[Any]) -> Any:
         try:
             return await command
-        except RedisError as err:  # also: full, read-only, loading
-            if "WRONGTYPE" in str(err):  # not for now, but for good
+        except RedisError as err:  # raised also by a server that is full, read-only or loading
+            if "WRONGTYPE" in str(err):  # this does not pass by itself
                 raise ConflictError(f"the state store was changed by somebody else: {err}") from err
             raise UnavailableError(f"the state store refuses or does not answer: {err}") from err
 
     async def write(self, *commands: Command, when: Sequence[Command] = ()) -> bool:
-        """Carry out all commands, or none: False where one of `when`, (expected answer, command ...) each, does not hold.
+        """Carry out all commands in one transaction, or none: return False where a condition does not hold.
+
+        `when`: the conditions, (expected answer, command ...) each.
 
         Raises SupersededLeaderError where another process has led since.
         """
@@ -183,9 +192,9 @@ class Database:
     # -- leading ------------------------------------------------------------------------------------------------------
 
     async def lead(self, name: str) -> bool:
-        """Begin a new term unless another process has the lease. An embedded store is its process's own.
+        """Begin a new term, and return True, unless another process has the lease.
 
-        `name`: no other process has the same.
+        The lease of an embedded store is taken at once, since only its own process uses it. `name`: unique to this process.
         """
         alone = "1" if self._embedded is not None else "0"
         term_id = uuid.uuid4().hex
@@ -195,27 +204,27 @@ class Database:
         return bool(term)
 
     async def renew(self, name: str) -> bool:
-        """Keep the lease; False where another process leads."""
+        """Renew the lease; return False where another process has led since."""
         args = [self._token, name, _milliseconds(LEASE_S)]
         return bool(await self._answer(self._renew(keys=[_TERM, _LEADER], args=args)))
 
     async def resign(self, name: str) -> None:
-        """Give the lease up, so that another process need not wait for its end."""
+        """Give up the lease, so that another process need not wait until it runs out."""
         await self._answer(self._renew(keys=[_TERM, _LEADER], args=[self._token, name, "0"]))
 
     async def leader(self) -> str:
-        """The name of the process that has the lease; empty: nobody has."""
+        """Return the name of the process that has the lease; empty: nobody has."""
         return str(await self.read(self.client.get(_LEADER)) or "")
 
 
 def without_password(url: str) -> str:
-    """For logs and errors."""
+    """Return the URL with its password masked, for logs and errors."""
     parts = urlsplit(url)
     return url.replace(f":{parts.password}@", ":***@") if parts.password else url
 
 
 def _client(url: str) -> redis.Redis:
-    """Raises ValueError where the URL is malformed."""
+    """Create a client for a redis, rediss or sentinel URL. Raises ValueError where the URL is malformed."""
     if not url.startswith("sentinel://"):
         return redis.Redis.from_url(url, **_client_options())
     parts = urlsplit(url)
@@ -231,7 +240,10 @@ def _client(url: str) -> redis.Redis:
 
 
 def _client_options() -> dict[str, Any]:
-    """Commands are repeated where their answer is lost, and copies of them may arrive late: every one of ours may be."""
+    """Return the options of all clients, with which commands are retried.
+
+    A command is repeated where its answer is lost, and copies of it may arrive late, so every command of ours must bear that.
+    """
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.02), _RETRIES)
     return {
         "decode_responses": True,
@@ -242,7 +254,7 @@ def _client_options() -> dict[str, Any]:
 
 
 async def _until_loaded(client: redis.Redis) -> None:
-    """Wait until the server answers; a restarted one reads its file first."""
+    """Wait until the server answers, for at most _LOAD_TIMEOUT_S: after a restart it reads its file first."""
     deadline = time.monotonic() + _LOAD_TIMEOUT_S
     while True:
         try:
@@ -267,7 +279,7 @@ async def _check_format(client: redis.Redis, url: str) -> None:
 
 
 async def _warn_of_loss(client: redis.Redis) -> None:
-    """Say in the log what lets the server forget commits. One that does not tell its settings, as managed ones, is not asked."""
+    """Log a warning where the server's settings let it forget commits; not where it does not tell them, as managed ones."""
     try:
         found = {name: (await client.config_get(name)).get(name, wanted) for name, wanted in _DURABLE.items()}
     except ResponseError:

@@ -1,17 +1,17 @@
 """The state store: everything that must survive the reorder service, and nothing else.
 
-Every change is one transaction of the server's, refused where another process leads (store.database). Keys of a
-job, all under `headrace:{job}:`:
+Every change is one transaction of the Redis server, refused where another process leads (store.database). The keys of a job,
+all under `headrace:{job}:`:
 
     job          hash    spec, uid, key (hex), state, message, paused, vocabulary (JSON), cursor (next step), generation,
                          topology (JSON; empty: the spec's), mixture (JSON: [step, weight of each source], from that step on),
-                         revision (a random id, another one with every change that must not be repeated)
-    shards       list    the manifest: JSON [sources, urls, names] of PAGE_SHARDS shards each; whole once there is a vocabulary
+                         revision (a random id, replaced with every change that must not be repeated)
+    shards       list    the manifest: JSON [sources, urls, names] of PAGE_SHARDS shards each; complete once there is a vocabulary
     indexed      string  rows of the shards, 8 hexadecimal digits each; NULs where they are not known
-    window       hash    step -> what probing found out of its samples, of steps that are not committed
+    window       hash    step -> results of probing its samples, for steps that are not committed
     quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
-    ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, sums), one entry a committed step; the sums
-                         are of all steps so far, so that nobody needs to read them all
+    ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, delivered, sums), one entry a committed step; the
+                         sums are over all steps so far, so that nobody needs to read all entries
     nodes        string  JSON of the membership of a recoverable job's nodes (headrace.reorder_service.nodes.membership.Record)
 """
 
@@ -41,10 +41,10 @@ from headrace.ticket import make_key
 from headrace.v1.fleet_pb2 import StepProbed
 
 _PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
-_NAMES_PAGE = 1_000  # of the quarantine, read or written at a time; a script's command has at most some 8,000 words
-_DIGITS = 8  # of the rows of a shard
-_NIL = "false"  # how a script sees that there is nothing
-_COUNTS_PAGE = 16_384  # shards
+_NAMES_PAGE = 1_000  # entries of the quarantine read or written at a time; a script's command has at most some 8,000 words
+_DIGITS = 8  # hexadecimal digits for the rows of a shard
+_NIL = "false"  # how a Lua script prints an absent value
+_COUNTS_PAGE = 16_384  # shards whose rows are read at a time
 
 FINAL = ("DONE", "FAILED", "CANCELLED")  # states of a job that is over
 
@@ -55,9 +55,9 @@ class JobRecord:
 
     job: str
     uid: str
-    """Tells this job from any other that ever had its name."""
+    """Id that tells this job from any other that ever had its name."""
     key: bytes
-    """Signs its tickets (headrace.ticket)."""
+    """Key that signs the job's tickets (headrace.ticket)."""
     spec_json: str
     state: str
     message: str
@@ -65,16 +65,19 @@ class JobRecord:
     cursor: int
     generation: int
     topology_json: str
-    """Empty: the spec's."""
+    """Topology in place of the spec's; empty: the spec's."""
     mixture: tuple[tuple[int, tuple[float, ...]], ...]
-    """Changes of the weights, each from a step on."""
+    """Changes of the mixture: (first step, weights of all sources) each."""
     progress: Progress
     vocabulary: Vocabulary | None
-    """None until the shards are listed."""
+    """Vocabulary of the job; None until the shards are listed."""
 
 
 class StateStore:
-    """See the module's text. Every method raises UnavailableError where the server does not answer."""
+    """Reads and writes everything that must survive the reorder service; the module's docstring lists the keys.
+
+    Every method raises UnavailableError where the server does not answer.
+    """
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -89,7 +92,7 @@ class StateStore:
         await self.database.close()
 
     async def create_job(self, job: str, spec_json: str) -> bool:
-        """False where the job is there already."""
+        """Create a job; return False where the store has one of that name already."""
         fields = {
             "spec": spec_json,
             "uid": uuid.uuid4().hex[:8],
@@ -105,7 +108,7 @@ class StateStore:
         key = _key(job, "job")
         left = [_key(job, what) for what in ("shards", "indexed", "window", "quarantine", "ledger", "nodes")]
         return await self.database.write(
-            ("UNLINK", *left),  # of a job whose record is gone, if there was one: nothing of it is this one's
+            ("UNLINK", *left),  # what is left of a former job of that name whose record is gone
             ("LREM", "headrace:jobs", 0, job),
             _hset(key, fields),
             ("RPUSH", "headrace:jobs", job),
@@ -113,11 +116,11 @@ class StateStore:
         )
 
     async def jobs(self) -> list[str]:
-        """Names of all jobs, oldest first."""
+        """Return the names of all jobs, oldest first."""
         return list(await self._read(self._redis.lrange("headrace:jobs", 0, -1)))
 
     async def load_job(self, job: str) -> JobRecord:
-        """Everything about a job but its manifest, ledger and quarantine. Raises NotFoundError where there is none."""
+        """Return everything about a job but its manifest, ledger and quarantine. Raises NotFoundError where there is none."""
         fields = await self._read(self._redis.hgetall(_key(job, "job")))
         if not fields:
             raise NotFoundError(f"the store has no job {job!r}")
@@ -138,7 +141,10 @@ class StateStore:
         )
 
     async def load_manifest(self, job: str) -> tuple[ShardTable, NDArray[np.int64]]:
-        """The shards, and the rows of each, UNCOUNTED where `save_index` has none; nothing where no manifest was saved."""
+        """Return the shards, and the rows of each: UNCOUNTED where `save_index` has saved none.
+
+        There are no shards where no manifest was saved.
+        """
         columns: tuple[list[int], list[str], list[str]] = ([], [], [])
         for page in itertools.count():
             entry = await self._read(self._redis.lindex(_key(job, "shards"), page))
@@ -159,7 +165,7 @@ class StateStore:
         await self._change(job, _hset(_key(job, "job"), {"state": state, "message": message}))
 
     async def _failing(self, job: str, message: str) -> list[Command]:
-        """The commands that set a job to failed; none where it is over or gone."""
+        """Return the commands that set a job to failed; none where it is over or gone."""
         key = _key(job, "job")
         state = await self._read(self._redis.hget(key, "state"))
         return [] if state is None or state in FINAL else [_hset(key, {"state": "FAILED", "message": message})]
@@ -168,17 +174,17 @@ class StateStore:
         await self._change(job, _hset(_key(job, "job"), {"paused": str(int(paused))}))
 
     async def set_topology(self, job: str, topology_json: str, generation: int) -> bool:
-        """Begin `generation`, the one after the present; False where another one is present."""
+        """Change the topology and begin `generation`; return False where the present one is not the one before it."""
         key = _key(job, "job")
         fields = {"topology": topology_json, "generation": str(generation)}
         return await self.database.write(_hset(key, fields), when=[(str(generation - 1), "HGET", key, "generation")])
 
     async def save_membership(self, job: str, document: str) -> None:
-        """In place of any former one."""
+        """Save the membership of a job's nodes, in place of any former one."""
         await self._change(job, ("SET", _key(job, "nodes"), document))
 
     async def load_membership(self, job: str) -> str | None:
-        """What `save_membership` has kept, if anything."""
+        """Return what `save_membership` has saved; None where it has saved nothing."""
         document: str | None = await self._read(self._redis.get(_key(job, "nodes")))
         return document
 
@@ -186,7 +192,10 @@ class StateStore:
         await self._change(job, _hset(_key(job, "job"), {"mixture": json.dumps(mixture)}))
 
     async def save_manifest(self, job: str, shards: ShardTable, vocabulary: Vocabulary) -> None:
-        """In place of any former one. By the page, so that nobody else has to wait; before the last write it is not there."""
+        """Save a manifest in place of any former one.
+
+        Page by page, so that nobody else has to wait; it counts as saved only after the last write.
+        """
         key = _key(job, "shards")
         await self._change(job, ("HDEL", _key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", _key(job, "indexed")))
         for page, start in enumerate(range(0, len(shards), PAGE_SHARDS)):
@@ -195,9 +204,9 @@ class StateStore:
         await self._change(job, _hset(_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}))
 
     async def save_index(self, job: str, shard: int, num_rows: int, rejected: Iterable[Rejected]) -> None:
-        """The rows of a shard, and before them the damage found while counting them.
+        """Save the number of rows of a shard, after the damage that was found while counting them.
 
-        Raises JobFailedError where there is no such number of rows, or more than are kept.
+        Raises JobFailedError where the number is negative or more than MOST_ROWS.
         """
         if not 0 <= num_rows <= MOST_ROWS:
             raise JobFailedError(
@@ -211,7 +220,7 @@ class StateStore:
     async def save_probes(
         self, job: str, step: int, probes: Mapping[int, Probe], rejected: Iterable[Rejected], substitutes: Iterable[SampleRef]
     ) -> None:
-        """What probing found out of a step's samples: whoever takes over plans the same again at once."""
+        """Save the results of probing a step's samples: a new leader makes the same plan from them at once."""
         message = StepProbed(
             probes=[probe_message(sample_id, probe) for sample_id, probe in probes.items()],
             rejections=[rejection_message(item) for item in rejected],
@@ -221,7 +230,10 @@ class StateStore:
         await self.database.write(_hset(_key(job, "window"), {str(step): text}))
 
     async def load_probes(self, job: str, step: int) -> tuple[dict[int, Probe], list[Rejected], list[SampleRef]] | None:
-        """What `save_probes` has kept of a step that is not committed: probes by place, refused samples, substitutes."""
+        """Return what `save_probes` has saved of an uncommitted step: probes by place, refused samples, substitutes.
+
+        None where it has saved nothing.
+        """
         text = await self._read(self._redis.hget(_key(job, "window"), str(step)))
         if text is None:
             return None
@@ -230,7 +242,7 @@ class StateStore:
         return probes, [rejection_value(item) for item in message.rejections], [ref_value(ref) for ref in message.substitutes]
 
     async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
-        """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next one.
+        """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next step.
 
         Repeating a commit whose answer was lost is harmless: the ledger has the same samples for the step. A sample that is
         refused in every epoch keeps the step of its first refusal.
@@ -251,7 +263,7 @@ class StateStore:
         return tuple(json.loads(entry)["samples"]) if entry else None
 
     async def _progress(self, job: str, cursor: int) -> Progress:
-        """Of all steps before `cursor`."""
+        """Return the sums over all steps before `cursor`."""
         entry = await self._read(self._redis.lindex(_key(job, "ledger"), cursor - 1)) if cursor else None
         if not entry:
             return Progress()
@@ -259,7 +271,7 @@ class StateStore:
         return Progress(**{**fields, "delivered": {source: Amounts(*sums) for source, sums in fields["delivered"].items()}})
 
     async def rewind(self, job: str, step: int) -> None:
-        """Undo the commits of `step` and of all later steps; the job is RUNNING again, all in one transaction."""
+        """Undo the commits of `step` and all later steps, set the job to RUNNING and begin a generation, in one transaction."""
         names = [name async for name, fields in self._quarantined(job) if fields["step"] is not None and fields["step"] >= step]
         ledger = _key(job, "ledger")
         await self._change(
@@ -272,7 +284,7 @@ class StateStore:
         )
 
     async def steps(self, job: str, start: int = 0) -> AsyncIterator[StepRecord]:
-        """Committed steps from `start` on, in order."""
+        """Yield the committed steps from `start` on, in order."""
         while True:
             page = await self._read(self._redis.lrange(_key(job, "ledger"), start, start + _PAGE - 1))
             for entry in page:
@@ -289,14 +301,14 @@ class StateStore:
             start += _PAGE
 
     async def ledger(self, job: str, start: int = 0) -> AsyncIterator[LedgerEntry]:
-        """Committed steps from `start` on as the ledger's public form."""
+        """Yield the committed steps from `start` on, in the public form of the ledger."""
         step = start
         async for record in self.steps(job, start):
             yield LedgerEntry(step=step, samples=record.samples, loss=record.loss)
             step += 1
 
     async def quarantine(self, job: str) -> list[Rejected]:
-        """Quarantined samples, by name."""
+        """Return all quarantined samples, sorted by name."""
         found = [
             Rejected(
                 name=name,
@@ -310,7 +322,7 @@ class StateStore:
         return sorted(found, key=lambda item: item.name)
 
     async def _quarantined(self, job: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Each entry once, in no order."""
+        """Yield (name, fields) of each entry of the quarantine once, in no order."""
         cursor, seen = 0, set()
         while True:
             cursor, page = await self._read(self._redis.hscan(_key(job, "quarantine"), cursor, count=_NAMES_PAGE))
@@ -327,8 +339,9 @@ class StateStore:
     async def _change(self, job: str, *commands: Command) -> None:
         """Carry out commands on a job once, however often they are sent: a copy that the network held back does nothing later.
 
-        Each change gives the record a new revision, and is only carried out on the one that was read before it. Raises
-        NotFoundError where there is no such job.
+        Each change gives the record a new revision, and is carried out only on the revision that was read before it.
+
+        Raises NotFoundError where there is no such job.
         """
         key, revision = _key(job, "job"), uuid.uuid4().hex
         while True:
@@ -337,7 +350,7 @@ class StateStore:
             if await self.database.write(*commands, ("HSET", key, "revision", revision), when=unchanged):
                 return
             if (found := await self._read(self._redis.hget(key, "revision"))) == revision:
-                return  # by a copy whose answer was lost
+                return  # a copy whose answer was lost has done it
             if found is None and not await self._read(self._redis.exists(key)):
                 raise NotFoundError(f"the store has no job {job!r}")
 

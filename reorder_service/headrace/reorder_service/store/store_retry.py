@@ -1,4 +1,4 @@
-"""Waiting for the state store."""
+"""Waiting for a state store that does not answer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _T = TypeVar("_T")
 
 
 async def patiently(ask: Callable[[], Awaitable[_T]], check: Callable[[], None] = lambda: None, **what: str) -> _T:
-    """What `ask` gives, asked again as long as the store does not answer.
+    """Await `ask` and return its result, again and again as long as the store does not answer.
 
-    `check`: raises where it never will. `what`: for the log, as a job's name.
+    `check`: raises where the store never will. `what`: fields for the log, such as the name of a job.
     """
     while True:
         try:
