@@ -1,1 +1,1 @@
-"""The planner: decides which samples each global batch holds and who processes them when."""
+"""The reorder service: plans which samples each global batch has, and which rank processes them when."""

@@ -92,7 +92,7 @@ class ReorderService:
         return run
 
     def running_jobs(self) -> list[str]:
-        """Names of the jobs that have not ended."""
+        """Return the names of the jobs that have not ended."""
         return [run.name for run in self.jobs.values() if run.state not in FINAL]
 
     def find(self, job: str) -> JobRun:
@@ -106,7 +106,7 @@ class ReorderService:
             raise NotFoundError(f"no job {job!r} here; there are: {known}") from None
 
     def find_nodes(self, job: str) -> Nodes:
-        """Return the nodes of a job. Raises as `find`."""
+        """Return the trainer nodes of a job. Raises NotFoundError where there is no job, ConflictError where it is set aside."""
         return self.nodes[self.find(job).name]
 
     def find_session(self, session_id: str) -> tuple[JobRun, Session]:

@@ -1,4 +1,4 @@
-"""Audit of a job's ledger: proves that every sample was used exactly once (design section 3, invariant 3). Pure functions.
+"""Audit of a job's ledger: proves that every sample was used exactly once (design section 3, invariant 3). Does no I/O.
 
 The ledger names the samples of every committed step. The global order says at which places each row of the data set stands,
 as a pure function of spec, manifest and mixture. The quarantine names the refused rows, and the place at which each was first
@@ -231,7 +231,7 @@ class _Books:
         shard.refused[item.name] = step
 
     def _take(self, step: int, names: Iterable[str]) -> Counter[int]:
-        """Enter the names of a step; return how many there are of each shard, without those that break a rule by themselves."""
+        """Enter the names of a step; return how many of each shard break no rule by themselves."""
         counts: Counter[int] = Counter()
         for name in names:
             self._samples += 1

@@ -96,7 +96,7 @@ class Layout:
         return changes
 
     def shares(self, step: int) -> list[float]:
-        """Return each source's share of the samples at a step, in the order of the spec; the shares add up to 1."""
+        """Return each source's share of the samples at a step, in the order of the spec; all 0 before any count."""
         changed = [weights for first, weights in self.changes if first <= step]
         given = [source.weight for source in self._spec.sources if source.weight is not None]  # of all sources or of none
         weights = changed[-1] if changed else given or self._manifest.num_samples().tolist()

@@ -15,4 +15,4 @@ async def stop_task(task: asyncio.Task[Any] | None) -> None:
         task.cancel()
         await asyncio.wait({task}, timeout=0.1)
     if task is not None and not task.cancelled():
-        task.exception()  # retrieved, so that asyncio does not log that nobody did
+        task.exception()  # keeps asyncio from logging that the error was never retrieved

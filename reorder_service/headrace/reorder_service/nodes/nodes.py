@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 SETTLE_S = 0.005  # processes that are killed together are gone within milliseconds: this makes it one loss and one recovery
-PULSE_S = 0.5  # longest silence towards a node, before an empty message: without one it looks for another service
+PULSE_S = 0.5  # silence after which a node gets an empty message: without one it looks for another service
 NUM_RECOVERIES = 32  # latest recoveries that are kept to be shown
 
 

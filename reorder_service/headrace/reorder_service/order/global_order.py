@@ -89,7 +89,7 @@ class SourceOrder:
         return uncounted
 
     def at(self, position: int) -> tuple[int, int]:
-        """Return (shard, row) of sample number `position`, counted through all epochs. `to_count` must need no shards for it."""
+        """Return (shard, row) of sample number `position`, counted through all epochs. `to_count` says when it is known."""
         epoch, within = divmod(position, self.num_samples) if self.is_counted else (0, position)
         ends = self._ends[: self._num_known] if epoch == 0 else self._blocks(epoch)[1]
         block = int(np.searchsorted(ends, within, side="right"))
@@ -213,7 +213,7 @@ class GlobalOrder:
             self._mixture = Mixture([order.num_samples for order in self._orders], self._changes)
 
     def refs(self, start: int, stop: int) -> list[SampleRef]:
-        """Return the samples at places start .. stop - 1. `to_count` must need no shards for them."""
+        """Return the samples at places start .. stop - 1. Their shards must be counted, see `to_count`."""
         assert self._mixture is not None
         refs = []
         for place, (source, position) in enumerate(self._mixture.positions(start, stop), start):

@@ -36,7 +36,7 @@ class Caution:
         self._turn: asyncio.Lock | None = None  # held while a step is planned; None unless this leader is careful
 
     async def begin(self) -> str:
-        """Begin a term. Return the name of the job that was found to crash leaders, which is failed now unless over; empty: none.
+        """Begin a term. Set the job that was found to crash leaders to failed, and return its name; empty: none was found.
 
         Waits for the store; raises UnavailableError where that is an embedded one whose server has ended.
         """

@@ -85,7 +85,11 @@ class StateStore:
 
     @classmethod
     async def open(cls, url: str) -> StateStore:
-        """Connect to `url`. Raises as `Database.open`."""
+        """Connect to the store at `url`.
+
+        Raises UserError where the URL is malformed or nothing answers there, ConflictError where the store is in use or of
+        another release, UnavailableError where the server of an embedded store does not start or ends.
+        """
         return cls(await Database.open(url))
 
     async def close(self) -> None:
