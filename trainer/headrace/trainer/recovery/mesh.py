@@ -3,7 +3,7 @@
 A wait for a gloo message ends when the peer's process ends, but not while the peer waits itself or hangs, and nothing in
 torch.distributed ends such a wait. So a cut shuts down the connections themselves, and every wait on them fails at once, on both
 sides. In the middle of a message not even that ends a wait. Collectives are therefore waited for a moment at a time and given up
-after a cut, and a wait for a point-to-point message is abandoned in its thread (`recovery.waiting`). That costs next to nothing
+after a cut, and a wait for a point-to-point message is abandoned in its thread (`cancellable_wait`). That costs next to nothing
 while no node is lost. After a cut, all nodes make a new mesh.
 """
 
