@@ -1,6 +1,6 @@
-"""Who is let in, and with what: the cluster's token, the protocol's version, the size and the form of what is sent.
+"""Admission of gRPC calls: the cluster token, the protocol version, and the size and form of requests.
 
-What clients say beside every call, and what servers look at before any of it is decoded.
+Clients send token and version as metadata of every call; servers check them before they decode anything of the request.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ import grpc
 from headrace.errors import HeadraceError, UnauthenticatedError, UnavailableError, UserError, status_of
 
 PROTOCOL = 1
-"""To be raised with every change that a peer of the former release would misunderstand: a field of a job's spec that has another
-default, say. What is only added needs none: a peer that does not know a new field ignores it."""
+"""Version of the protocol; servers refuse clients with any other. It must rise with every change that a peer of the previous
+release would misunderstand, such as a new default of a job spec field. Additions need no new version: a peer ignores fields that
+it does not know."""
 
 _TOKEN = "authorization"
 _PROTOCOL = "headrace-protocol"
-_OPEN = "/grpc.health."  # asked by container engines, which have no token; it says only whether a service serves
+_OPEN = "/grpc.health."  # open to all: container engines probe it without a token, and it says only whether a service serves
 
 MIB = 1 << 20
-MOST_BYTES = 1 * MIB  # of a request, but for those below
+MOST_BYTES = 1 * MIB  # of a request, except for the methods in _MOST_BYTES
 _MOST_BYTES = {
-    "/headrace.v1.Fleet/Work": 64 * MIB,  # probes of hundreds of samples, pages of lists of shards, hundreds at a time
-    "/headrace.v1.Jobs/Submit": 8 * MIB,  # a spec of as many sources, with paths as long, as headrace.limits lets it have
-    "/headrace.v1.Sessions/Commit": 64 * MIB,  # names and reasons of refused samples, in the worst case of a whole global batch
+    "/headrace.v1.Fleet/Work": 64 * MIB,  # up to hundreds of reports, each with probes of hundreds of samples or a page of shards
+    "/headrace.v1.Jobs/Submit": 8 * MIB,  # a spec with as many sources, and as long paths, as headrace.limits allows
+    "/headrace.v1.Sessions/Commit": 64 * MIB,  # names and reasons of refused samples, at worst a whole global batch
 }
 
 Metadata = tuple[tuple[str, str], ...]
 
 
 def said(token: str) -> Metadata:
-    """What a client says beside every call."""
+    """Return the metadata that a client sends with every call: the protocol version and, unless it is empty, the token."""
     version = ((_PROTOCOL, str(PROTOCOL)),)
     return ((_TOKEN, f"Bearer {token}"), *version) if token else version
 
@@ -53,7 +54,7 @@ class _Introduction(
     grpc.StreamUnaryClientInterceptor,  # type: ignore[misc]
     grpc.StreamStreamClientInterceptor,  # type: ignore[misc]
 ):
-    """Says it beside every call of a blocking channel."""
+    """A client interceptor that adds the token and the protocol version to the metadata of every call of a blocking channel."""
 
     def __init__(self, token: str) -> None:
         self._said = said(token)
@@ -67,15 +68,18 @@ class _Introduction(
 
 
 def introduced(channel: grpc.Channel, token: str) -> grpc.Channel:
-    """The channel of a client that says the token, where there is one, and its version."""
+    """Wrap a blocking channel so that every call carries the protocol version and, unless it is empty, the token."""
     return grpc.intercept_channel(channel, _Introduction(token))
 
 
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """A server's. What is refused is answered with a sentence, and nothing of it is decoded."""
+    """A server interceptor that refuses calls with a wrong token, another protocol version, or a request too large or malformed.
+
+    Calls refused for token or version are answered with an error message, and nothing of their request is decoded.
+    """
 
     def __init__(self, token: str) -> None:
-        """`token`: empty: nobody is asked for one."""
+        """`token`: the cluster token that calls must carry; empty: none is required."""
         self._token = f"Bearer {token}".encode() if token else b""
 
     async def intercept_service(self, proceed: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
@@ -104,7 +108,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _refused(handler: Any, refusal: HeadraceError) -> Any:
-    """A handler of the same kind that only refuses; what is sent stays as bytes."""
+    """Return a handler of the same kind that aborts every call with `refusal`, and leaves requests as undecoded bytes."""
 
     async def refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(status_of(refusal), str(refusal))
@@ -113,7 +117,8 @@ def _refused(handler: Any, refusal: HeadraceError) -> Any:
 
 
 def _decoding(handler: Any, most_bytes: int) -> Any:
-    """The handler, which gets a UserError for a message that is too large or no message at all (`headrace.rpc.answers`)."""
+    """Return the handler with a decoder that yields a UserError in place of a request that is too large or malformed; `accepted`
+    raises it (`headrace.rpc.answers`)."""
     decode = handler.request_deserializer
 
     def decoded(sent: bytes) -> Any:
@@ -121,7 +126,7 @@ def _decoding(handler: Any, most_bytes: int) -> Any:
             return UserError(f"a request of {len(sent)} bytes is too large: this method takes {most_bytes} at most")
         try:
             return decode(sent)
-        except Exception:  # of protobuf's several implementations each has its own
+        except Exception:  # each of protobuf's implementations raises its own class
             return UserError(f"a request of {len(sent)} bytes is not the message that this method takes: is the peer Headrace's?")
 
     act = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
@@ -139,7 +144,8 @@ def _handler(like: Any, act: Callable[..., Any], decode: Callable[[bytes], Any] 
 
 
 def accepted(request: Any) -> Any:
-    """A request, or the messages of a stream, as a method is to see them. Raises UserError in the place of what was refused."""
+    """Return a request, or an iterator over the messages of a stream, for a method to handle. Raises the UserError that stands in
+    place of a request or message that is too large or malformed (`Admission`)."""
     if isinstance(request, AsyncIterable):
         return _Messages(request)
     if isinstance(request, UserError):

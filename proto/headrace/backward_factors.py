@@ -1,8 +1,8 @@
-"""Time of a backward over its forward where units are frozen or re-run their forward.
+"""The ratio of backward to forward time, for units that are trainable, frozen or use activation checkpointing.
 
-Cornstarch (dissertation, section 3.3.1). The backward of a layer has two parts, gradients of weights and gradients of
-inputs (eq. 3.1). A trainable layer computes both. A frozen layer computes those of its inputs where anything in front of it
-is trainable, else nothing (eq. 3.2), and "in front" reaches across units: from the encoders to the LLM (eq. 3.3).
+After Cornstarch (dissertation, section 3.3.1). The backward of a layer has two parts, gradients of weights and gradients of
+inputs (eq. 3.1). A trainable layer computes both. A frozen layer computes the gradients of its inputs if anything in front of it
+is trainable, and otherwise nothing (eq. 3.2); "in front" reaches across units, from the encoders to the LLM (eq. 3.3).
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ from collections.abc import Collection, Iterable
 
 from headrace.plan import GENERATOR, LLM
 
-WEIGHT_GRADIENTS = 1.0  # each is one matrix product for each one of the forward
+# Times over that of the forward.
+WEIGHT_GRADIENTS = 1.0  # one matrix product for each of the forward's, and so for the inputs
 INPUT_GRADIENTS = 1.0
-RERUN = 1.0  # activation checkpointing: the forward once more, before the backward needs what it computed
+RERUN = 1.0  # activation checkpointing runs the forward once more before the backward
 
 
 def backward_factor(*, frozen: bool, behind_trainable: bool, checkpointing: bool = False) -> float:
-    """Backward over forward of one layer. behind_trainable: whether anything in front of it is trainable."""
+    """Return the backward time of one layer over its forward time.
+
+    behind_trainable: whether anything in front of the layer is trainable, so that it must compute gradients of its inputs.
+    """
     if frozen and not behind_trainable:
         return 0.0
     return INPUT_GRADIENTS + weight_factor(frozen=frozen) + (RERUN if checkpointing else 0.0)
 
 
 def weight_factor(*, frozen: bool) -> float:
-    """The part of a layer's backward that computes gradients of weights, over its forward. What is run again is in the other."""
+    """Return the time of a layer's weight gradients over its forward time. The re-run forward of activation checkpointing counts
+    towards the input gradients instead."""
     return 0.0 if frozen else WEIGHT_GRADIENTS
 
 
@@ -35,13 +40,14 @@ def backward_factors(
     frozen_projectors: Collection[str] = (),
     checkpointing: Collection[str] = (),
 ) -> dict[str, float]:
-    """Backward over forward of the layers of each of `units`, which stand in pipeline order.
+    """Return the backward time of the layers of each unit over their forward time, by unit. `units` are in pipeline order.
 
-    2 for a trainable unit, 1 for a frozen one behind something trainable, 0 for one with nothing to do; with checkpointing 1
-    more unless it is 0. Encoders are not in front of each other. A projector leads out of every encoder and out of the LLM
-    to a generator, and is trainable unless `frozen_projectors` names the unit; its own backward is not counted.
+    The factor is 2 for a trainable unit, 1 for a frozen one behind something trainable and 0 for one with nothing to do;
+    activation checkpointing adds 1 unless it is 0. Encoders are not in front of each other. Every encoder has a projector to the
+    LLM, and an LLM in front of a generator one to the generator: it is trainable unless `frozen_projectors` names its unit, and
+    its own backward is not counted.
 
-    Raises ValueError where an option names a unit that there is not.
+    Raises ValueError if an option names a unit that is not in `units`.
     """
     units = tuple(units)
     options = (("frozen", frozen), ("frozen_projectors", frozen_projectors), ("checkpointing", checkpointing))
@@ -60,7 +66,7 @@ def backward_factors(
 
 
 def in_front(unit: str, units: Collection[str]) -> list[str]:
-    """The units whose outputs reach this one."""
+    """Return those of `units` whose outputs reach `unit`, directly or through other units."""
     if unit == GENERATOR:
         return [other for other in units if other != GENERATOR]
     return [other for other in units if other not in (LLM, GENERATOR)] if unit == LLM else []

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive us."""
+"""Child processes that do not outlive their parent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-# A launcher, and not `preexec_fn`: between fork and exec no Python may run in a process that has gRPC's threads.
+# A launcher rather than `preexec_fn`: no Python may run between fork and exec in a process that has gRPC's threads.
 _LAUNCHER = """
 import ctypes, os, sys
 number, parent = int(sys.argv[1]), int(sys.argv[2])
@@ -17,9 +17,8 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 
 def ending_with_us(command: list[str], number: signal.Signals) -> list[str]:
-    """`command` for Popen such that it gets the signal `number` when the thread that starts it ends, however that ends.
-
-    It keeps Popen's process id. Linux only; elsewhere it is the command itself.
+    """Return a command for Popen that runs `command` and gets the signal `number` when the thread that starts it ends, however
+    that happens. The process keeps the id that Popen knows. Linux only; elsewhere `command` is returned unchanged.
     """
     if sys.platform != "linux":
         return command

@@ -1,8 +1,8 @@
-"""The cluster's token: one secret that all processes of a cluster know. It lets in whoever says it; nobody else gets anything.
+"""The cluster token: one shared secret that authenticates all processes of a cluster to each other.
 
-Clients send it with every call (headrace.admission), and servers compare it. It comes from the environment or from a file, never
-from the command line, which every user of the machine can read. A process without one says none, and a server without one asks
-for none: that is for the loopback interface.
+Clients send it with every call (headrace.admission), and servers refuse calls without it. It comes from the environment or from a
+file, never from the command line, which every user of the machine can read. A client without a token sends none, and a server
+without one accepts every call: that is meant for the loopback interface.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 TOKEN = "HEADRACE_CLUSTER_TOKEN"
 TOKEN_FILE = "HEADRACE_CLUSTER_TOKEN_FILE"
 LEAST_CHARACTERS = 16
-FILE_TIMEOUT_S = 30.0  # for which a process waits for the file that another one is to make
+FILE_TIMEOUT_S = 30.0  # how long a process waits for another one to create the token file
 
 
 def cluster_token() -> str:
-    """What the environment says: the token itself, or the file that it is in; empty: neither. Read anew at every call.
+    """Return the cluster token from HEADRACE_CLUSTER_TOKEN or from the file that HEADRACE_CLUSTER_TOKEN_FILE names.
 
-    Raises UserError where the file cannot be read, or the token is none.
+    Empty if neither is set. Both are read anew at every call. Raises UserError if the file is unreadable or the token is invalid.
     """
     if token := os.environ.get(TOKEN, "").strip():
         return checked(token, TOKEN)
@@ -42,8 +42,8 @@ def cluster_token() -> str:
 
 
 def await_token_file(timeout_s: float = FILE_TIMEOUT_S) -> None:
-    """Wait until the token's file is there, where the environment names one: of processes that are started together, the reorder
-    service makes it. After `timeout_s` without it nothing is raised: `cluster_token` says what is missing.
+    """Wait until the token file named in the environment exists, if one is named: the reorder service creates it, and processes
+    started together with it wait here. After `timeout_s` it returns without an error: `cluster_token` then says what is missing.
     """
     file = os.environ.get(TOKEN_FILE, "")
     if os.environ.get(TOKEN, "").strip() or not file or os.path.exists(file):
@@ -55,7 +55,8 @@ def await_token_file(timeout_s: float = FILE_TIMEOUT_S) -> None:
 
 
 def checked(token: str, where: str = "token") -> str:
-    """The token itself. Raises UserError where it is too short to be a secret, or cannot be sent."""
+    """Return `token` unchanged if it is valid. Raises UserError, which names `where` it came from, if it is too short to be a
+    secret or has characters that cannot be sent in a header."""
     if len(token) < LEAST_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
         raise UserError(
             f"{where}: the cluster's token must be at least {LEAST_CHARACTERS} ASCII characters without blanks, "
@@ -65,9 +66,9 @@ def checked(token: str, where: str = "token") -> str:
 
 
 def make_token_file(path: Path) -> None:
-    """A random token in a file that only its owner can read, unless there is one: of several who make it, one wins.
+    """Write a random token to `path`, readable only by its owner, unless the file exists. Of several processes at once, one wins.
 
-    Raises UserError where it cannot be written.
+    Raises UserError if the file cannot be written.
     """
     try:
         if path.exists():
@@ -86,7 +87,7 @@ def make_token_file(path: Path) -> None:
 
 
 def check_exposure(listen: str, token: str, *, allow_anyone: bool) -> None:
-    """Raises UserError for a service that would serve whoever reaches it, unless that was asked for by name.
+    """Raise UserError if a service without a token would listen beyond the loopback interface and `allow_anyone` is not set.
 
     `listen`: HOST:PORT.
     """
@@ -98,9 +99,9 @@ def check_exposure(listen: str, token: str, *, allow_anyone: bool) -> None:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether HOST:PORT can be reached from this machine only, as far as HOST itself says so."""
+    """Whether the host of HOST:PORT is `localhost` or a loopback address. Other names are not looked up and count as public."""
     host = endpoint.rpartition(":")[0].strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another name
+    except ValueError:  # a host name, not an address
         return False

@@ -1,14 +1,14 @@
-"""Every error that Headrace raises on purpose.
+"""Every error that Headrace raises on purpose, and its gRPC status.
 
 HeadraceError
 |-- BadSampleError (headrace.quarantine)   one sample is damaged: quarantined, never fatal
-|-- UserError                 the user's to fix: one sentence with value, rule and remedy; exit code 2
+|-- UserError                 the user can fix it: one sentence with value, rule and remedy; exit code 2
 |   |-- SpecError             a field of a job spec is wrong
 |   |-- DatasetError          a data set is missing, empty or unreadable as a whole
 |   |-- NotFoundError         no such job, session or part
 |   |-- ConflictError         the request does not fit the present state
 |   |-- EndpointError         nothing usable answers at an endpoint
-|   `-- UnauthenticatedError  who asks does not say the cluster's token
+|   `-- UnauthenticatedError  the call carries no cluster token, or another one
 |-- PermissionDeniedError     a ticket does not bear its job's signature
 |-- SupersededError           a newer session of the same rank took over
 |-- JobFailedError            the job ended without all of its steps
@@ -23,23 +23,23 @@ import grpc
 
 
 class HeadraceError(Exception):
-    """Base of all errors below."""
+    """Base class of every error that Headrace raises on purpose."""
 
 
 class UserError(HeadraceError):
-    """Something that the user can fix. The message is one whole sentence."""
+    """An error that the user can fix. The message is one whole sentence that says how."""
 
 
 class SpecError(UserError):
-    """A job spec does not say what it must; the message names the field."""
+    """A field of a job spec, or of another document that users write, is wrong; the message names the field."""
 
 
 class DatasetError(UserError):
-    """A data set as a whole cannot be used."""
+    """A data set cannot be used as a whole: it is missing, empty or unreadable."""
 
 
 class NotFoundError(UserError):
-    """No such job, session or part."""
+    """The job, session or part asked for does not exist."""
 
 
 class ConflictError(UserError):
@@ -51,31 +51,31 @@ class EndpointError(UserError):
 
 
 class UnauthenticatedError(UserError):
-    """Who asks does not say the token that the service asks for."""
+    """The call does not carry the cluster token that the service requires."""
 
 
 class PermissionDeniedError(HeadraceError):
-    """What is asked for is not for whoever asks."""
+    """The caller may not have what it asks for: a ticket does not bear its job's signature."""
 
 
 class SupersededError(HeadraceError):
-    """A newer session of the same rank took over."""
+    """A newer session of the same rank has taken over from this one."""
 
 
 class JobFailedError(HeadraceError):
-    """The job ended without all of its steps."""
+    """The job ended before all of its steps were committed."""
 
 
 class UnrecoverableError(HeadraceError):
-    """Training cannot go on with the nodes that are left; the message says what is missing, and what to do."""
+    """Training cannot go on with the nodes that are left: too few, or no copy of a layer. The message says what to do."""
 
 
 class UnavailableError(HeadraceError):
-    """A peer does not answer for now."""
+    """A peer does not answer for now: try again or elsewhere."""
 
 
 class SupersededLeaderError(UnavailableError):
-    """Another reorder service leads now, and what this one writes is refused."""
+    """Another reorder service leads now, and the store refuses this one's writes."""
 
 
 STATUS_OF: dict[type[HeadraceError], grpc.StatusCode] = {
@@ -105,7 +105,7 @@ ERROR_OF: dict[grpc.StatusCode, type[HeadraceError]] = {
 
 
 def lost_commits(job: str, step: int, committed: int) -> str:
-    """The sentence for a trainer whose state is of `step`, of a job with fewer committed steps."""
+    """Return the error message for a trainer whose state is of `step`, while its job has only `committed` steps committed."""
     ahead = step - committed
     return (
         f"the trainer's state is of step {step}, but job {job!r} has committed only {committed} steps: load the checkpoint of "
@@ -115,7 +115,7 @@ def lost_commits(job: str, step: int, committed: int) -> str:
 
 
 def status_of(error: HeadraceError) -> grpc.StatusCode:
-    """The gRPC status that tells a client about `error`; INTERNAL where the table has none."""
+    """Return the gRPC status of an error: that of its nearest base class in STATUS_OF, or INTERNAL."""
     for cls in type(error).__mro__:
         if issubclass(cls, HeadraceError) and cls in STATUS_OF:
             return STATUS_OF[cls]
@@ -123,7 +123,7 @@ def status_of(error: HeadraceError) -> grpc.StatusCode:
 
 
 def from_rpc(error: grpc.RpcError, endpoint: str) -> HeadraceError:
-    """The Headrace error behind a failed call to `endpoint`."""
+    """Return the Headrace error that the gRPC error of a call to `endpoint` stands for."""
     code = error.code() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None
     detail = (error.details() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None) or str(error)
     cls = ERROR_OF.get(code, HeadraceError) if code is not None else HeadraceError
@@ -137,6 +137,6 @@ def from_rpc(error: grpc.RpcError, endpoint: str) -> HeadraceError:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in a group, however deep it lies."""
+    """Return the first error of a possibly nested exception group that is not itself a group."""
     error = group.exceptions[0]
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error

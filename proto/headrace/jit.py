@@ -1,4 +1,4 @@
-"""How hot loops are compiled, and where their machine code is kept."""
+"""Compilation of hot loops with numba, and the on-disk cache of their machine code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def kernel(function: Function) -> Function:
     """Compile `function` on its first call and keep the machine code on disk.
 
-    `nogil`: other threads go on, so that planning does not stop the server. `fastmath` stays off: sums are added in the written
-    order, so results are equal on every machine. numba does not see that what a cached kernel uses from another file has
-    changed, so kernels use only kernels and constants of their own file.
+    `nogil`: other threads run meanwhile, so that planning does not stop the server. `fastmath` stays off: sums are added in the
+    written order, so results are equal on every machine. A kernel may use only kernels and constants of its own file, because
+    numba's cache does not notice changes in other files.
     """
     try:
         return _compiled(function, cache=True)
-    except RuntimeError:  # numba may write to none of the folders it looks for: the installation is read-only
+    except RuntimeError:  # numba found no cache folder that it can write to: the installation is read-only
         _config.CACHE_DIR = _temporary_folder()
         return _compiled(function, cache=bool(_config.CACHE_DIR))
 
@@ -39,7 +39,7 @@ def _compiled(function: Function, *, cache: bool) -> Function:
 
 @functools.cache
 def _temporary_folder() -> str:
-    """A folder of this process, with what NUMBA_CACHE_DIR holds already; empty where none can be written to."""
+    """Return a temporary cache folder of this process, filled with a copy of NUMBA_CACHE_DIR; empty if none can be written."""
     filled = Path(_config.CACHE_DIR or "/nonexistent")
     remedy = "name a folder that can be written to in NUMBA_CACHE_DIR"
     try:
@@ -47,7 +47,7 @@ def _temporary_folder() -> str:
         files = [path for path in filled.rglob("*") if path.is_file()]
         for path in files:
             copy = Path(folder.name, path.relative_to(filled))
-            copy.parent.mkdir(parents=True, exist_ok=True)  # shutil.copytree would make it as read-only as the first one
+            copy.parent.mkdir(parents=True, exist_ok=True)  # shutil.copytree would copy the read-only permissions too
             shutil.copyfile(path, copy)
         if not files:
             log.warning("machine code is compiled at every start: the installation is read-only; %s", remedy)
@@ -59,4 +59,4 @@ def _temporary_folder() -> str:
 
 
 _folders: list[tempfile.TemporaryDirectory[str]] = []
-"""Removed when the process ends."""
+"""Temporary cache folders of this process, kept referenced so that they are removed only when it ends."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """One committed step. `samples`: names, sorted. `loss`: NaN where no rank reported one."""
+    """The record of one committed step. `samples`: sorted names of the samples consumed. `loss`: NaN if no rank reported one."""
 
     step: int
     samples: tuple[str, ...]
@@ -18,7 +18,7 @@ class LedgerEntry:
 
 
 def ledger_sha256(entries: Iterable[LedgerEntry]) -> str:
-    """SHA-256 over one JSON line `[step, [names]]` an entry, in step order."""
+    """Return the hex SHA-256 of the ledger, given in step order, as one JSON line `[step, [sorted names]]` per entry."""
     digest = hashlib.sha256()
     for entry in entries:
         digest.update(json.dumps([entry.step, sorted(entry.samples)], ensure_ascii=False).encode())

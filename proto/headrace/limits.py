@@ -1,74 +1,75 @@
-"""How large a job may be: what a spec makes the services do is known to fit before it is taken.
+"""Upper limits on the numbers in a job spec, checked at submission so that an accepted job cannot exhaust a service.
 
-Each limit is far beyond what anybody trains with, and below what ends a service: a job that is refused has a number too many in
-it. Bytes and seconds beside them were measured or counted for one job at the limit.
+Each limit is far above what anybody trains with, and below what would bring a service down: a refused job most likely has a digit
+too many. The bytes and seconds named here were measured or calculated for one job at the limit.
 """
 
 from __future__ import annotations
 
 MAX_REPLICAS = 16_384
-"""Data-parallel pipelines; the largest runs that are published have some 1,000 to 2,000."""
+"""Most data-parallel replicas (pipelines) of a job; the largest published runs have some 1,000 to 2,000."""
 MAX_MICROBATCHES = 4_096
-"""Of a replica in a step; published ones have up to a few hundred."""
+"""Most microbatches of one replica in a step; published runs have up to a few hundred."""
 MAX_STAGES = 256
-"""Of a unit; published pipelines have up to 64, and models some 120 layers."""
+"""Most pipeline stages of one unit; published pipelines have up to 64 stages, and models some 120 layers."""
 MAX_SLOTS = 1 << 21
-"""Replicas times microbatches times stages of all units: what the simulation of a plan fills, up to 0.8 KiB each, 1.6 GiB. 16,384
-replicas of 16 microbatches through 8 stages have so many."""
+"""Most replicas x microbatches x stages (of all units together), the slots that the simulation of a plan fills: at up to 0.8 KiB
+each, 1.6 GiB. 16,384 replicas of 16 microbatches through 8 stages reach it."""
 MAX_GLOBAL_BATCH = 1 << 20
-"""Samples of a step: 64 for each of 16,384 replicas."""
+"""Most samples of a global batch: 64 for each of 16,384 replicas."""
 MAX_WINDOW = 1_024
-"""Steps that are planned ahead."""
+"""Most steps that may be planned ahead."""
 MAX_WINDOW_SAMPLES = 4 * MAX_GLOBAL_BATCH
-"""Samples of the steps that are planned ahead, about 1 KiB each with their places and parts: 4 GiB."""
+"""Most samples in all steps planned ahead together: at about 1 KiB each, with their places and parts, 4 GiB."""
 MAX_STEPS = 10**9
-"""A step of 0.1 s each would take three years."""
+"""Most steps of a job: at 0.1 s each they take three years."""
 MAX_EPOCHS = 10**6
-"""Epochs times samples stay below 2^63 for 9 * 10^12 samples."""
+"""Most epochs of a job: sample ids stay below 2^63 with up to 9 * 10^12 samples an epoch."""
 MAX_SOURCES = 1_024
-"""Data sets of a mixture; published ones have a few hundred."""
+"""Most sources (data sets) of a mixture; published mixtures have a few hundred."""
 MAX_SOURCE_NAME = 255
-"""Characters; it begins every sample's name, in the ledger and in logs."""
+"""Most characters of a source's name, which begins the name of each of its samples in the ledger and in logs."""
 MAX_PATH = 4_096
-"""Characters of a path or URL: the system's own limit."""
+"""Most characters of a path or URL: the operating system's own limit."""
 MAX_SHUFFLE_SHARDS = 65_536
-"""Shards that are shuffled together: all of them are counted before the first step."""
+"""Most shards that are shuffled together: the rows of all of them are counted before the first step."""
 MAX_PART_SAMPLES = 4_096
-"""Samples that are decoded and fetched as one."""
+"""Most samples of a part, the unit of decoding and fetching."""
 MAX_TOKENS = 1 << 24
-"""Of a sample, or of a packed sequence."""
+"""Most tokens of a sample or of a packed sequence."""
 MAX_RANKS = 1 << 20
-"""Processes that take a job's replicas: 64 for each of 16,384."""
+"""Most trainer ranks (processes) of a job: 64 for each of 16,384 replicas."""
 
 MAX_PATCH = 256
-"""Pixels of a patch's side; encoders have 14, 16 or 32."""
+"""Longest side of a patch in pixels; published encoders have 14, 16 or 32."""
 MAX_MERGE = 64
-"""Patches of a side that become one token."""
+"""Largest merge factor: `merge` x `merge` patches become one token."""
 MAX_PIXELS = 1 << 26
-"""Of an image after resizing, 67 megapixels: 200 MB, and 340,000 patches of 14."""
+"""Most pixels of an image after resizing: 67 megapixels take 200 MB and make 340,000 patches of side 14."""
 MAX_SOURCE_PIXELS = 1 << 30
-"""Of an image as it is stored: 3 GiB, once it is decoded."""
+"""Most pixels of an image as it is stored, before resizing: 3 GiB once decoded."""
 MAX_DECODE_MIB = 1 << 16
-"""That decoding one image or recording may hold."""
+"""Most memory, in MiB, that decoding one image or recording may be allowed to hold."""
 
 MAX_SAMPLE_RATE = 384_000
-"""Hertz: the highest at which anybody records."""
+"""Highest sample rate in Hz, the highest at which anybody records."""
 MAX_MEL_BINS = 1_024
-"""Whisper has 80 and 128."""
+"""Most mel bins of a frame; Whisper has 80 or 128."""
 MIN_HOP_S = 0.001
-"""Between frames; encoders have 0.01."""
+"""Shortest hop between mel frames in seconds; published encoders have 0.01."""
 MAX_WINDOW_S = 1.0
-"""Of a frame's transform; encoders have 0.025."""
+"""Longest window of a frame's Fourier transform in seconds; published encoders have 0.025."""
 MAX_SECONDS = 86_400.0
-"""Of a recording: a day."""
+"""Longest recording in seconds: a day."""
 MAX_SOUND_VALUES = 1 << 28
-"""Of a recording, before its transform and after, 4 bytes each: 1 GiB. 4.6 hours at 16 kHz, or 5.8 of 128 bins each 10 ms."""
+"""Most values of a recording, as a waveform and as mel features: 1 GiB at 4 bytes each. 4.6 hours at 16 kHz, or 5.8 hours of 128
+bins every 10 ms, reach it."""
 
 MAX_NODES = 4_096
-"""Of a recoverable job: a snapshot of so many is planned in half a minute."""
+"""Most nodes of a recoverable job: a snapshot of that many is planned in half a minute."""
 MAX_NODES_MICROBATCHES = 1 << 16
-"""Of a global batch of such a job, over all replicas."""
+"""Most microbatches in a global batch of a recoverable job, over all replicas."""
 MAX_LAYERS = 4_096
-"""Of its model."""
+"""Most layers of the model of a recoverable job."""
 MAX_NODE_NAME = 255
-"""Characters of a node's name, and of its address."""
+"""Most characters of a node's name, and of its address."""

@@ -1,4 +1,7 @@
-"""Values to messages and back."""
+"""Conversion between Headrace's value types and their protobuf messages.
+
+`X_message` turns a value into a message, and `X_value` turns the message back into an equal value.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ def shard_value(message: common_pb2.Shard) -> ShardInfo:
 
 
 def shard_table(messages: Sequence[common_pb2.Shard]) -> ShardTable:
-    """Of a whole manifest, in its order."""
+    """Return the shard table of a whole manifest, from its shards' messages in manifest order."""
     return ShardTable([m.source for m in messages], [m.url for m in messages], [m.name for m in messages])
 
 
@@ -74,7 +77,10 @@ def vocabulary_value(message: common_pb2.Vocabulary) -> Vocabulary:
 
 
 def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
-    """Without its prediction. Sample ids take two bytes each in all but the largest global batches."""
+    """Return the message of a plan, without its prediction (`StepPlan.predicted`).
+
+    Sample ids are sent relative to the smallest, so each takes at most two bytes in all but the largest global batches.
+    """
     topology = plan.topology
     microbatches = list(chain.from_iterable(plan.replicas))
     first_sample = min(plan.sample_ids(), default=0)
@@ -100,7 +106,7 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
 
 
 def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
-    """The plan behind `plan_message`."""
+    """Return the plan in a message of `plan_message`; its `predicted` is None."""
     topology = Topology(
         replicas=message.replicas,
         microbatches=message.microbatches,
@@ -124,7 +130,10 @@ def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
 
 
 def field_bytes(number: int, body: bytes) -> bytes:
-    """A message whose one field holds a message that is written already: so it can be in many without being written again."""
+    """Return a serialised message with one field, `number`, that holds the serialised message `body`.
+
+    A message that goes into many others is so serialised only once.
+    """
     return _varint(number << 3 | 2) + _varint(len(body)) + body
 
 
@@ -134,6 +143,6 @@ def _varint(value: int) -> bytes:
 
 
 def _cut(unit: sessions_pb2.PlannedUnit, first_sample: int) -> list[tuple[int, ...]]:
-    """The samples of a unit, microbatch by microbatch."""
+    """Return the sample ids of a unit, one tuple per microbatch."""
     ids = tuple(first_sample + sample for sample in unit.samples)
     return [ids[start:end] for start, end in pairwise(accumulate(unit.counts, initial=0))]

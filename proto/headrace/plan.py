@@ -1,4 +1,4 @@
-"""StepPlan: which samples each unit of each microbatch of each replica processes (design section 6)."""
+"""The plan of a step: which samples each unit processes in each microbatch of each replica (design section 6)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Units in the order in which a sample passes them. A unit that is not listed here is an encoder.
+# Every unit but these two is an encoder. A sample passes its encoders, the LLM and then the generator.
 LLM = "llm"
 GENERATOR = "generator"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Replicas (DP pipelines), microbatches per replica, and pipeline stages of each unit in pipeline order."""
+    """The shape of a pipeline-parallel job: data-parallel replicas, microbatches per replica, and stages of each unit.
+
+    `stages` lists the units in pipeline order. Raises ValueError for a count below 1, no LLM, or units out of order.
+    """
 
     replicas: int
     microbatches: int
@@ -32,40 +35,41 @@ class Topology:
 
     @property
     def encoders(self) -> tuple[str, ...]:
-        """The units in front of the LLM. They do not wait for each other."""
+        """The encoder units, which all feed the LLM and do not wait for each other."""
         return tuple(unit for unit in self.stages if unit not in (LLM, GENERATOR))
 
     @property
     def feeds(self) -> dict[str, str]:
-        """Unit -> the unit behind it, which takes its samples; the last one feeds none."""
+        """The unit that each unit passes its samples on to, by unit. The last unit has no entry."""
         return dict.fromkeys(self.encoders, LLM) | ({LLM: GENERATOR} if GENERATOR in self.stages else {})
 
     @property
     def num_stages(self) -> int:
+        """Pipeline stages of one replica, over all units."""
         return sum(self.stages.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """Sample ids per unit, in processing order."""
+    """One microbatch of one replica: the ids of the samples that each unit processes in it, in processing order."""
 
     units: dict[str, tuple[int, ...]]
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """Samples whose loss this microbatch computes."""
+        """Ids of the samples in the LLM unit, whose loss this microbatch computes."""
         return self.units[LLM]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What the simulator expects of a plan."""
+    """The step time that the simulator predicts for a plan, and how much of it is idle."""
 
     iteration_s: float
     bubble: float
-    """Share of stage time in which the stages are idle."""
+    """Share of the time of all stages in which they are idle (pipeline bubbles)."""
     lower_bound_s: float
-    """No plan of this batch on this topology is faster, whatever its order: see the simulator."""
+    """Lower bound, in seconds, on the step time of any plan of this batch on this topology: see the simulator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +83,15 @@ class StepPlan:
     generation: int = 1
     predicted: Predicted | None = None
     chosen: str = ""
-    """The strategy that made the plan, where `strategy` chose among several."""
+    """The strategy that made the plan if `strategy` (such as "auto") chose among several; otherwise empty."""
 
     def sample_ids(self) -> list[int]:
-        """All samples of the plan, sorted."""
+        """Return the ids of all samples of the plan, sorted."""
         return sorted(i for replica in self.replicas for microbatch in replica for i in microbatch.sample_ids)
 
     def check(self) -> None:
-        """Raise ValueError unless every unit has every sample once, and no sample reaches a unit before it left the former.
-
-        What counts is the index of the microbatch: a sample may pass its units on different replicas.
+        """Raise ValueError unless every unit has every sample exactly once, and no sample reaches a unit before it has left the
+        one in front. Only microbatch indices are compared: a sample may pass its units on different replicas.
         """
         places = {unit: self._places(unit) for unit in self.topology.stages}
         llm = places.pop(LLM)
@@ -104,7 +107,7 @@ class StepPlan:
                     )
 
     def _places(self, unit: str) -> dict[int, int]:
-        """Index of the microbatch of every sample in a unit."""
+        """Return the microbatch index of every sample in a unit, by sample id. Raises ValueError for one that is there twice."""
         place: dict[int, int] = {}
         for replica in self.replicas:
             for index, microbatch in enumerate(replica):
@@ -115,7 +118,7 @@ class StepPlan:
         return place
 
     def to_json(self) -> dict[str, Any]:
-        """The public, stable JSON form."""
+        """Return the public, stable JSON form of the plan, as plain data."""
         document: dict[str, Any] = {
             "strategy": self.strategy,
             "seed": self.seed,
@@ -142,7 +145,7 @@ class StepPlan:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> StepPlan:
-        """The plan behind `to_json`'s document."""
+        """Return the plan in a document of `to_json`."""
         predicted = document.get("predicted")
         return cls(
             strategy=document["strategy"],

@@ -1,4 +1,4 @@
-"""Text from data sets, as it may be shown: a name or a field may hold what a terminal obeys, or what is no character at all."""
+"""Escaping of text from data sets, which may hold terminal control sequences or lone surrogates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import unicodedata
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""The text with all that is not to be seen written as escapes: `\x1b[2J` does not clear a terminal, `\n` begins no line.
+    r"""Return the text with unprintable characters escaped: `\x1b[2J` then clears no terminal, and `\n` begins no line.
 
-    So are lone surrogates (`\ud800`), which cannot be sent. `keep`: characters that may stay as they are.
+    Lone surrogates (`\ud800`), which cannot be sent, are escaped too. `keep`: characters that are never escaped.
     """
     if text.isprintable():
         return text
@@ -16,7 +16,7 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 def sendable(text: str) -> str:
-    """The text with lone surrogates, which no message and no store takes, written as escapes."""
+    """Return the text with lone surrogates escaped: neither messages nor the store can hold them."""
     return text.encode("utf-8", "backslashreplace").decode() if not text.isascii() else text
 
 

@@ -1,4 +1,4 @@
-"""Why a sample is not used: the reason classes, and the error that carries one."""
+"""Quarantine of samples that cannot be used: the reasons, and the error and the record that carry one."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from enum import StrEnum
 from headrace.errors import HeadraceError
 from headrace.printable import printable, sendable
 
-MOST_DETAIL = 1000  # characters: whatever a record holds, word of it stays small
+MOST_DETAIL = 1000  # characters: the detail stays small whatever the record holds
 
 
 class Reason(StrEnum):
-    """The class of damage. Every quarantined sample has exactly one."""
+    """The class of damage for which a sample is quarantined. Every quarantined sample has exactly one."""
 
     CORRUPT_MEDIA = "corrupt_media"  # the bytes are not a whole image or recording
     EMPTY_MEDIA = "empty_media"  # no bytes, or no audio frames
     TOO_LARGE = "too_large"  # more pixels or bytes than the limit
     BAD_ASPECT_RATIO = "bad_aspect_ratio"  # longer side over shorter side beyond the limit
-    UNSUPPORTED_MEDIA = "unsupported_media"  # well-formed, of a kind that is not taken
+    UNSUPPORTED_MEDIA = "unsupported_media"  # well-formed, in a format that is not supported
     TOO_LONG = "too_long"  # more tokens or seconds than the limit
     ENCODING_ERROR = "encoding_error"  # not valid UTF-8
     SCHEMA_ERROR = "schema_error"  # annotation missing or of the wrong shape
     EMPTY_SAMPLE = "empty_sample"  # nothing to train on
     PLACEHOLDER_MISMATCH = "placeholder_mismatch"  # placeholders and media differ in number
-    MISSING_MEDIA = "missing_media"  # a named medium is not there
-    UNUSED_MEDIA = "unused_media"  # a medium that the mapping neither takes nor leaves out by name
+    MISSING_MEDIA = "missing_media"  # the record names a medium that it does not contain
+    UNUSED_MEDIA = "unused_media"  # the mapping neither uses nor explicitly ignores a medium
     ARCHIVE_TRUNCATED = "archive_truncated"  # the container ends early
     ARCHIVE_CORRUPT = "archive_corrupt"  # the container is damaged
-    EMPTY_ARCHIVE = "empty_archive"  # no member
+    EMPTY_ARCHIVE = "empty_archive"  # the container has no member
     DUPLICATE_KEY = "duplicate_key"  # a key is not unique
-    UNSAFE_MEMBER_NAME = "unsafe_member_name"  # a name leads outside of the data set
+    UNSAFE_MEMBER_NAME = "unsafe_member_name"  # a member's path leads outside the data set
     KILLED_PREPROCESSORS = "killed_preprocessors"  # processes that touched it died
-    UNSUPPORTED_MEMBER_TYPE = "unsupported_member_type"  # a link, device or pipe
+    UNSUPPORTED_MEMBER_TYPE = "unsupported_member_type"  # the member is a link, device or pipe
 
 
 class BadSampleError(HeadraceError):
-    """One sample cannot be used; the job goes on. The caller adds the sample's name.
+    """One sample cannot be used and is quarantined; the job goes on. The caller adds the sample's name.
 
-    What has no UTF-8 form in the detail, as JSON can give it, is escaped: details go into messages.
+    Lone surrogates in `detail`, which JSON strings may hold, are escaped: it is sent in messages, which need UTF-8.
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -50,9 +50,10 @@ class BadSampleError(HeadraceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A quarantined sample. `sample_id` and `row`, of its shard, are None where the damage has no place in the global order.
+    """A quarantined sample or shard. `sample_id` and `row` (of its shard) are None if the damage has no place in the job's order.
 
-    What comes from the record itself can be sent and shown whatever it is: `detail` without control characters, and not too long.
+    `name` and `detail` can be sent and shown whatever the record holds: lone surrogates and, in `detail`, control characters are
+    escaped, and `detail` is cut to MOST_DETAIL characters.
     """
 
     name: str
@@ -68,6 +69,6 @@ class Rejected:
 
 
 def deadly(name: str, deaths: int, sample_id: int | None = None, row: int | None = None) -> Rejected:
-    """A sample, or a shard, that preprocessors die of."""
+    """Return the quarantine record of a sample, or a shard, that killed `deaths` preprocessors, one after the other."""
     detail = f"killed {deaths} preprocessors, one after the other: it is not touched again"
     return Rejected(name=name, reason=Reason.KILLED_PREPROCESSORS, detail=detail, sample_id=sample_id, row=row)

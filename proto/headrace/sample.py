@@ -1,4 +1,4 @@
-"""A sample as the services hand it to each other: where it lies, what it costs, and its Arrow form (design section 5)."""
+"""A sample as the services exchange it: its location, its probed size, and its Arrow schema (design section 5)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 LABEL_IGNORED = -100  # label of a token that carries no loss; torch's cross_entropy ignores it by default
 
-# One row of a payload batch. P: patches of all images; F: mel frames of all recordings of the sample.
+# One row is one sample of a payload batch. P: patches of all its images; F: mel frames of all its recordings.
 SCHEMA = pa.schema(
     [
         pa.field("sample_id", pa.int64(), nullable=False),
@@ -28,16 +28,16 @@ UNIT_COLUMNS = {
     "encoder": ("sample_id", "patches", "image_grids", "mel", "mel_frames", "flags"),
     "vision": ("sample_id", "patches", "image_grids", "flags"),
     "audio": ("sample_id", "mel", "mel_frames", "flags"),
-    "llm": ("sample_id", "input_ids", "labels", "image_grids", "mel_frames", "flags"),  # sizes of media, for their places
+    "llm": ("sample_id", "input_ids", "labels", "image_grids", "mel_frames", "flags"),  # media sizes locate their tokens
     "generator": ("sample_id", "patches", "image_grids", "flags"),
 }
-"""What a rank of each parallelism unit receives of SCHEMA, in its order: an LLM rank no pixels, an encoder or
+"""Columns of SCHEMA, in its order, that a rank of each parallelism unit receives: an LLM rank gets no pixels, an encoder or
 generator rank no labels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRef:
-    """Where a sample lies: `row` of `shard` of the job's manifest. `sample_id` is its place in the global order."""
+    """The location of a sample (`row` of shard number `shard` in the job's manifest) and its position in the global order."""
 
     sample_id: int
     shard: int
@@ -46,23 +46,23 @@ class SampleRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What is known of a sample before it is decoded."""
+    """Name and sizes of a sample, as read from its record without decoding its media."""
 
     name: str
-    """SOURCE/SHARD/KEY, unique in the data set."""
+    """The sample's name, SOURCE/SHARD/KEY, unique in the data set."""
     num_tokens: int
-    """Length of the LLM sequence, placeholders expanded."""
+    """Length of the LLM sequence in tokens, with image and audio placeholders expanded."""
     num_targets: int
-    """Tokens that carry loss."""
+    """Number of tokens that carry loss."""
     image_patches: tuple[int, ...] = ()
-    """Patches before merging, one entry per image."""
+    """Number of patches before merging, one entry per image."""
     mel_frames: tuple[int, ...] = ()
-    """10 ms frames, one entry per recording."""
+    """Number of mel frames (10 ms each by default), one entry per recording."""
 
 
 def decoded_bytes(probe: Probe, *, patch: int, mel_bins: int) -> int:
-    """What a sample takes in a store, less what Arrow adds. `patch`: side of a patch in pixels.
+    """Return the bytes that a decoded sample takes in a payload store, without Arrow's overhead. `patch`: its side in pixels.
 
-    A token has an id and a label of 4 bytes each; a patch 3 bytes a pixel; a mel frame 2 bytes a bin.
+    A token takes 4 bytes for its id and 4 for its label, a patch 3 bytes a pixel, a mel frame 2 bytes a bin.
     """
     return 8 * probe.num_tokens + 3 * patch**2 * sum(probe.image_patches) + 2 * mel_bins * sum(probe.mel_frames)

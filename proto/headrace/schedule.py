@@ -1,11 +1,11 @@
-"""Who does what in which order: pipeline schedules as data. The simulator times them, the trainer executes them.
+"""Pipeline schedules as data: the simulator times them, and the trainer executes them.
 
-A schedule gives every stage of one replica its list of actions. A stage takes them strictly in order and waits for each
-one's inputs (`inputs`). Schedules know neither times nor samples.
+A schedule lists the actions of every pipeline stage of one replica. A stage takes its actions strictly in order and waits for the
+inputs of each (`inputs`). Schedules know neither times nor samples.
 
-The stages stand in a graph: those of one unit form a chain; the last stage of every encoder feeds the first one of the
-LLM, and the LLM's last one the generator's first. Encoders do not wait for each other. With {"vision": 2, "audio": 1,
-"llm": 5} the stages are 0-1, 2 and 3-7, and both stage 1 and stage 2 have five stages behind them.
+The stages form a graph: the stages of one unit are a chain, the last stage of every encoder feeds the first stage of the LLM, and
+the last stage of the LLM feeds the first stage of the generator. Encoders do not wait for each other. With {"vision": 2,
+"audio": 1, "llm": 5} the stages are 0-1, 2 and 3-7, and both stage 1 and stage 2 have five stages behind them.
 """
 
 from __future__ import annotations
@@ -20,53 +20,54 @@ from headrace.plan import Topology
 
 ZERO_BUBBLE = "zero-bubble"
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "eager", ZERO_BUBBLE)
-"""Names of the pipeline schedules: see `build`."""
+"""Names of the pipeline schedules that `build` knows."""
 
 
 class Kind(enum.IntEnum):
-    """What a stage does with a microbatch. The values index arrays of the simulator."""
+    """The kind of work that an action does on a microbatch. The values index arrays of the simulator."""
 
     FORWARD = 0
     BACKWARD = 1
-    """All gradients, or under `zero-bubble` those of what came in."""
+    """The backward pass: gradients of inputs and weights; under `zero-bubble` only those of the inputs."""
     WEIGHT = 2
-    """The weights' gradients that the backward left for later: only under `zero-bubble`."""
+    """The gradients of weights, which the backward passes of `zero-bubble`, and of no other schedule, leave for later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One step of one stage."""
+    """One unit of work of a pipeline stage: the forward, backward or weight pass of one microbatch through one chunk."""
 
     kind: Kind
     microbatch: int
     chunk: int = 0
-    """Which of the stage's parts of the model; always 0 unless the schedule is interleaved."""
+    """The stage's model chunk (virtual stage) that runs; always 0 unless the schedule is interleaved."""
 
 
 Schedule = tuple[tuple[Action, ...], ...]
-"""`schedule[stage]`: the actions of that stage, in order."""
+"""The schedule of one replica: `schedule[stage]` holds the actions of that stage, in execution order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Where a physical stage stands in the graph of units."""
+    """The position of a physical pipeline stage in the graph of units. Stages are numbered in pipeline order over all units."""
 
     unit: str
     index: int
-    """Within its unit, of `size` stages."""
+    """Index of the stage within its unit."""
     size: int
+    """Number of stages of its unit."""
     before: tuple[int, ...]
-    """On the first stage of a unit: the last stages of the units that feed it. Elsewhere empty."""
+    """Numbers of the last stages of the units that feed this stage's unit, if it is its unit's first stage; otherwise empty."""
     behind: int | None
-    """On the last stage of a unit: the first stage of the unit that it feeds, if any. Elsewhere None."""
+    """Number of the first stage of the unit that this one feeds, if this is its unit's last stage; otherwise None."""
     num_behind: int
-    """Stages that a microbatch still has to pass after this one."""
+    """Number of stages that a microbatch still has to pass after this one."""
 
 
 def stage_graph(stages: Mapping[str, int]) -> tuple[Stage, ...]:
-    """All physical stages, in order, from the stage count of each unit in pipeline order.
+    """Return all physical stages in pipeline order. `stages`: stage count of each unit, in pipeline order.
 
-    Raises ValueError where `headrace.plan.Topology` does: no LLM, a unit without a stage, units out of order.
+    Raises ValueError, like `headrace.plan.Topology`, for no LLM, a unit without a stage, or units out of order.
     """
     topology = Topology(replicas=1, microbatches=1, stages=dict(stages))
     first, total = {}, 0
@@ -91,17 +92,17 @@ def stage_graph(stages: Mapping[str, int]) -> tuple[Stage, ...]:
 
 
 def _path(unit: str, feeds: Mapping[str, str]) -> list[str]:
-    """The units behind `unit`."""
+    """Return the units that a sample passes after `unit`, in order."""
     return [feeds[unit], *_path(feeds[unit], feeds)] if unit in feeds else []
 
 
 def inputs(graph: Sequence[Stage], chunks: int, stage: int, action: Action) -> tuple[tuple[int, Action], ...]:
-    """The (stage, action) pairs whose results an action needs; none for the first forward of an encoder.
+    """Return the (stage, action) pairs whose results an action of `stage` needs; none for the first forward of an encoder.
 
-    A forward needs the stage before it, on a unit's first stage the chunk before (on the unit's last stage), and on its
-    first chunk the last forwards of the units in front. A backward needs the mirror image, at the very end its own forward;
-    a weight action its own backward. All are of the same microbatch: with deferral, which samples of which microbatch, the plan
-    says.
+    A forward needs the forward of the stage before it. On a unit's first stage it needs that of the previous chunk on the unit's
+    last stage, and in the first chunk the last forwards of the units that feed it. A backward mirrors this, and on the last stage
+    and chunk of the pipeline needs its own forward; a weight action needs its own backward. All pairs are of the same microbatch
+    index: which samples these are where samples are deferred to another microbatch, the plan says.
     """
     here = graph[stage]
     if action.kind == Kind.WEIGHT:
@@ -127,19 +128,20 @@ def inputs(graph: Sequence[Stage], chunks: int, stage: int, action: Action) -> t
 def build(
     name: str, stages: Mapping[str, int], microbatches: Sequence[int], *, chunks: int = 1, in_flight: int | None = None
 ) -> Schedule:
-    """The schedule of one replica. On every stage the microbatches of a chunk go forth, and come back, in the given order.
+    """Return the pipeline schedule `name` of one replica. On every stage the forwards of a chunk, and its backwards, run in the
+    order of `microbatches`.
 
     `1f1b` (PipeDream-Flush): a stage with b stages behind it opens with b forwards, alternates forward and backward, and
-    drains. `gpipe`: all forwards, then all backwards. `eager` (Entrain, section 4.5.3): 1F1B that opens with more forwards,
-    so that no stage ever holds more than `in_flight` microbatches: the stages farthest from the end of the path fill the
-    limit, the others hold fewer in proportion, because stages that open with equally many forwards wait for each other's
-    backwards all the time. A limit below the b + 1 that 1F1B holds is kept too, at the price of time. None: every stage but
-    the last of the path runs all its forwards first. `zero-bubble`: 1F1B that puts off the gradients of weights, see
-    `_with_weights`. `interleaved`: see `_interleaved`.
+    drains. `gpipe`: all forwards, then all backwards. `eager` (Entrain, section 4.5.3): 1F1B that opens with more forwards, as
+    many as leave no stage with more than `in_flight` microbatches at a time: the stages farthest from the end of the pipeline
+    reach the limit, and the others hold proportionally fewer, because stages that open with equally many forwards would keep
+    waiting for each other's backwards. A limit below the b + 1 that 1F1B holds is kept too, at the price of time. With
+    `in_flight` None every stage but the last of the pipeline runs all its forwards first. `zero-bubble`: 1F1B that delays the
+    gradients of weights, see `_with_weights`. `interleaved`: 1F1B over several chunks per stage, see `_interleaved`.
 
-    stages: stage count of each unit in pipeline order. microbatches: the indices of those that hold samples, in plan order:
-    an empty one is left out, so it costs neither time nor a message; with none, every stage has nothing to do. chunks: parts
-    of the model on each stage, for `interleaved`.
+    stages: stage count of each unit in pipeline order. microbatches: indices of the microbatches that hold samples, in plan
+    order. Empty microbatches are left out and so cost neither time nor a message; with none left, no stage has anything to do.
+    chunks: model chunks (virtual stages) on each stage, for `interleaved` only. in_flight: for `eager` only.
 
     Raises ValueError for an unknown name, stages that are no pipeline, a microbatch that stands twice, chunks or in_flight
     below 1, or either with a schedule that has no use for it.
@@ -163,7 +165,7 @@ def build(
 
 
 def _num_ahead(name: str, stage: Stage, longest: int, in_flight: int | None) -> float:
-    """Forwards that a stage runs before it begins to alternate. longest: the most stages that any stage has behind it."""
+    """Return the number of warm-up forwards of a stage, before it alternates. longest: the largest `num_behind` of any stage."""
     if name == "gpipe":
         return math.inf
     if name != "eager" or stage.num_behind == 0:
@@ -183,13 +185,14 @@ def _alternate(num_ahead: float, microbatches: Sequence[int]) -> tuple[Action, .
 
 
 def _with_weights(actions: Sequence[Action], num_later: int) -> tuple[Action, ...]:
-    """ZB-H1 (Qi et al. 2024, Zero Bubble Pipeline Parallelism): 1F1B whose backwards leave the gradients of weights to actions
-    of their own, each behind `num_later` later backwards.
+    """Turn a stage's 1F1B actions into ZB-H1 (Qi et al. 2024, Zero Bubble Pipeline Parallelism): the gradients of weights become
+    actions of their own, each after `num_later` later backwards.
 
-    A gradient then reaches the stage in front earlier, and weights fill the time in which a stage would wait for it. As a stage
-    that opens with fewer forwards puts off more, none holds more microbatches than the first of the longest path does in 1F1B.
-    On p equal stages the idle time is (p - 1)(F + B - W), where B is the gradient of the inputs and W that of the weights:
-    a third of 1F1B's where all three are equal. Where a frozen stage has no weights and outweighs the others, 1F1B can be faster.
+    The gradient of the inputs then reaches the stage in front earlier, and weight actions fill the time in which a stage would
+    wait for it. Since a stage with fewer warm-up forwards delays more weight actions, no stage holds more microbatches than the
+    first stage of the longest path does under 1F1B. On p equal stages the idle time is (p - 1)(F + B - W), where F is the time
+    of a forward, B of the gradients of the inputs and W of those of the weights: a third of 1F1B's where all three are equal.
+    If a frozen stage, which has no weight gradients, takes longer than the others, 1F1B can be faster.
     """
     found: list[Action] = []
     put_off: deque[Action] = deque()
@@ -203,28 +206,30 @@ def _with_weights(actions: Sequence[Action], num_later: int) -> tuple[Action, ..
 
 
 def _interleaved(graph: Sequence[Stage], microbatches: Sequence[int], chunks: int) -> Schedule:
-    """Interleaved 1F1B (Megatron-LM) for any number of units and microbatches.
+    """Return the interleaved 1F1B schedule (Megatron-LM), for any number of units and microbatches.
 
-    Inside a unit of P stages, P microbatches at a time pass chunk after chunk; what is left of a division by P joins the last
-    group, because a group of fewer than P would wait for its own way round. Megatron-LM's closed form for the length of the
-    warm-up holds for one unit, so the order is read off a pipeline in which a forward takes one tick and a backward two, and
-    in which a free stage never waits while it has something to run: it cannot wait for itself. After its first backward a
-    stage alternates where it can; where one unit has to gather a group in front of the next, taking every backward as soon
-    as it is there may be faster, and the faster of the two counts.
+    Within a unit of P stages, groups of P microbatches pass chunk after chunk; the remainder of a division by P joins the last
+    group, because a smaller group would have to wait for its own return from the last stage. Megatron-LM's closed form for the
+    length of the warm-up holds for one unit only, so the order comes from simulating a pipeline in which a forward takes one tick
+    and a backward two. A free stage there never idles while it has something to run, so the schedule cannot deadlock. After its
+    first backward a stage alternates where it can. Where one unit has to gather a group in front of the next, running every
+    backward as soon as it is ready may be faster, so both variants are simulated and the faster one is returned.
 
-    Equal microbatches on one unit reach the ideal, 1F1B's idle time over `chunks`. Several units may lose to 1F1B where a
-    unit's stages divide neither the microbatches nor those of the next unit: 6 % at worst in 630 pipelines of up to 11 stages.
+    Equal microbatches on one unit reach the ideal, 1F1B's idle time divided by `chunks`. Several units may lose to 1F1B if the
+    number of a unit's stages divides neither the number of microbatches nor that of the next unit's stages: by 6 % at worst in
+    630 pipelines of up to 11 stages.
     """
     alternating, backward_first = (_list_schedule(graph, microbatches, chunks, alternate) for alternate in (True, False))
     return backward_first[1] if backward_first[0] < alternating[0] else alternating[1]
 
 
 _Turns = dict[Kind, list[deque[tuple[int, Action]]]]
-"""What a stage still has to run: per kind and chunk its actions in order, each with its turn among those of all chunks."""
+"""The actions that a stage still has to run: `turns[kind][chunk]` queues (turn, action) pairs in order, where a turn is the
+action's place among those of the kind over all chunks."""
 
 
 def _list_schedule(graph: Sequence[Stage], microbatches: Sequence[int], chunks: int, alternate: bool) -> tuple[int, Schedule]:
-    """(ticks, schedule), see `_interleaved`."""
+    """Simulate one of the two variants of `_interleaved` and return its length in ticks and its schedule."""
     waiting = [_turns(microbatches, chunks, stage.size) for stage in graph]
     schedule: list[list[Action]] = [[] for _ in graph]
     end: dict[tuple[int, Action], int] = {}
@@ -251,7 +256,7 @@ def _list_schedule(graph: Sequence[Stage], microbatches: Sequence[int], chunks: 
 
 
 def _heads_in_turn(turns: _Turns, forward_first: bool) -> Iterator[deque[tuple[int, Action]]]:
-    """The queues whose heads a stage may run next, best first."""
+    """Yield the queues whose heads a stage may run next: the preferred kind first, and within a kind by turn."""
     for kind in (Kind.FORWARD, Kind.BACKWARD) if forward_first else (Kind.BACKWARD, Kind.FORWARD):
         yield from sorted((queue for queue in turns[kind] if queue), key=lambda queue: queue[0][0])
 

@@ -1,6 +1,6 @@
 """The job spec: everything that decides what a job's global batches contain and how they are planned.
 
-Written by users as YAML, checked here once, and handed between the services as canonical JSON.
+Users write it as YAML; it is checked here once, and the services exchange it as canonical JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.user_document import read_yaml as read_yaml
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
 CROSSING = ("orchmllm",)
-"""Strategies whose plans may have a sample pass its units on different replicas."""
+"""Strategies whose plans may assign the units of a sample to different replicas."""
 
 
 class _Part(BaseModel):
@@ -39,25 +39,27 @@ class _Part(BaseModel):
 
 
 class SourceSpec(_Part):
-    """One data set of the mixture."""
+    """One data set of the job's mixture, and what to do about its bad samples."""
 
     path: Annotated[str, Field(max_length=limits.MAX_PATH)]
     """Folder, file, glob or fsspec URL of WebDataset tar shards, Parquet files or JSONL files."""
     name: Annotated[str, Field(max_length=limits.MAX_SOURCE_NAME)] = ""
-    """First part of its samples' names; by default the last part of `path`."""
+    """The source's name, the first part of its samples' names; by default the last part of `path`."""
     weight: Annotated[float, Field(gt=0)] | None = None
-    """Share of the mixture. None for all sources: shares follow the sizes, so that an epoch has every sample once. To know them,
-    several sources are indexed as a whole before the first step; with weights, or of one source, only the shards that come next
-    are."""
+    """Relative share of the source in the mixture. If it is None for all sources, shares follow the sources' sizes, so that an
+    epoch has every sample once; several such sources are indexed completely before the first step. With weights, or with a
+    single source, only the shards that are needed next are indexed."""
     max_bad: Annotated[int, Field(ge=0)] | None = None
-    """Stop the job when more of its samples than this were refused. None: skip however many."""
+    """Stop the job once more samples of the source than this have been refused. None: no limit."""
     max_bad_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Likewise, as a share of its samples so far, once these are 100."""
+    """Stop the job once more than this share of the source's samples has been refused, judged from its 100th sample on. None: no
+    limit."""
     on_bad: Literal["skip", "substitute"] = "skip"
-    """What stands in for a sample that is refused when it is probed: nothing, or the next good one of its shard (behind the last
-    one comes the first), which is then consumed one more time. One whose damage shows only when it is decoded is skipped."""
+    """What replaces a sample that is refused when it is probed. "skip": nothing. "substitute": the next good sample of its shard
+    (after the last row comes the first), which is then consumed one more time. A sample whose damage shows only when it is
+    decoded is skipped in either case."""
     mapping: MappingSpec = MAPPING_PRESETS["auto"]
-    """A preset's name, or a mapping."""
+    """How the source's records become samples: the name of a preset, or a mapping."""
 
     @field_validator("mapping", mode="before")
     @classmethod
@@ -80,23 +82,25 @@ class SourceSpec(_Part):
 
 
 class ImageSpec(_Part):
-    """The patch grid (Qwen2-VL's rule: sides are multiples of patch * merge, the aspect ratio is kept)."""
+    """How images are resized and cut into a patch grid, by Qwen2-VL's rule: sides are multiples of patch * merge, and the aspect
+    ratio is kept."""
 
     patch: Annotated[int, Field(ge=1, le=limits.MAX_PATCH)] = 14
     merge: Annotated[int, Field(ge=1, le=limits.MAX_MERGE)] = 2
     min_pixels: Annotated[int, Field(ge=1)] = 56 * 56
     max_pixels: Annotated[int, Field(ge=1, le=limits.MAX_PIXELS)] = 28 * 28 * 1280
     max_source_pixels: Annotated[int, Field(ge=1, le=limits.MAX_SOURCE_PIXELS)] = 100_000_000
-    """Images with more pixels are refused from their header (too_large)."""
+    """Images with more pixels than this are refused as too_large, from their header."""
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
-    """And those whose decoding would hold more than this: 8 bytes a pixel, 14 of a progressive JPEG, 18 of a WebP."""
+    """Images whose decoding would hold more MiB than this are refused as too_large: 8 bytes a pixel, 14 for a progressive JPEG,
+    18 for a WebP."""
     max_aspect_ratio: Annotated[float, Field(ge=1)] = 200.0
     background: tuple[int, int, int] = (255, 255, 255)
-    """Colour under transparent pixels."""
+    """RGB colour behind transparent pixels."""
     reduced_scale: bool = False
-    """Decode JPEGs at 1/2, 1/4 or 1/8 where 1.5 times the grid's sides are left, before bicubic: large photographs take half of
-    the time. Pixels then differ from those of the full size, by up to 3 of 255 where the photograph is not sharp to the pixel,
-    by up to 35 at the sharpest edges."""
+    """Decode JPEGs at 1/2, 1/4 or 1/8 of their size before the bicubic resize, as long as the sides stay at least 1.5 times those
+    of the patch grid: large photographs take half of the time. Pixels then differ from those of full-size decoding, by up to 3 of
+    255 where the photograph is not sharp to the pixel, by up to 35 at the sharpest edges."""
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -106,29 +110,29 @@ class ImageSpec(_Part):
 
 
 class AudioSpec(_Part):
-    """Log-mel features, as Whisper-like encoders take them."""
+    """How recordings become log-mel features for Whisper-like encoders."""
 
     sample_rate: Annotated[int, Field(ge=1000, le=limits.MAX_SAMPLE_RATE)] = 16_000
     mel_bins: Annotated[int, Field(ge=1, le=limits.MAX_MEL_BINS)] = 128
     hop_s: Annotated[float, Field(ge=limits.MIN_HOP_S)] = 0.01
     window_s: Annotated[float, Field(gt=0, le=limits.MAX_WINDOW_S)] = 0.025
     frames_per_token: Annotated[int, Field(ge=1)] = 8
-    """Mel frames that become one LLM token (a convolution of stride 2 and a projector that joins 4)."""
+    """Mel frames per LLM token: 8 for a convolution of stride 2 and a projector that joins 4."""
     max_seconds: Annotated[float, Field(gt=0, le=limits.MAX_SECONDS)] = 600.0
-    """Longer recordings are quarantined as too_long. For an encoder with a table of positions as many as that has: 30 for
-    Whisper's, whose trainer refuses a job that allows more."""
+    """Recordings longer than this are quarantined as too_long. An encoder with a position table needs the length of its table: 30
+    for Whisper's, with which the trainer refuses jobs that allow more."""
 
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
-    """Recordings whose decoding would hold more are refused from their header (too_large); 600 s of 96 kHz fit."""
+    """Recordings whose decoding would hold more MiB than this are refused as too_large from their header; 600 s of 96 kHz fit."""
 
     @property
     def hop_samples(self) -> int:
-        """Samples from one mel frame to the next."""
+        """Waveform samples from one mel frame to the next."""
         return max(1, round(self.hop_s * self.sample_rate))
 
     @property
     def most_frames(self) -> int:
-        """Mel frames of the longest recording that is taken."""
+        """Mel frames of the longest recording that is not refused, one of `max_seconds`."""
         return math.ceil(self.max_seconds * self.sample_rate) // self.hop_samples
 
     @model_validator(mode="after")
@@ -143,30 +147,31 @@ class AudioSpec(_Part):
 
 
 class TextSpec(_Part):
-    """Tokenizer and prompt template."""
+    """The tokenizer and the prompt template that turn a sample's text into tokens."""
 
     tokenizer: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
-    """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled one."""
+    """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled tokenizer."""
     template: Literal["chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision"] = "chatml"
-    """How the turns of a sample become one sequence; all but chatml as the model of that name wants it."""
+    """Prompt template that joins the turns of a sample into one sequence; each but chatml is that of the model of its name."""
     image_token: str = ""
-    """The control token that stands for an image. Empty: the template's own."""
+    """Control token that stands for an image in the sequence. Empty: the template's own."""
     audio_token: str = ""
-    """Likewise for a recording; gives a place for recordings to a template that has none."""
+    """Control token that stands for a recording in the sequence. Empty: the template's own, if it has one; a template without one
+    takes recordings only if this is set."""
     max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] = 32_768
-    """Longer samples are quarantined as too_long."""
+    """Samples with more tokens than this are quarantined as too_long."""
 
 
 class TopologySpec(_Part):
-    """Replicas, microbatches per replica, and pipeline stages per unit."""
+    """The pipelines to plan for: data-parallel replicas, microbatches per replica, and pipeline stages per unit."""
 
     replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
     microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 4
     stages: dict[str, Annotated[int, Field(ge=1, le=limits.MAX_STAGES, strict=True)]] = {"encoder": 1, LLM: 3}
-    """Of `encoder` (vision and audio together) or of `vision`, `audio` or both, of `llm`, and of `generator` where the job's
-    model has one."""
+    """Number of pipeline stages of each unit: of `encoder` (vision and audio together) or of `vision`, `audio` or both, of `llm`,
+    and of `generator` if the job's model has one."""
     speeds: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """Of the replicas, relative to each other, where they differ: then their shares of the work do, whatever the strategy."""
+    """Relative speed of each replica. If they differ, replicas get work in proportion, whatever the strategy. None: all equal."""
 
     @field_validator("stages")
     @classmethod
@@ -204,7 +209,8 @@ class TopologySpec(_Part):
         stages: Mapping[str, int] | None = None,
         speeds: Sequence[float] | None = None,
     ) -> TopologySpec:
-        """With what is not None in place of what is. Speeds go when the number of replicas changes. Raises SpecError."""
+        """Return a copy with the arguments that are not None in place of the present values. A new number of replicas drops the
+        present speeds. Raises SpecError if the result is not valid."""
         fields = self.model_dump()
         if replicas not in (None, self.replicas):
             fields["speeds"] = None
@@ -212,46 +218,49 @@ class TopologySpec(_Part):
         return load_topology_json(json.dumps(fields | {name: value for name, value in given.items() if value is not None}))
 
     def topology(self) -> Topology:
+        """Return the planner's form of this topology, without its speeds."""
         return Topology(replicas=self.replicas, microbatches=self.microbatches, stages=dict(self.stages))
 
 
 class JobSpec(_Part):
-    """A whole job. Two jobs with equal specs and data sets have equal global batches."""
+    """The spec of a whole job. Two jobs with equal specs and data sets have equal global batches."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=limits.MAX_SOURCES)]
     global_batch: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)] = 32
     epochs: Annotated[int, Field(ge=1, le=limits.MAX_EPOCHS)] | None = None
-    """Stop after so many epochs. None: after one, or after `steps`."""
+    """Stop after this many epochs. None: after `steps`, or after one epoch if that is None too."""
     steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] | None = None
-    """Stop after so many steps, in whichever epoch."""
+    """Stop after this many steps, in whichever epoch. None: `epochs` alone decides."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     shuffle_shards: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_SHARDS)] = 16
-    """Samples of so many shards (themselves in shuffled order) are shuffled together."""
+    """Number of shards, themselves in shuffled order, whose samples are shuffled together."""
     strategy: str = "auto"
-    """Who plans the global batches. `auto`: for each one, of all strategies whose plan of it keeps every sample on one replica,
-    the one whose plan takes the least time. Plans of those in `CROSSING` need units that share their replicas."""
+    """The strategy that plans the global batches. `auto` takes, for each batch, the fastest of all strategies' plans that keep
+    every sample on one replica. Trainers that split the LLM's replicas among those of another unit cannot run the strategies in
+    `CROSSING`."""
     topology: TopologySpec = TopologySpec()
     pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
-    """Pack samples of a global batch into sequences of so many tokens, and plan these: samples of a pack stay in one
-    microbatch, one behind the other (`PackedMicrobatch.pack_offsets` of the trainer), and each pack is taken to cost the LLM its
-    full length, as where a trainer pads to it. Ours does not pad."""
+    """Pack the samples of a global batch into sequences of this many tokens, and plan these packs. The samples of a pack stay in
+    one microbatch, one after the other (`PackedMicrobatch.pack_offsets` of the trainer), and each pack is assumed to cost the LLM
+    its full length, as with a trainer that pads to it. Headrace's own does not pad. None: samples are planned singly."""
     window: Annotated[int, Field(ge=1, le=limits.MAX_WINDOW)] = 4
-    """Global batches that are planned ahead of the last committed one, at most."""
+    """Most global batches that are planned ahead of the last committed one."""
     window_bytes: Annotated[int, Field(ge=1)] | None = None
-    """And so many bytes of them once they are decoded, as probing foresees it. None: what the preprocessors' stores hold
-    together, less some room for what comes and goes. The one that trainers need now and the one behind it are planned however
-    large they are. What the stores have no room for is decoded when it is asked for: a number is for jobs that share their
-    preprocessors. A trainer that takes a third step before it commits the first counts on the room."""
+    """Most bytes that the global batches planned ahead may take once decoded, as predicted from probing. None: what the
+    preprocessors' payload stores hold together, less some headroom; set a number for jobs that share their preprocessors. The
+    batch that trainers need now and the next one are planned however large they are, and what the stores have no room for is
+    decoded when a trainer asks for it. A trainer that takes a third step before it commits the first relies on this room."""
     part_samples: Annotated[int, Field(ge=1, le=limits.MAX_PART_SAMPLES)] = 16
     """Most samples of one part, the unit of decoding and fetching."""
     image: ImageSpec = ImageSpec()
     audio: AudioSpec = AudioSpec()
     text: TextSpec = TextSpec()
     share: Annotated[float, Field(gt=0)] = 1.0
-    """Of the preprocessors, beside other jobs': one with 2 gets twice as many samples decoded as one with 1, where both wait."""
+    """Weight of the job in sharing the preprocessors with other jobs: while both wait, a job with 2 gets twice as many samples
+    decoded as one with 1."""
     model: str = "tiny"
-    """Named model shape: what the cost of a sample is computed from."""
+    """Name of the model shape (`headrace.model_shape.MODEL_SHAPES`) from which the cost of a sample is computed."""
 
     @field_validator("strategy")
     @classmethod
@@ -306,30 +315,32 @@ class JobSpec(_Part):
         return self
 
     def with_topology(self, topology: TopologySpec) -> JobSpec:
-        """The same job with another topology. Raises SpecError where model and topology do not fit each other."""
+        """Return the spec of the same job with another topology. Raises SpecError if the model does not fit the topology."""
         return load_spec_json(self.model_copy(update={"topology": topology}).to_json())
 
     def to_json(self) -> str:
+        """Return the canonical JSON form, with every field."""
         return self.model_dump_json()
 
     def to_peer_json(self) -> str:
-        """The same for another process, without what has its default: one of the release before knows no new field, and need not
-        know it where nobody uses it. A default that changes raises `headrace.admission.PROTOCOL`."""
+        """Return the JSON form for another process, without fields that have their default: so a peer of the previous release,
+        which does not know new fields, accepts jobs that use none. Changing a default requires raising
+        `headrace.admission.PROTOCOL`."""
         return self.model_dump_json(exclude_defaults=True)
 
 
 def parse_spec(document: Any) -> JobSpec:
-    """A checked spec from plain data. Raises SpecError with one sentence that names the first wrong field."""
+    """Return the validated job spec in plain data. Raises SpecError with one sentence that names the first wrong field."""
     return parse(JobSpec, document, "job spec")
 
 
 def load_spec_json(text: str) -> JobSpec:
-    """The spec behind `JobSpec.to_json`. Raises SpecError."""
+    """Return the job spec in the JSON text of `JobSpec.to_json`. Raises SpecError if it is not valid."""
     return parse_json(JobSpec, text, "job spec")
 
 
 def load_topology_json(text: str) -> TopologySpec:
-    """A topology from JSON text. Raises SpecError."""
+    """Return the validated topology in JSON text. Raises SpecError if it is not valid."""
     try:
         return parse_json(TopologySpec, text, "topology")
     except SpecError as err:
@@ -337,5 +348,5 @@ def load_topology_json(text: str) -> TopologySpec:
 
 
 def load_spec_yaml(path: Path) -> JobSpec:
-    """The spec in a YAML file. Raises SpecError."""
+    """Return the job spec in a YAML file. Raises SpecError if the file cannot be read or is not valid."""
     return parse_spec(read_yaml(path, "job spec"))

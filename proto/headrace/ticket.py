@@ -1,8 +1,8 @@
-"""Tickets: each names one part of one microbatch, and is signed with its job's key.
+"""Tickets: signed names of parts, without which preprocessors hand out no payload.
 
-Only the reorder service makes them, and preprocessors hand payload to nobody without one. To whoever carries a ticket it is an
-opaque string, but for the step that it begins with. It lasts as long as its job: made again with the same key, a part's ticket is
-the same.
+A ticket names one part of one microbatch and is signed with its job's key by the reorder service, which alone makes tickets. For
+everybody else it is an opaque string, except for the name of the step at its start (`step_of`). It is valid as long as its job:
+making a part's ticket again with the same key gives the same ticket.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ import hashlib
 import hmac
 import secrets
 
-_SIGNATURE_BYTES = 16  # of HMAC-SHA-256: as many as a guess would have to hit
+_SIGNATURE_BYTES = 16  # HMAC-SHA-256 truncated to 128 bits, too many to guess
 
 
 def make_key() -> bytes:
-    """A new job's key."""
+    """Return a random 32-byte key with which to sign a new job's tickets."""
     return secrets.token_bytes(32)
 
 
 def make_ticket(job: str, part: str, key: bytes) -> str:
-    """JOB/PART.SIGNATURE. `job` has no slash; `part`: unique in the job."""
+    """Return the ticket JOB/PART.SIGNATURE. `job` has no slash; `part` is unique in the job."""
     name = f"{job}/{part}"
     return f"{name}.{_signature(name, key)}"
 
 
 def job_of(ticket: str) -> str:
-    """The job that a ticket claims to be of."""
+    """Return the name of the job that a ticket claims to belong to; the signature is not checked."""
     return ticket.partition("/")[0]
 
 
 def part_of(ticket: str) -> str:
-    """The ticket without its signature: what logs and errors say of it, which more people read than may fetch the part."""
+    """Return the ticket without its signature, for logs and errors, which more people read than may fetch the part."""
     return ticket.rpartition(".")[0] or ticket
 
 
 def step_of(ticket: str) -> str:
-    """JOB/UID/GENERATION/STEP: with it begin the tickets of one step's parts, and no others."""
+    """Return the name of the ticket's step, JOB/UID/GENERATION/STEP, with which the tickets of that step's parts, and no others,
+    begin."""
     return "/".join(ticket.split("/", 4)[:4])
 
 
 def is_genuine(ticket: str, key: bytes) -> bool:
-    """Whether the ticket was made with that key."""
+    """Whether the ticket's signature was made with `key`. Compared in constant time."""
     name, _, signature = ticket.rpartition(".")
     return hmac.compare_digest(signature.encode(), _signature(name, key).encode())
 

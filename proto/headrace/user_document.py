@@ -1,4 +1,4 @@
-"""Documents that users write: read as plain data, checked once, and what is wrong with them in one sentence."""
+"""Reading and checking documents that users write (YAML or JSON), with one-sentence errors that name the wrong field."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Document = TypeVar("Document", bound=BaseModel)
 
 
 def parse(kind: type[Document], document: Any, what: str) -> Document:
-    """A checked document from plain data. Raises SpecError with one sentence that names the first wrong field.
+    """Return a document of class `kind`, validated from plain data. Raises SpecError with a sentence on the first wrong field.
 
-    `what`: how the sentence calls the document.
+    `what`: the document's name in that sentence, such as "job spec".
     """
     if not isinstance(document, dict):
         raise SpecError(f"a {what} is a mapping of fields, got {type(document).__name__}")
     try:
         checked = kind.model_validate(document)
-        checked.model_dump_json()  # as it is sent
+        checked.model_dump_json()  # other processes get it as JSON, so it must have a JSON form
         return checked
     except ValidationError as err:
         raise SpecError(_sentence(err, what)) from err
@@ -33,7 +33,7 @@ def parse(kind: type[Document], document: Any, what: str) -> Document:
 
 
 def parse_json(kind: type[Document], text: str, what: str) -> Document:
-    """A checked document from JSON text. Raises SpecError, which calls the document `what`."""
+    """Return a document of class `kind`, validated from JSON text. Raises SpecError, which calls the document `what`."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as err:
@@ -41,9 +41,9 @@ def parse_json(kind: type[Document], text: str, what: str) -> Document:
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """The plain data in a YAML file. Raises SpecError, which calls the document `what`."""
+    """Return the plain data in a YAML file. Raises SpecError, which calls the document `what`, if it cannot be read or parsed."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a safe one
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a SafeLoader
     except (OSError, UnicodeDecodeError) as err:
         raise SpecError(f"cannot read the {what} {path}: {err}") from err
     except yaml.YAMLError as err:
@@ -53,7 +53,7 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what YAML reads as another number than is written: 010 as 8, and 1:30:00 as 5400."""
+    """A SafeLoader that refuses numbers which YAML 1.1 misreads: 010 as 8 (octal), and 1:30:00 as 5400 (base 60)."""
 
     yaml_implicit_resolvers = yaml.SafeLoader.yaml_implicit_resolvers.copy()
 
@@ -78,7 +78,7 @@ _PHRASES = {
 }
 
 
-_MOST_SHOWN = 80  # characters of a value that is wrong
+_MOST_SHOWN = 80  # characters of a wrong value, or of a field's path, that an error shows
 
 
 def _shown(value: str | int | float) -> str:
