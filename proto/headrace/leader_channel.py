@@ -1,8 +1,8 @@
-"""Channels to one of several endpoints: to the one that serves, wherever their names lead at the time.
+"""Channels to several endpoints whose calls go to the one that serves, even after it moves to another address.
 
-gRPC looks up no list of names. So they are looked up here, when a channel is made, and again whenever nobody answers: a service
-that moved to another address is found under its name. A name that leads nowhere is left out, or where a channel knew it before,
-taken for where it led then: a resolver that is away for a moment takes no working service away.
+gRPC cannot resolve a list of names. So the names are resolved here, when a channel is made and again whenever nobody answers: a
+service that moved to another address is found under its name. A name that does not resolve is left out, or, if the channel has
+resolved it before, keeps its last addresses: a short failure of the resolver does not cut off a working service.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 import grpc
 
-LOOKUP_S = 1.0  # between two lookups: many calls may fail at once
+LOOKUP_S = 1.0  # least time between two lookups, as many calls may fail at once
 
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 _Found = Sequence[tuple[Any, ...]]
-"""As socket.getaddrinfo returns it."""
+"""The addresses of one host, as socket.getaddrinfo returns them; empty if its name did not resolve."""
 
 
 def look_up(endpoints: Sequence[str], known: dict[str, _Found] | None = None) -> str:
-    """gRPC's target for the addresses that the endpoints, HOST:PORT each, have now.
+    """Return the gRPC target for all addresses to which `endpoints`, each HOST:PORT, resolve now.
 
-    `known`: what was found before, by endpoint. It stands in for a name that leads nowhere now, and is brought up to date.
+    `known`: earlier results by endpoint. They stand in for names that do not resolve now, and are updated in place.
     """
     known = {} if known is None else known
     known |= {endpoint: found for endpoint in endpoints if (found := _found(endpoint))}
@@ -35,7 +35,7 @@ def look_up(endpoints: Sequence[str], known: dict[str, _Found] | None = None) ->
 
 
 async def look_up_async(endpoints: Sequence[str]) -> str:
-    """The same, and the event loop goes on meanwhile."""
+    """Return the gRPC target for all addresses to which `endpoints`, each HOST:PORT, resolve now, without blocking the loop."""
     return _target(endpoints, await asyncio.gather(*(asyncio.to_thread(_found, endpoint) for endpoint in endpoints)))
 
 
@@ -48,9 +48,8 @@ def _found(endpoint: str) -> _Found:
 
 
 def _target(endpoints: Sequence[str], found: Iterable[_Found]) -> str:
-    """The IPv4 addresses of all hosts; where one has only IPv6, all as IPv6, which has room for IPv4 addresses too.
-
-    Where no name leads anywhere, the first: gRPC then says why.
+    """Return a gRPC target of the IPv4 addresses of all hosts, or, if one has only IPv6, of IPv6 addresses (IPv4-mapped for hosts
+    with IPv4). If no name resolves, it is the first endpoint, so that gRPC reports why.
     """
     by_host = [(_addresses(of_host, socket.AF_INET), _addresses(of_host, socket.AF_INET6)) for of_host in found]
     ports = [endpoint.rpartition(":")[2] for endpoint in endpoints]
@@ -69,34 +68,40 @@ def _addresses(found: _Found, family: int) -> list[str]:
 
 
 class LeaderChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types
-    """Blocking, as gRPC's own. After a call that nobody answered, calls go where the names lead then. Thread-safe."""
+    """A blocking gRPC channel to several endpoints, which resolves their names again after a call that nobody answered.
+
+    Thread-safe. Only unary-unary calls trigger the new look-up.
+    """
 
     def __init__(self, endpoints: Sequence[str], make: Callable[[str], grpc.Channel]) -> None:
-        """`make`: a channel to a target of gRPC. The first is made at the first call."""
+        """`make(target)` returns a channel to a gRPC target. It is called at the first call, and when the target has changed."""
         self._endpoints = endpoints
         self._make = make
-        self._looking = threading.Lock()  # of a look-up, which may take many seconds, and of what it knows
+        self._looking = threading.Lock()  # held during a look-up, which may take many seconds; guards _known and _looked_up_s
         self._known: dict[str, _Found] = {}
         self._looked_up_s = -LOOKUP_S
-        self._lock = threading.Lock()  # of all below; nobody waits for a resolver who has a channel
+        self._lock = threading.Lock()  # guards all below; held only briefly, so calls need not wait for a look-up
         self._target = ""
         self._channel: grpc.Channel | None = None
         self._closed = False
 
     def present(self) -> grpc.Channel:
-        """The channel that calls go through now."""
+        """Return the channel that calls go through now. Raises ValueError if this one was closed before its first call."""
         if self._channel is None:
             with self._looking:
                 if self._channel is None:
                     self._follow()
         if self._channel is None:
-            raise ValueError("Cannot invoke RPC on closed channel!")  # as gRPC's own say it
+            raise ValueError("Cannot invoke RPC on closed channel!")  # the message of gRPC's own channels
         return self._channel
 
     def look_again(self) -> None:
-        """Nobody answered: perhaps the names lead elsewhere now."""
+        """Resolve the endpoints again, at most once every LOOKUP_S, and switch to a new channel if their addresses have changed.
+
+        Called after a call that nobody answered. Returns at once if another thread is at it.
+        """
         if not self._looking.acquire(blocking=False):
-            return  # another thread finds out
+            return
         try:
             if time.monotonic() - self._looked_up_s >= LOOKUP_S:
                 self._follow()
@@ -104,7 +109,7 @@ class LeaderChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types
             self._looking.release()
 
     def _follow(self) -> None:
-        """The caller holds the lock of look-ups."""
+        """Resolve the endpoints, and replace the channel if their addresses have changed. The caller holds `_looking`."""
         target = look_up(self._endpoints, self._known)
         self._looked_up_s = time.monotonic()
         with self._lock:

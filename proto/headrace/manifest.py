@@ -1,4 +1,4 @@
-"""What a job's preprocessors find out once: its shards, and what a trainer must know of its tokenizer."""
+"""The manifest of a job: its shards, and what a trainer must know about its tokenizer. Preprocessors find both out once."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-PAGE_SHARDS = 250  # in one report, or one entry of the store: about 30 kB, so that a batch of them (headrace.outbox) is no feat
-MOST_ROWS = (1 << 31) - 1  # of a shard: the store keeps 32 bits of each, with a sign
-UNCOUNTED = -1  # rows of a shard that is not indexed
+PAGE_SHARDS = 250  # shards per report or store entry: about 30 kB, so that a batch of them (headrace.outbox) fits a message
+MOST_ROWS = (1 << 31) - 1  # of a shard: the store keeps row numbers as signed 32-bit integers
+UNCOUNTED = -1  # number of rows of a shard that is not indexed yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class ShardInfo:
-    """One file of a source. Its place in the manifest is its identity."""
+    """A shard, one file of a source. Its position in the manifest is its identity."""
 
     source: int
     """Index into the job's sources."""
     url: str
-    """Absolute local path or fsspec URL."""
+    """Absolute local path or fsspec URL of the file."""
     name: str
-    """SOURCE/PATH, the path being relative to the source's folder. Prefix of its samples' names."""
+    """SOURCE/PATH, with the path relative to the source's folder; the prefix of the shard's samples' names."""
 
 
 Shards = Mapping[int, ShardInfo] | Sequence[ShardInfo]
-"""Some, or all, by number."""
+"""Shards of a manifest by number: all of them as a sequence, or some as a mapping."""
 
 
 class ShardTable(Sequence[ShardInfo]):
-    """The shards of a manifest by number, in columns: 100,000 take a third of what they would as objects."""
+    """The shards of a manifest by number, stored in columns: 100,000 take a third of the memory that objects would."""
 
     def __init__(self, sources: Sequence[int] = (), urls: Sequence[str] = (), names: Sequence[str] = ()) -> None:
-        """(n,) each, as ShardInfo has them."""
+        """Each argument is a column of length n: the ShardInfo field of the same name, shard by shard."""
         self.sources: NDArray[np.int32] = np.array(sources, np.int32)
         self._urls, self._names = pa.array(urls, pa.large_string()), pa.array(names, pa.large_string())
 
     @classmethod
     def of(cls, shards: Iterable[ShardInfo]) -> ShardTable:
+        """Return the table of the given shards, in their order."""
         columns = zip(*((shard.source, shard.url, shard.name) for shard in shards), strict=True)
         return cls(*columns)
 
     def columns(self, start: int, stop: int) -> tuple[list[int], list[str], list[str]]:
-        """Sources, URLs and names of some."""
+        """Return the sources, URLs and names of the shards from number `start` up to, not including, `stop`."""
         length = stop - start
         urls, names = self._urls.slice(start, length), self._names.slice(start, length)
         return self.sources[start:stop].tolist(), urls.to_pylist(), names.to_pylist()
@@ -66,18 +67,19 @@ class ShardTable(Sequence[ShardInfo]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """Size of the tokenizer, and the tokens that stand in `input_ids` where projected image and audio tokens go."""
+    """The tokenizer's size, and the ids of the tokens in `input_ids` that projected image and audio tokens replace."""
 
     size: int
     image_token: int
     audio_token: int
-    """-1 where the prompt template has no place for recordings."""
+    """Id of the audio token; -1 if the prompt template has no place for recordings."""
 
 
 def split_name(name: str, shards: Mapping[str, int]) -> tuple[int, str] | None:
-    """(shard, key) of a sample's name SOURCE/SHARD/KEY; None where no shard has that name. The key of a shard's own name is "".
+    """Split a sample's name SOURCE/SHARD/KEY into (shard number, key); None if no shard's name is its prefix.
 
-    `shards`: their numbers by name. A key may hold slashes as well; no shard's name begins with another's and a slash.
+    The key of a shard's own name is "". `shards`: shard numbers by shard name. Keys may hold slashes; no shard's name begins with
+    another's and a slash.
     """
     end = name.find("/")
     while end >= 0:

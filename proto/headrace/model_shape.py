@@ -1,4 +1,4 @@
-"""Sizes of models by name: the trainer builds from them, the reorder service computes costs from them."""
+"""Model shapes by name, from which the trainer builds models and the reorder service computes the costs of samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerShape:
-    """A stack of transformer layers. `gated`: the MLP has a gate (SwiGLU), so three matrices instead of two."""
+    """The dimensions of a stack of transformer layers. `gated`: the MLP has a gate (SwiGLU), so three matrices instead of two.
+
+    Raises ValueError for heads that do not divide evenly, or window attention without both `window` and `full_every`.
+    """
 
     layers: int
     width: int
@@ -16,11 +19,11 @@ class TransformerShape:
     mlp: int
     gated: bool
     window: int = 0
-    """Positions that see each other in a layer with window attention. 0: every layer sees whole segments."""
+    """Positions per attention window in layers with window attention. 0: every layer attends to whole segments."""
     full_every: int = 1
-    """With window attention, the last of every so many layers still sees whole segments."""
+    """With window attention, the last of every `full_every` layers attends to whole segments."""
     vocab: int = 0
-    """Tokens that the published model tells apart. 0: an encoder, or a model that takes the job's vocabulary."""
+    """Vocabulary size of the published model. 0: an encoder, or a model that takes the job's vocabulary."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads or self.heads % self.kv_heads:
@@ -33,26 +36,27 @@ class TransformerShape:
 
     @property
     def kv_width(self) -> int:
-        """Channels of a position's keys, and of its values."""
+        """Channels of a position's keys, and of its values, over all KV heads."""
         return self.width * self.kv_heads // self.heads
 
     @property
     def layer_weights(self) -> int:
-        """Elements of one layer's matrices: query, key, value and output projections, and the MLP."""
+        """Number of elements in one layer's matrices: the query, key, value and output projections and the MLP."""
         return 2 * self.width * (self.width + self.kv_width) + (3 if self.gated else 2) * self.width * self.mlp
 
 
 def projector_weights(width_in: int, group: int, width_out: int) -> int:
-    """Elements that each position before the join meets in a projector.
+    """Return the number of a projector's matrix elements per input position, as a measure of its multiplications.
 
-    `group` positions become one token through matrices of (group * width_in)^2 and group * width_in * width_out.
+    It joins `group` positions into one token by matrices of (group * width_in)^2 and group * width_in * width_out elements.
     """
     return width_in * (group * width_in + width_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A vision encoder on patches, an audio encoder on mel frames, a Llama-style decoder, and maybe a generator of images."""
+    """The shape of a multimodal model: a vision encoder on patches, an audio encoder on mel frames, a Llama-style decoder, and
+    optionally an image generator."""
 
     vision: TransformerShape
     audio: TransformerShape
@@ -68,7 +72,7 @@ def _decoder(layers: int, width: int, heads: int, kv_heads: int, mlp: int, vocab
     return TransformerShape(layers=layers, width=width, heads=heads, kv_heads=kv_heads, mlp=mlp, gated=True, vocab=vocab)
 
 
-# As published with the weights. Projectors, poolers and position tables are not part of a stack.
+# Dimensions as published with the weights. Projectors, poolers and position tables are not part of a stack.
 VISION_SHAPES: dict[str, TransformerShape] = {
     "clip-l": _encoder(24, 1024, 16, 4096),  # ViT-L/14 of CLIP
     "siglip-so400m": _encoder(27, 1152, 16, 4304),
@@ -98,8 +102,9 @@ GENERATOR_SHAPES: dict[str, TransformerShape] = {
     "dit-xl": _encoder(28, 1152, 16, 4608),  # DiT-XL (Peebles and Xie 2023), without its modulation
 }
 
-# What the trainer can build: no window attention. tiny, small and tiny-generator are ours, for laptops and tests. 1b:
-# Llama-3.2-1B with SigLIP-base-sized encoders. 9b: DistTrain's MLLM-9B, with a transformer in place of SD 2.1's U-Net.
+# Models that the trainer can build, so without window attention. tiny, small and tiny-generator are Headrace's own, for laptops
+# and tests. 1b: Llama-3.2-1B with SigLIP-base-sized encoders. 9b: DistTrain's MLLM-9B, with a transformer in place of SD 2.1's
+# U-Net.
 MODEL_SHAPES: dict[str, ModelShape] = {
     "tiny": ModelShape(vision=_encoder(2, 64, 2, 256), audio=_encoder(2, 64, 2, 256), llm=_decoder(4, 128, 4, 2, 352)),
     "small": ModelShape(vision=_encoder(4, 256, 4, 1024), audio=_encoder(4, 256, 4, 1024), llm=_decoder(8, 512, 8, 4, 1408)),

@@ -1,4 +1,4 @@
-"""What one side of a stream has to say: put in at any time, sent as much at a time as there is."""
+"""An outgoing queue for one side of a gRPC stream, which sends everything that is waiting in one message."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
-MOST_AT_A_TIME = 256  # a message of so many stays far below rpc.MAX_MESSAGE_BYTES
+MOST_AT_A_TIME = 256  # items per message, which keeps it far below rpc.MAX_MESSAGE_BYTES
 
 _T = TypeVar("_T")
 
 
 class Outbox(Generic[_T]):
-    """For one event loop. A message costs the same for one thing as for a hundred, so nothing is sent alone that has company."""
+    """A queue of items to send, for one event loop. Waiting items leave in batches: a message costs the same for one as for a
+    hundred."""
 
     def __init__(self) -> None:
         self._items: deque[_T] = deque()
@@ -21,18 +22,18 @@ class Outbox(Generic[_T]):
         self._wake = asyncio.Event()
 
     def put(self, item: _T) -> None:
-        """Never blocks. What is put in after the end is dropped."""
+        """Add an item without blocking. Items added after `end` are dropped."""
         if not self._ended:
             self._items.append(item)
             self._wake.set()
 
     def end(self) -> None:
-        """Nothing follows what is in already."""
+        """Let `batches` end once the items already queued are out."""
         self._ended = True
         self._wake.set()
 
     async def batches(self) -> AsyncIterator[list[_T]]:
-        """All there is, in order, whenever there is something, until the end."""
+        """Yield the waiting items in order, at most MOST_AT_A_TIME at once, whenever there are some, until `end` is called."""
         while not (self._ended and not self._items):
             await self._wake.wait()
             self._wake.clear()

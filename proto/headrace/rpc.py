@@ -1,4 +1,4 @@
-"""gRPC as Headrace uses it: channels with retries and deadlines, servers with health and reflection, one error mapping."""
+"""gRPC as Headrace uses it: channels with retries and deadlines, servers with health and reflection, and the error mapping."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from headrace.leader_channel import LeaderChannel, look_up_async
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting beside us
-START_TIMEOUT_S = 600.0  # how long one may take to be ready that says that it is starting: the first start compiles the planner
-QUIET_S = 3.0  # after which a client says that it waits for one that is starting
+CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting at the same time
+START_TIMEOUT_S = 600.0  # how long a service may report that it is starting: the first start compiles the planner
+QUIET_S = 3.0  # how long a client waits for a starting service before it logs that it waits
 CALL_TIMEOUT_S = 10.0  # deadline of every unary call
 MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload does not come this way
-KEEPALIVE_MS = 2_000  # a cut wire is noticed after this time plus the timeout below
+KEEPALIVE_MS = 2_000  # a cut connection is noticed after this time plus KEEPALIVE_TIMEOUT_MS
 KEEPALIVE_TIMEOUT_MS = 3_000
 
 JOBS = "headrace.v1.Jobs"
-"""The service of reorder services alone, of which they report whether they lead."""
+"""Name of the gRPC service that only reorder services have; its health status says whether they lead."""
 
 STARTING = "headrace.starting"
-"""Of the health service: serving while a server is there whose own services are not ready yet."""
+"""Name under which a server's health service reports SERVING while the server runs but its own services are not ready yet."""
 
-# Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated. Streams
-# are not retried by gRPC: who reads one knows what it has had already, and where else to ask.
+# Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated. gRPC does not
+# retry streams: only the reader of a stream knows what it has received already, and where else to ask.
 _UNARY = {
     JOBS: (
         "Submit",
@@ -66,7 +66,7 @@ _SERVICE_CONFIG = {
         }
     ]
 }
-# Of several endpoints those are asked that say that they serve: of several reorder services, the one that leads.
+# With several endpoints, calls go to those that report SERVING: among reorder services, to the leader.
 _LEADER_CONFIG = _SERVICE_CONFIG | {
     "loadBalancingConfig": [{"round_robin": {}}],
     "healthCheckConfig": {"serviceName": JOBS},
@@ -76,18 +76,18 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # else a minute, for a peer that hangs while its kernel acknowledges
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # default a minute, for a peer that hangs while its kernel still acks
     ("grpc.http2.max_pings_without_data", 0),
 ]
 CHANNEL_OPTIONS = [
     *_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.dns_min_time_between_resolutions_ms", 1_000),  # a service that moved is found at its new address, not after 30 s
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),  # default 30 s, too long to find a service that moved
 ]
 _SERVER_OPTIONS = [
     *_OPTIONS,
-    ("grpc.so_reuseport", 0),  # a busy port is an error, not a second listener that takes half of the calls
+    ("grpc.so_reuseport", 0),  # a busy port must be an error, not a second listener that takes half of the calls
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     # All ranks of a job call at the same moment. Above 1,000 gRPC would begin to turn some of them away at random.
     ("grpc.server.max_pending_requests", 1 << 16),
@@ -99,7 +99,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def check_endpoint(endpoint: str) -> str:
-    """`endpoint` itself if it reads HOST:PORT. Raises EndpointError."""
+    """Return `endpoint` unchanged if it has the form HOST:PORT. Raises EndpointError otherwise."""
     host, _, port = endpoint.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise EndpointError(f"endpoint {endpoint!r} is not HOST:PORT, for example 127.0.0.1:7070")
@@ -107,12 +107,12 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None, *, token: str | None = None) -> grpc.Channel:
-    """A blocking channel. It connects at the first call, over TLS where there are `credentials`.
+    """Return a blocking channel that connects at the first call, over TLS if `credentials` are given.
 
-    `endpoint`: HOST:PORT, or several of reorder services, separated by commas: calls go to the one that leads. `token`: of the
-    cluster; None: that of the environment (headrace.cluster_token); empty: none.
+    `endpoint`: HOST:PORT, or those of several reorder services, separated by commas: calls go to the leader. `token`: the cluster
+    token; None: the token of the environment (headrace.cluster_token); empty: none.
 
-    Raises EndpointError where it is malformed, and UserError for a token that is none.
+    Raises EndpointError for a malformed endpoint, and UserError for an invalid token.
     """
     token = cluster_token() if token is None else token and checked(token)
     endpoints, options = _endpoints(endpoint)
@@ -127,7 +127,11 @@ def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None, *
 
 @contextlib.asynccontextmanager
 async def aio_channel(endpoint: str) -> AsyncIterator[grpc.aio.Channel]:
-    """The same for asyncio. Of several endpoints, to the addresses that they have now. Its calls are to say `metadata()`."""
+    """Open an asyncio channel without TLS for the block; pass `metadata()` to each of its calls, which carries the cluster token.
+
+    `endpoint`: HOST:PORT, or those of several reorder services, separated by commas: calls go to the leader. The names of several
+    are resolved only once, here. Raises EndpointError for a malformed endpoint.
+    """
     endpoints, options = _endpoints(endpoint)
     target = endpoint if len(endpoints) == 1 else await look_up_async(endpoints)
     async with grpc.aio.insecure_channel(target, options=options) as opened:
@@ -135,12 +139,13 @@ async def aio_channel(endpoint: str) -> AsyncIterator[grpc.aio.Channel]:
 
 
 def metadata() -> Metadata:
-    """What a call by asyncio says of its process. Raises UserError for a token in the environment that is none."""
+    """Return the metadata for calls over `aio_channel`: cluster token and protocol version. Raises UserError if the token in the
+    environment is invalid."""
     return said(cluster_token())
 
 
 def _endpoints(endpoint: str) -> tuple[list[str], list[tuple[str, Any]]]:
-    """One by one, and the options of their channel."""
+    """Split comma-separated endpoints, and return them with the options of their channel. Raises EndpointError."""
     endpoints = [check_endpoint(item) for item in endpoint.split(",")]
     config = json.dumps(_LEADER_CONFIG if len(endpoints) > 1 else _SERVICE_CONFIG)
     return endpoints, [*CHANNEL_OPTIONS, ("grpc.service_config", config)]
@@ -148,7 +153,7 @@ def _endpoints(endpoint: str) -> tuple[list[str], list[tuple[str, Any]]]:
 
 @contextlib.contextmanager
 def translated(endpoint: str) -> Iterator[None]:
-    """Turn gRPC errors of calls to `endpoint` into Headrace's."""
+    """Turn gRPC errors of calls to `endpoint` during the block into Headrace errors (`headrace.errors.from_rpc`)."""
     try:
         yield
     except grpc.RpcError as err:
@@ -156,13 +161,16 @@ def translated(endpoint: str) -> Iterator[None]:
 
 
 def call(method: Callable[..., _T], request: Any, endpoint: str, timeout_s: float = CALL_TIMEOUT_S) -> _T:
-    """One unary call with a deadline. Raises the Headrace error that the server, or the lack of one, stands for."""
+    """Make one unary call with a deadline and return its reply. Raises the Headrace error for the gRPC status of a failure."""
     with translated(endpoint):
         return method(request, timeout=timeout_s)
 
 
 def answers(method: _Method) -> _Method:
-    """Wrap a servicer's unary method: Headrace errors become the statuses of `headrace.errors`."""
+    """Wrap a servicer method with one reply, so that Headrace errors abort the call with their status of `headrace.errors`.
+
+    Requests that are too large or malformed (`headrace.admission`) abort it in the same way.
+    """
 
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -175,7 +183,10 @@ def answers(method: _Method) -> _Method:
 
 
 def answers_stream(method: _Method) -> _Method:
-    """The same for a method that yields replies."""
+    """Wrap a servicer method that yields replies, so that Headrace errors abort the call with their status of `headrace.errors`.
+
+    Requests that are too large or malformed (`headrace.admission`) abort it in the same way.
+    """
 
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
@@ -190,7 +201,10 @@ def answers_stream(method: _Method) -> _Method:
 
 
 class Server:
-    """An asyncio gRPC server with health and reflection. `endpoint` is known once it listens."""
+    """An asyncio gRPC server with health checking, reflection and admission control (`headrace.admission`).
+
+    `endpoint` is HOST:PORT with the port that it got. It serves from `start` on.
+    """
 
     def __init__(
         self,
@@ -200,10 +214,10 @@ class Server:
         *,
         token: str = "",
     ) -> None:
-        """`services`: full service name -> function that adds its servicer. `credentials`: of TLS; None: it is not spoken.
-        `token`: of the cluster, for all but health; empty: nobody is asked for one.
+        """`listen`: HOST:PORT; port 0 takes a free one. `services`: full service name -> function that adds its servicer.
+        `credentials`: for TLS; None: no TLS. `token`: the cluster token that all calls but health checks must carry; empty: none.
 
-        Raises EndpointError where `listen` is taken.
+        Raises EndpointError if `listen` is malformed, taken or not of this machine.
         """
         check_endpoint(listen)
         host = listen.rpartition(":")[0]
@@ -224,25 +238,26 @@ class Server:
         self.endpoint = f"{host}:{port}"
 
     async def start(self, *, serving: bool = True, starting: bool = False) -> None:
-        """Listen, and report that the process is there; `serving`: its services as well; `starting`: as of `set_starting`."""
+        """Start to answer calls. `serving`: report every service as SERVING (`set_serving`). `starting`: report that the process
+        is still starting (`set_starting`)."""
         await self.set_starting(starting)
         await self.set_serving(serving)
         await self._server.start()
 
     async def set_starting(self, starting: bool) -> None:
-        """Report whether the process is not ready yet: clients wait for that longer than for one that is not there."""
+        """Report whether the process is still starting: clients wait longer for that than for a service that does not answer."""
         status = health_pb2.HealthCheckResponse
         await self._health.set("", status.NOT_SERVING if starting else status.SERVING)
         await self._health.set(STARTING, status.SERVING if starting else status.NOT_SERVING)
 
     async def set_serving(self, serving: bool) -> None:
-        """Report SERVING or NOT_SERVING for every service: clients with several endpoints go where they are served."""
+        """Report SERVING or NOT_SERVING for every service: clients with several endpoints call only those that report SERVING."""
         status = health_pb2.HealthCheckResponse
         for name in self._names:
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Report NOT_SERVING, refuse new calls and end the open ones within `grace_s`."""
+        """Report NOT_SERVING, refuse new calls, and cancel calls that are still open after `grace_s` seconds."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
@@ -250,11 +265,11 @@ class Server:
 def health_of(
     endpoint: str, *services: str, timeout_s: float = CONNECT_TIMEOUT_S, credentials: grpc.ChannelCredentials | None = None
 ) -> list[int | None]:
-    """What a server at `endpoint` reports of each of the services, a HealthCheckResponse's status: None where it has no such
-    service, or does not answer.
+    """Return the health status (of HealthCheckResponse) that a server reports for each of `services`; None for a service that it
+    does not have, or if it does not answer.
 
-    `services`: full names, the empty one for the server itself. `timeout_s`: for all of them. `credentials`: of TLS; None: it is
-    not spoken.
+    `services`: full names; the empty name stands for the server itself. `timeout_s`: for all of them together. `credentials`: for
+    TLS; None: no TLS.
     """
     deadline = time.monotonic() + timeout_s
     with channel(endpoint, credentials, token="") as ch:
@@ -270,24 +285,24 @@ def _reported(stub: health_pb2_grpc.HealthStub, service: str, timeout_s: float) 
 
 
 def is_serving(endpoint: str, service: str = "", timeout_s: float = 2.0) -> bool:
-    """Whether a server at `endpoint` reports SERVING for `service`, a full service name; empty: for itself."""
+    """Whether a server at `endpoint` reports SERVING for `service`, a full service name; empty: for the server itself."""
     return health_of(endpoint, service, timeout_s=timeout_s) == [health_pb2.HealthCheckResponse.SERVING]
 
 
 def stands_by(endpoint: str) -> bool:
-    """Whether a reorder service is at `endpoint` that does not serve, since another one leads or its store is away."""
+    """Whether a reorder service runs at `endpoint` but does not serve, because another one leads or its store is unavailable."""
     return health_of(endpoint, JOBS) == [health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
 def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Wait until the reorder service at `endpoint` is serving.
+    """Wait until the reorder service at `endpoint`, or one of several separated by commas, is serving.
 
-    Raises EndpointError after `timeout_s`, or where it is there and starting after START_TIMEOUT_S; the log then says what is
-    waited for.
+    Raises EndpointError after `timeout_s` without an answer. A service that reports that it is starting gets START_TIMEOUT_S, and
+    the wait is logged.
     """
     begin = time.monotonic()
     deadline, told = begin + timeout_s, False
-    while not is_serving(endpoint, JOBS):  # a preprocessor has none
+    while not is_serving(endpoint, JOBS):  # not the server itself: a preprocessor may listen there
         now = time.monotonic()
         if now - begin < START_TIMEOUT_S and any(is_serving(one, STARTING) for one in endpoint.split(",")):
             deadline = time.monotonic() + timeout_s
@@ -300,7 +315,7 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -
 
 
 def _absence(endpoint: str) -> str:
-    """What to say where nobody serves at `endpoint`: one that stands by knows why."""
+    """Return the error message for when no reorder service serves at `endpoint`; one that stands by is asked for the reason."""
     from headrace.v1 import jobs_pb2, jobs_pb2_grpc  # a health check needs no messages
 
     for one in filter(stands_by, endpoint.split(",")):
@@ -313,10 +328,10 @@ def _absence(endpoint: str) -> str:
 
 
 def reachable_address(listen: str, peer: str) -> str:
-    """HOST:PORT under which others reach a server on `listen`.
+    """Return HOST:PORT under which other machines reach a server that listens on `listen`.
 
-    A wildcard host gives the address that this machine uses towards `peer`, or the first of several with a route. Raises
-    EndpointError where there is none.
+    A wildcard host is replaced by the address that this machine uses towards `peer`, or, of several separated by commas, towards
+    the first with a route. Raises EndpointError if there is no route.
     """
     host, _, port = listen.rpartition(":")
     if host not in ("0.0.0.0", "[::]", "::"):

@@ -1,7 +1,7 @@
-"""torchaudio's functional part, also where its native extension does not load.
+"""Import of torchaudio for its functional part, even if its native extension does not load.
 
-torchaudio's compiled library links CUDA and fails beside a CPU build of torch, although resampling and spectrograms are
-plain Python on torch. Then a module without native functions stands in for the extension.
+torchaudio's compiled library links CUDA and fails to load beside a CPU build of torch, although resampling and spectrograms are
+plain Python on torch. In that case a stub without native functions replaces the extension.
 """
 
 from __future__ import annotations
