@@ -1,1 +1,1 @@
-"""What processes tell of themselves: metrics, logs and traces."""
+"""Observability of Headrace's processes: Prometheus metrics, logs, and OpenTelemetry traces."""

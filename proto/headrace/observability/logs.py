@@ -1,6 +1,6 @@
-"""The log: one line an event on standard error, as text that can be grepped or as JSON.
+"""The log: one line per event on standard error, as text that can be grepped or as JSON.
 
-log.info("planned %s", pairs(job="demo", step=3))
+log.info("planned %s", pairs(job="demo", step=3)) writes one of these lines:
 
 15:04:05.678 reorder INFO planned job=demo step=3
 {"time": "2025-06-01T15:04:05.678Z", "level": "INFO", "service": "reorder", "logger": "headrace.reorder_service.jobs.job",
@@ -30,8 +30,8 @@ LOG_FORMATS = ("text", "json")
 def configure_logging(service: str, log_format: str = "") -> None:
     """Send this process's log to standard error under the name of its service. HEADRACE_LOG sets the level.
 
-    `log_format`: of LOG_FORMATS; empty: what HEADRACE_LOG_FORMAT says, or else text. Raises UserError for a level or a format
-    in the environment that is none.
+    `log_format`: one of LOG_FORMATS; empty: the value of HEADRACE_LOG_FORMAT, or "text". Raises UserError for an invalid level or
+    format.
     """
     level = os.environ.get("HEADRACE_LOG", "INFO").upper()
     if level not in logging.getLevelNamesMapping():
@@ -46,7 +46,7 @@ def configure_logging(service: str, log_format: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Fields of an event. In text `a=1 b=two`; values with blanks are quoted."""
+    """The fields of a log event. As text they read `a=1 b=two`, with values that hold blanks in quotes."""
 
     values: Mapping[str, object]
 
@@ -55,14 +55,15 @@ class Pairs:
 
 
 def pairs(**values: object) -> Pairs:
-    """The fields of an event, to be an argument of the logger's."""
+    """Return the fields of a log event, to be passed to the logger as an argument for a `%s`."""
     return Pairs(values)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (RFC 3339, UTC), level, service, logger, event, perhaps exception; then the event's fields.
+    """A formatter that writes each event as one line of JSON: time (RFC 3339, UTC), level, service, logger, event, exception if
+    there is one, and then the event's fields.
 
-    Numbers stay numbers, those that are not finite are null, and what JSON does not know is a string.
+    Numbers stay numbers, numbers that are not finite become null, and values of any other type become strings.
     """
 
     def __init__(self, service: str) -> None:
@@ -84,13 +85,14 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             head["exception"] = self.formatException(record.exc_info)
-        return json.dumps({**head, **fields, **head})  # the head comes first, and no field takes its place
+        return json.dumps({**head, **fields, **head})  # the head comes first, and no field can override it
 
 
 class TextFormatter(logging.Formatter):
-    """One line an event, whatever it tells of: names of samples may hold line breaks, and what a terminal obeys.
+    """A formatter that writes each event as one line of text, with unprintable characters escaped: names of samples may hold line
+    breaks and terminal control sequences.
 
-    A traceback follows its event in lines of its own, which are indented: none of them passes for an event.
+    A traceback follows its event in indented lines, so that none of them can be taken for an event.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name

@@ -1,9 +1,9 @@
-"""Every metric of Headrace, for Prometheus. docs/metrics.md says how to read them.
+"""Every Prometheus metric of Headrace. docs/metrics.md says how to read them.
 
-A process exports those of its service: `with exported("127.0.0.1:9100", PREPROCESSOR)`. Names end in their unit, which is a
-base unit. The values of all labels are few and known beforehand: no job, no step, no shard. Counters and histograms are
-moved by whoever does the work, from any thread, at about a microsecond each: once a part or a shard, never once a byte.
-Gauges ask the one who knows, when they are read.
+A process exports the metrics of its service: `with exported("127.0.0.1:9100", PREPROCESSOR)`. Names end in their unit, which is a
+base unit. The values of all labels are few and known beforehand: no job, no step, no shard. The code that does the work updates
+counters and histograms, from any thread, at about a microsecond each: once per part or shard, never once per byte. Gauges call
+their source when they are read (`watch`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ for _registry in REGISTRIES.values():
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
-# -- preprocessor: where parts are ------------------------------------------------------------------------------------
+# -- preprocessor: parts in memory ------------------------------------------------------------------------------------
 
 STAGE_PARTS = Gauge("headrace_preprocessor_stage_parts", "Parts at each stage.", ["stage"], registry=PREPROCESSOR)
 STAGE_BYTES = Gauge("headrace_preprocessor_stage_bytes", "Memory of the parts at each stage.", ["stage"], registry=PREPROCESSOR)
@@ -44,7 +44,7 @@ ARENA_COLD_BYTES = Gauge(
     "headrace_preprocessor_arena_cold_bytes", "Shared memory touched for the first time, since the start.", registry=PREPROCESSOR
 )
 
-# -- preprocessor: what is done ---------------------------------------------------------------------------------------
+# -- preprocessor: work done ------------------------------------------------------------------------------------------
 
 STAGE_SECONDS = Histogram(
     "headrace_preprocessor_stage_seconds", "Time of a part in a stage.", ["stage"], registry=PREPROCESSOR, buckets=_SECONDS
@@ -117,16 +117,18 @@ PARTS_CORRUPT = Counter("headrace_trainer_parts_corrupt_total", "Parts that came
 
 
 def watch(gauge: Gauge, sources: Mapping[str, Callable[[], float]]) -> None:
-    """Let a gauge ask `sources`, by the value of its one label, whenever it is read: from another thread."""
+    """Let a gauge with one label read its values from `sources`, functions by label value, which are called from the exporter's
+    thread whenever the gauge is read."""
     for value, source in sources.items():
         gauge.labels(value).set_function(source)
 
 
 @contextlib.contextmanager
 def exported(listen: str, registry: CollectorRegistry) -> Iterator[str]:
-    """Serve a registry over HTTP during the block; its URL. Port 0 takes a free one; "" serves nothing and gives "".
+    """Serve a registry's metrics over HTTP at `listen`, HOST:PORT, during the block, and yield the URL.
 
-    Raises EndpointError where `listen` is malformed, taken or not of this machine.
+    Port 0 takes a free one. An empty `listen` serves nothing and yields "". Raises EndpointError if `listen` is malformed, taken
+    or not of this machine.
     """
     if not listen:
         yield ""

@@ -1,4 +1,4 @@
-"""Spans on their way to a collector, by OpenTelemetry's SDK. `tracing` imports it where an endpoint is configured."""
+"""Export of spans to a collector over OTLP, by OpenTelemetry's SDK. `tracing` imports it only if an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from headrace.observability.logs import pairs
 
 log = logging.getLogger(__name__)
 
-LAST_SPANS = "last spans"  # name of the thread that sends them
-FLUSH_S = 1.0  # how long the end of a process may wait for the collector
+LAST_SPANS = "last spans"  # name of the thread that sends the remaining spans at the end
+FLUSH_S = 1.0  # how long a process that ends waits for the collector
 _SCOPE = InstrumentationScope("headrace")
 
 
 class SpanExporter:
-    """A thread sends spans over HTTP. While the collector does not take them the SDK keeps the latest 2048. Thread-safe.
+    """An exporter that sends spans to a collector over HTTP, from a background thread. Thread-safe.
 
-    Headers, certificates, time limits and the sampler are those of OpenTelemetry's environment variables. A sampler that takes
-    a share of the traces (OTEL_TRACES_SAMPLER=traceidratio) takes the same ones in every process.
+    While the collector does not accept spans, the SDK keeps the latest 2048. Headers, certificates, time limits and the sampler
+    come from OpenTelemetry's environment variables. A sampler of a share of the traces (OTEL_TRACES_SAMPLER=traceidratio) takes
+    the same traces in every process.
     """
 
     def __init__(self, endpoint: str, service: str) -> None:
-        """`endpoint`: the URL to post to. `service`: reorder, preprocessor or trainer."""
+        """`endpoint`: the URL to post spans to. `service`: reorder, preprocessor or trainer."""
         instance = f"{socket.gethostname()}-{os.getpid()}"
         self._resource = Resource.create({"service.name": f"headrace-{service}", "service.instance.id": instance})
         self._sampler = TracerProvider(resource=self._resource, shutdown_on_exit=False).sampler
         self._spans = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
-        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # a line where spans are lost, none for every attempt
+        logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # log lost spans, but not every failed attempt
         log.info("tracing %s", pairs(endpoint=endpoint, instance=instance))
 
     def export(
@@ -55,12 +56,16 @@ class SpanExporter:
         attributes: Mapping[str, str | int],
         error: str,
     ) -> None:
-        """Send a span some time, unless the sampler leaves its trace out. Times since the epoch; `error`: empty for none."""
+        """Queue a finished span for sending, unless the sampler drops its trace.
+
+        `root_id`: span id of the trace's root, the parent of every other span. `start_ns`, `end_ns`: nanoseconds since the epoch.
+        `error`: message of the error that ended the span; empty: none.
+        """
         if self._sampler.should_sample(None, trace_id, name).decision is not Decision.RECORD_AND_SAMPLE:
             return
         sampled = TraceFlags(TraceFlags.SAMPLED)
         root = SpanContext(trace_id, root_id, is_remote=not is_root, trace_flags=sampled)
-        span_id = secrets.randbits(64) or 1  # 0 is none
+        span_id = secrets.randbits(64) or 1  # 0 is not a valid id
         self._spans.on_end(
             ReadableSpan(
                 name,
@@ -76,7 +81,7 @@ class SpanExporter:
         )
 
     def close(self) -> None:
-        """Send what is left; what the collector has not taken within FLUSH_S is lost."""
+        """Send the remaining spans; those that the collector has not accepted within FLUSH_S are lost."""
         ending = threading.Thread(target=self._spans.shutdown, name=LAST_SPANS, daemon=True)
         ending.start()
         ending.join(FLUSH_S)

@@ -1,10 +1,10 @@
-"""Traces: what every process did for a step of a job, as OpenTelemetry's spans. docs/tracing.md lists them.
+"""Traces: what every process did for a step of a job, as OpenTelemetry spans. docs/tracing.md lists them.
 
-A trace is a step's. Its id and that of its root span are derived from the step's name, JOB/UID/GENERATION/STEP, with which the
-tickets of all its parts begin. So every process that works for a step knows its trace, no context travels beside the
-messages, and a reorder service that takes over goes on with the same traces.
+There is one trace per step. Its id and that of its root span are derived from the step's name, JOB/UID/GENERATION/STEP, with
+which the tickets of all its parts begin. So every process that works for a step knows its trace, messages carry no trace context,
+and a reorder service that takes over continues the same traces.
 
-Where no endpoint is configured nothing of OpenTelemetry is imported, and a span costs about a microsecond.
+Unless an endpoint is configured, nothing of OpenTelemetry is imported, and a span costs about a microsecond.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _exporter: SpanExporter | None = None
 
 @contextlib.contextmanager
 def exported(service: str) -> Iterator[None]:
-    """Send this process's spans during the block, in the background, to where OTEL_EXPORTER_OTLP_ENDPOINT says.
+    """Send this process's spans to OTEL_EXPORTER_OTLP_ENDPOINT during the block, in the background. `service`: its name.
 
-    Without it, and without OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, there are none. Raises UserError where they cannot be sent.
+    If neither that nor OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, no spans are recorded. Raises UserError if the endpoint or
+    protocol is not supported, or OpenTelemetry is not installed.
     """
     global _exporter
     endpoint = _endpoint()
@@ -51,9 +52,9 @@ def exported(service: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def span(name: str, of: str, **attributes: str | int) -> Iterator[None]:
-    """What the block does is a span of the step's trace, and an error that ends the block is the span's.
+    """Record the block as a span in the trace of a step; an error that ends the block becomes the span's error.
 
-    `of`: a part's ticket or the name of a step; empty: there is no span.
+    `of`: a part's ticket or the name of a step; empty: no span is recorded.
     """
     since_s = time.perf_counter()
     try:
@@ -65,7 +66,10 @@ def span(name: str, of: str, **attributes: str | int) -> Iterator[None]:
 
 
 def ended(name: str, of: str, since_s: float, **attributes: str | int) -> None:
-    """A span ends now that began at `since_s` of time.perf_counter. `of`: as for `span`. The one called ROOT has no parent."""
+    """Record a span that began at `since_s` of time.perf_counter and ends now. A span with the name ROOT is its trace's root.
+
+    `of`: a part's ticket or the name of a step; empty: no span is recorded.
+    """
     _send(name, of, since_s, attributes)
 
 
@@ -91,13 +95,14 @@ def _send(name: str, of: str, since_s: float, attributes: dict[str, str | int], 
 
 
 def _ids(step: str) -> tuple[int, int]:
-    """Of a step's trace and of its root span."""
+    """Return the id of a step's trace (128 bits) and that of its root span (64 bits), both derived from the step's name."""
     digest = hashlib.blake2b(step.encode(), digest_size=24).digest()
     return int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
 
 
 def _endpoint() -> str:
-    """The URL that the environment names; empty: none. Raises UserError for one that is none, or for another protocol."""
+    """Return the URL for spans that the environment names; empty: none. Raises UserError if it is no HTTP URL, or for another
+    protocol than http/protobuf."""
     base, endpoint = (os.environ.get(name, "") for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"))
     endpoint = endpoint or (f"{base.rstrip('/')}/v1/traces" if base else "")
     protocols = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
