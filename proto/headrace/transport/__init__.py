@@ -1,1 +1,1 @@
-"""How payload gets from the preprocessor that decoded it to the rank that needs it; `base` has the contract."""
+"""Transports that carry payload from the preprocessor that decoded it to the rank that needs it; `base` defines the contract."""

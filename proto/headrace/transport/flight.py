@@ -1,15 +1,15 @@
-"""Payload over the network: Arrow Flight, as a rank receives it. `headrace.transport.flight_server` is the other end.
+"""Payload over the network by Arrow Flight: the protocol and the rank's end (the other: `headrace.transport.flight_server`).
 
-A Flight ticket is a serialised FetchRequest, and the reply a stream of record batches of about a MiB each: rows of the part,
-sliced where they lie. The loop that sends them, and the one that receives them, run in C++ without Python's lock. The part's
-header travels in the schema's metadata.
+A Flight ticket is a serialised FetchRequest, and the reply is a stream of record batches of up to 4 MiB each: rows of the part,
+sliced without a copy. The loops that send and receive them run in C++ without Python's lock. The part's header travels in the
+schema's metadata.
 
-What does not come is a Flight error with a Refusal in its extra_info. A part that is still being decoded is waited for in steps:
-after a second the server answers that the time is over, and the client asks again. So no thread of the server waits for a client
-that went, and a client notices within seconds that a preprocessor, or the wire, is dead.
+A part that is refused comes as a Flight error with a Refusal in its extra_info. A client waits for a part that is still being
+decoded in steps: after a second the server answers with a timeout, and the client asks again. So no thread of the server waits
+for a client that is gone, and a client notices within seconds that a preprocessor, or the connection, is dead.
 
-The checksum, where there is one, covers the columns sent: their values and the lengths of their lists. Before that the server
-compares the part in its memory with the checksum of when it was decoded.
+The checksum, if the preprocessor has one, covers the columns sent: their values and the lengths of their lists. Before computing
+it, the server verifies the part in its memory against the checksum from when the part was decoded.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from headrace.transport.base import FLIGHT, DamagedError, Delivery, Receiver, re
 from headrace.transport.malloc import keep_freed_pages
 from headrace.v1 import payload_pb2
 
-STALL_S = 5.0  # a wire from which nothing comes while a part is on its way is given up after this time
-PAUSE_S = 0.05  # before a client asks again where the server had no thread for it
-HEADER = b"headrace.part"  # in the schema's metadata
+STALL_S = 5.0  # a connection that brings nothing for this long while a part is on its way is given up
+PAUSE_S = 0.05  # how long a client waits before it asks again when the server had no free thread
+HEADER = b"headrace.part"  # key of the part's header in the schema's metadata
 
 
 class FlightReceiver(Receiver):
-    """Fetches parts from one preprocessor's Flight server. Calls of several threads share its connection."""
+    """A receiver that fetches parts from one preprocessor's Flight server. Calls of several threads share its connection."""
 
     def __init__(self, endpoint: str, *, columns: Sequence[str] = (), ca: bytes | None = None, stall_s: float = STALL_S) -> None:
-        """`endpoint`: HOST:PORT. `columns`: those to fetch; none: all. `ca`: of its certificate, in PEM; None: no TLS.
+        """`endpoint`: HOST:PORT. `columns`: names of the columns to fetch; empty: all. `ca`: CA of the server's certificate, in
+        PEM; None: no TLS. `stall_s`: seconds without a sign of life after which the connection is given up.
 
         Connects at the first part. Tunes malloc (`headrace.transport.malloc`).
         """
@@ -51,10 +52,11 @@ class FlightReceiver(Receiver):
         )
         self._closed = threading.Event()
         self._readers: set[flight.FlightStreamReader] = set()
-        self._lock = threading.Lock()  # of the readers
+        self._lock = threading.Lock()  # guards _readers
 
     def fetch(self, ticket: str, timeout_s: float) -> Delivery:
-        """See `base.Receiver`. The batches are the consumer's own: their memory goes with the last reference to them."""
+        """Fetch a part as batches, as `base.Receiver.fetch` says. The batches belong to the consumer, and their memory is freed
+        with the last reference to them."""
         request = flight.Ticket(payload_pb2.FetchRequest(ticket=ticket, columns=self._columns).SerializeToString())
         deadline = time.monotonic() + timeout_s
         while not self._closed.is_set() and (asked := time.monotonic()) < deadline:
@@ -69,7 +71,7 @@ class FlightReceiver(Receiver):
         raise UnavailableError(f"part {part_of(ticket)} did not come within {timeout_s:.0f} s")
 
     def close(self) -> None:
-        """See `base.Receiver`."""
+        """Cancel all fetches under way and refuse new ones, as `base.Receiver.close` says."""
         self._closed.set()
         with self._lock:
             for reader in self._readers:
@@ -90,7 +92,7 @@ class FlightReceiver(Receiver):
                 f"{self._endpoint} sent {table.num_rows} samples of part {part_of(ticket)}, which has {header.num_samples}"
             )
         try:
-            table.validate(full=True)  # offsets that lead out of their buffer would crash whoever reads it
+            table.validate(full=True)  # offsets beyond their buffer would crash the reader
         except pa.ArrowInvalid as err:
             raise DamagedError(f"part {part_of(ticket)} of {self._endpoint} came damaged ({err})") from err
         batches = tuple(table.replace_schema_metadata(None).to_batches())
@@ -99,7 +101,7 @@ class FlightReceiver(Receiver):
 
     @contextlib.contextmanager
     def _cancellable(self, reader: flight.FlightStreamReader) -> Iterator[None]:
-        """`close` ends the reading."""
+        """Let `close` cancel the reader during the block. Raises UnavailableError if this receiver is closed already."""
         with self._lock:
             self._check_open()
             self._readers.add(reader)
@@ -115,7 +117,8 @@ class FlightReceiver(Receiver):
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """What Arrow raises becomes what the server raised, or UnavailableError: the wire breaks in many ways."""
+        """Turn Arrow's errors during the block into the error that the server refused with, or into UnavailableError if the
+        connection broke. FlightTimedOutError passes through."""
         try:
             yield
         except flight.FlightTimedOutError:
@@ -128,34 +131,34 @@ class FlightReceiver(Receiver):
 
 
 def values_checksum(batches: Iterable[pa.RecordBatch]) -> int:
-    """CRC-32 of the lengths of all lists and of all values, column by column of one batch after the other."""
+    """Return the CRC-32 over the list lengths and values of every column, column by column and batch by batch."""
     crc = 0
     for batch in batches:
         for column in batch.columns:
             while pa.types.is_nested(column.type):
                 if not pa.types.is_fixed_size_list(column.type):
                     crc = zlib.crc32(column.value_lengths().to_numpy(), crc)
-                column = column.flatten()  # of the slice only
+                column = column.flatten()  # only the slice's values, unlike `values`
             crc = zlib.crc32(column.to_numpy(), crc)
     return crc
 
 
 def location(endpoint: str, *, tls: bool) -> str:
-    """The endpoint as Flight writes it."""
+    """Return the Flight URI of an endpoint HOST:PORT."""
     return f"{'grpc+tls' if tls else 'grpc'}://{endpoint}"
 
 
 def _options(stall_ms: int) -> list[tuple[str, int]]:
-    """Of the channel."""
+    """Return gRPC channel options that detect within about `stall_ms` that the peer is dead."""
     return [
         ("grpc.keepalive_time_ms", stall_ms // 2),
         ("grpc.keepalive_timeout_ms", stall_ms // 2),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.ping_timeout_ms", stall_ms),  # of the pings that measure the bandwidth: they keep back those of keepalive
-        ("grpc.min_reconnect_backoff_ms", stall_ms),  # also the time that a connection may take
-        ("grpc.use_local_subchannel_pool", 1),  # a new receiver does not inherit a broken connection
+        ("grpc.http2.ping_timeout_ms", stall_ms),  # for bandwidth pings, which delay those of keepalive
+        ("grpc.min_reconnect_backoff_ms", stall_ms),  # also the limit on connecting
+        ("grpc.use_local_subchannel_pool", 1),  # so that a new receiver does not inherit a broken connection
     ]
 
 
 def _nothing() -> None:
-    """There is nothing to give back."""
+    """Do nothing: a delivery by Flight has nothing to give back."""

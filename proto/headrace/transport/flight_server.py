@@ -1,4 +1,7 @@
-"""A preprocessor's Flight server: parts go from the store's memory to the socket. The protocol: `headrace.transport.flight`."""
+"""A preprocessor's Flight server, which sends parts from the store's memory without a copy.
+
+The protocol is described in `headrace.transport.flight`.
+"""
 
 from __future__ import annotations
 
@@ -24,32 +27,35 @@ from headrace.transport.flight import HEADER, location, values_checksum
 from headrace.transport.tls import Certificate
 from headrace.v1 import payload_pb2
 
-BATCH_BYTES = 4 << 20  # most of a batch of several rows: against a bare socket 1, 2, 4, 8 MiB bring 0.86, 0.96, 1.03, 1.02
+# Most bytes of a batch of several rows: 1, 2, 4 and 8 MiB reach 0.86, 0.96, 1.03 and 1.02 times the rate of a bare socket.
+BATCH_BYTES = 4 << 20
 WAIT_S = 1.0  # how long a call waits for a part that is being decoded
-MAX_CALLS = 256  # threads of the server: calls that wait or send
+MAX_CALLS = 256  # calls that wait or send at a time, each on a thread of the server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loan:
-    """A decoded part that its store keeps as it is for the time being."""
+    """A decoded part that its store keeps unchanged in memory for as long as it is lent (`Lend`)."""
 
     header: payload_pb2.PartHeader
-    """`crc32`, if any: of `data`."""
+    """The part's header; its `crc32`, if any, is that of `data`."""
     data: pa.Buffer
-    """An Arrow IPC stream."""
+    """The part as an Arrow IPC stream."""
 
 
 Lend = Callable[[payload_pb2.FetchRequest], AbstractAsyncContextManager[Loan]]
-"""Waits for a part, and keeps it during the block. Raises the HeadraceError that the client is told."""
+"""A function that returns a context manager, which waits for the requested part and keeps it during the block. A HeadraceError
+that it raises is passed on to the client."""
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Sends the parts that an event loop lends. It listens from its construction on."""
+    """A Flight server that sends the parts which an event loop lends. It listens as soon as it is constructed."""
 
     def __init__(self, listen: str, lend: Lend, certificate: Certificate | None = None) -> None:
-        """`listen`: HOST:PORT; `port` says which one it got. Made in a coroutine of the loop on which `lend` works.
+        """`listen`: HOST:PORT; the `port` that it got is an attribute. `certificate`: for TLS; None: no TLS.
 
-        Raises EndpointError where `listen` is taken.
+        Call it in a coroutine of the event loop on which `lend` works. Raises EndpointError if `listen` is taken or not of this
+        machine.
         """
         self._loop = asyncio.get_running_loop()
         self._lend = lend
@@ -62,7 +68,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             raise EndpointError(f"cannot listen on {listen}: the port is taken or the address is not of this machine") from err
 
     def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
-        """A thread of the server's runs it for each call."""
+        """Answer one call with the requested part. Flight calls it on a thread of the server for each call."""
         with _told():
             try:
                 request = payload_pb2.FetchRequest.FromString(ticket.ticket)
@@ -71,15 +77,18 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             return flight.RecordBatchStream(_table(self._borrow(request), request.columns))
 
     def stop(self, grace_s: float) -> None:
-        """Refuse new calls, and let those that send end within `grace_s`. Blocks; not for the loop's thread."""
-        ending = threading.Thread(target=self.shutdown, name="flight-stop", daemon=True)  # waits for the last receiver
+        """Refuse new calls, and let those that send end within `grace_s`. Blocks; do not call it on the event loop's thread."""
+        ending = threading.Thread(target=self.shutdown, name="flight-stop", daemon=True)  # returns after the last receiver
         ending.start()
         for lending in list(self._waiting):
             lending.cancel()
         ending.join(grace_s)
 
     def _borrow(self, request: payload_pb2.FetchRequest) -> Loan:
-        """The part, for as long as the buffer of the result is referred to: by C++ too, until its last byte is sent."""
+        """Return a part that stays on loan until nothing refers to its buffer any more; C++ does until the last byte is sent.
+
+        Raises FlightTimedOutError if no thread is free or the part is not decoded within WAIT_S, and what `lend` raises.
+        """
         if not self._places.acquire(blocking=False):
             raise flight.FlightTimedOutError("no thread is free")
         lent: Future[Any] = Future()
@@ -97,14 +106,14 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         raise AssertionError("a loan ended by itself")
 
     async def _keep(self, request: payload_pb2.FetchRequest, lent: Future[Loan]) -> None:
-        """Until it is cancelled."""
+        """Borrow a part from the store, hand it over through `lent`, and hold it until cancelled."""
         async with self._lend(request) as loan:
             lent.set_result(loan)
             await asyncio.Event().wait()
 
 
 def split(batch: pa.RecordBatch, max_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
-    """The rows in order, in batches of `max_bytes` at most, unless one row has more. Not copied."""
+    """Yield the rows of a batch in order, without copying, in slices of at most `max_bytes`, or of one row that has more."""
     ends = _row_ends(batch)
     start = 0
     while start < batch.num_rows:
@@ -114,7 +123,10 @@ def split(batch: pa.RecordBatch, max_bytes: int = BATCH_BYTES) -> Iterator[pa.Re
 
 
 def _row_ends(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    """(n + 1,): bytes of the rows before each, and of all. Counted from the lists' offsets: `nbytes` takes some 10 us a slice."""
+    """Return (n + 1,) the cumulative bytes of the rows: entry k counts the rows before row k, and the last counts all.
+
+    They are computed from the lists' offsets, because `nbytes` takes some 10 us per slice.
+    """
     ends = np.zeros(batch.num_rows + 1, np.int64)
     for column in batch.columns:
         if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
@@ -125,14 +137,14 @@ def _row_ends(batch: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Bytes of a value that has no length of its own."""
+    """Return the bytes of a value of a fixed-width type."""
     if pa.types.is_fixed_size_list(kind):
         return int(kind.list_size) * _width(kind.value_type)
     return int(kind.bit_width) // 8
 
 
 def _table(loan: Loan, columns: Sequence[str]) -> pa.Table:
-    """The batches to send, and the header in the schema. Raises NotFoundError where the part is damaged."""
+    """Return the table to send, with the header in its schema's metadata. Raises NotFoundError if the part is damaged."""
     (batch,) = read_batches(loan.data, columns)
     pieces = list(split(batch))
     header = payload_pb2.PartHeader()
@@ -145,7 +157,7 @@ def _table(loan: Loan, columns: Sequence[str]) -> pa.Table:
 
 
 class _Hold:
-    """The owner of lent bytes, as Arrow sees it: it goes with the last reference to them."""
+    """The owner of lent bytes from Arrow's point of view, which is collected with the last reference to them."""
 
     __slots__ = ("__weakref__", "_data")
 
@@ -154,7 +166,7 @@ class _Hold:
 
 
 def _watched(data: pa.Buffer, give_back: Callable[[], object]) -> pa.Buffer:
-    """The same bytes. `give_back` is called when nothing refers to them any more, by whichever thread was last."""
+    """Return a buffer of the same bytes that calls `give_back` when the last reference to it goes, on whichever thread."""
     hold = _Hold(data)
     weakref.finalize(hold, give_back).atexit = False
     return pa.foreign_buffer(data.address, data.size, base=hold)
@@ -162,7 +174,7 @@ def _watched(data: pa.Buffer, give_back: Callable[[], object]) -> pa.Buffer:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Headrace's errors become Flight's, with a Refusal."""
+    """Turn Headrace errors during the block into Flight errors that carry a Refusal."""
     try:
         yield
     except HeadraceError as err:

@@ -1,8 +1,8 @@
-"""Memory that is used again: keeps the C library from giving pages back after every part that came over the network.
+"""Tuning of malloc, so that the C library reuses memory instead of giving it back after every part received over the network.
 
-Flight receives into blocks of `malloc` of one or two MiB each. As it is, glibc maps such blocks one by one, or returns the end
-of its heap as soon as parts are freed, and the first touch of a fresh page costs more than the copy into it: that halves the
-rate of a transfer.
+Flight receives into `malloc` blocks of one MiB or more. By default glibc maps such blocks one by one, or returns the end of its
+heap as soon as parts are freed, and the first touch of a fresh page costs more than the copy into it: that halves the rate of a
+transfer.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from headrace.observability.logs import pairs
 log = logging.getLogger(__name__)
 
 KEEP = "HEADRACE_KEEP_MALLOC"
-"""The environment variable that, set to 1, leaves malloc alone."""
+"""Name of the environment variable that, set to 1, makes Headrace leave malloc alone."""
 
-_HEAP_BYTES = 32 << 20  # blocks up to this size lie in the heap: the largest threshold that glibc chooses by itself
-_TRIM_BYTES = 2**31 - 1  # freed memory at the end of the heap that is kept: the largest number that mallopt takes
+_HEAP_BYTES = 32 << 20  # largest block that lies in the heap, the largest threshold that glibc itself chooses
+_TRIM_BYTES = 2**31 - 1  # most freed memory to keep at the end of the heap, the largest number that mallopt takes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
 @functools.cache
 def keep_freed_pages() -> bool:
-    """Tune this process's malloc, once and for good. Whether that was done: glibc only, and not where the user forbids it.
+    """Make this process's malloc keep freed pages, permanently, and return whether it was done: only with glibc, and not if
+    HEADRACE_KEEP_MALLOC is 1.
 
-    The process then keeps as much memory as it ever used at a time, in blocks of up to 32 MiB.
+    The process then keeps its peak memory in blocks of up to 32 MiB. Further calls change nothing.
     """
     if os.environ.get(KEEP) == "1":
         log.info("malloc is left as it is %s", pairs(**{KEEP: 1}))

@@ -1,16 +1,16 @@
-"""Shared memory on one host: the layout of an arena, its locks, and how it is read.
+"""Shared memory on one host: the layout of an arena, the locks on its slots, and its reader.
 
 An arena is one file in /dev/shm that one preprocessor writes and ranks map read-only:
 
     0       8 bytes   MAGIC
-    8       16 bytes  token: whoever returns it has read this file, so it shares the memory
+    8       16 bytes  token: a client that sends it back has read this file, which proves that it shares the memory
     64, ... slots, each at a multiple of ALIGNMENT: 8 bytes generation, zeros up to ALIGNMENT, the payload
 
-A slot is held by a read lock on its first byte, a lock of the open file description (fcntl F_OFD_SETLK). The kernel keeps
-these locks, so they hold between containers that share /dev/shm, they outlive a broken connection, and they end with the
-reader, however that ends. The writer takes the byte's write lock, which nobody gets while there is a reader, before it clears
-the generation and uses the room again. A reader locks first and then compares the generation with the one that it was told:
-from there on the payload stays.
+A reader holds a slot by a read lock on its first byte, a lock of the open file description (fcntl F_OFD_SETLK). The kernel keeps
+these locks, so they hold between containers that share /dev/shm, they outlive a broken connection, and they end with the reader,
+however that ends. Before the writer clears the generation and reuses the room, it takes the byte's write lock, which excludes
+readers. A reader first takes the lock and then compares the generation with the one that it was told: if they agree, the payload
+stays until it lets go.
 
 Beside the arena lies a socket, NAME.sock, where readers ask for slots (`headrace.transport.slots`).
 
@@ -45,37 +45,38 @@ _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length,
 
 
 class ArenaError(TransportError):
-    """An arena cannot be used from here. The message says why."""
+    """An arena cannot be used by this process. The message says why."""
 
 
 def arena_path(name: str, folder: Path = FOLDER) -> Path:
-    """Where the arena of that name lies. Raises ArenaError where the name is not one of an arena."""
+    """Return the path of the arena with that name. Raises ArenaError if it is not a valid arena name."""
     if not NAME.fullmatch(name):
         raise ArenaError(f"{name!r} is no name of an arena")
     return folder / name
 
 
 def socket_path(arena: Path) -> Path:
-    """Where the preprocessor answers who reads its arena."""
+    """Return the path of the socket on which a preprocessor answers the readers of its arena."""
     return arena.with_name(arena.name + ".sock")
 
 
 def lock_slot(fd: int, offset: int, *, exclusive: bool) -> bool:
-    """Take a read or a write lock on the slot at `offset`. False where another open file has one that excludes it."""
+    """Take a read lock, or with `exclusive` a write lock, on the slot at `offset`, without waiting. Return False if another open
+    file holds a lock that excludes it."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK if exclusive else fcntl.F_RDLCK, 0, offset, 1, 0))
-    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, depending on the system
         return False
     return True
 
 
 def unlock_slot(fd: int, offset: int) -> None:
-    """Give up the lock on the slot at `offset`."""
+    """Release this open file's lock on the slot at `offset`."""
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, offset, 1, 0))
 
 
 def is_locked(fd: int, offset: int) -> bool:
-    """Whether another open file has a lock on the slot at `offset`."""
+    """Whether another open file holds a lock on the slot at `offset`."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, offset, 1, 0))
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
@@ -83,16 +84,16 @@ def is_locked(fd: int, offset: int) -> bool:
 class ArenaReader:
     """A preprocessor's arena, mapped read-only. Thread-safe.
 
-    The mapping lasts as long as any buffer of it, and a lock until all who hold the slot have let go of it.
+    The mapping lasts as long as any buffer of it, and a slot's lock until all of its holders in this process have let go.
     """
 
     def __init__(self, name: str, folder: Path = FOLDER) -> None:
-        """Raises ArenaError where the arena is not there, may not be read, or is not one."""
+        """Raises ArenaError if the arena does not exist, may not be read, or is not an arena of this release."""
         try:
             self._fd = os.open(arena_path(name, folder), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as err:
             raise ArenaError(f"{folder / name} cannot be read here ({err.strerror})") from err
-        weakref.finalize(self, os.close, self._fd)  # who holds a slot keeps the reader alive
+        weakref.finalize(self, os.close, self._fd)  # not before the last _Hold of a slot, which refers to the reader
         try:
             self._memory = memoryview(mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ))
         except (OSError, ValueError) as err:
@@ -103,12 +104,13 @@ class ArenaReader:
         self.path = folder / name
         self.token = bytes(self._memory[len(MAGIC) : len(MAGIC) + TOKEN_BYTES])
         self._lock = threading.Lock()
-        self._holders: Counter[int] = Counter()  # offset -> how many hold the slot: they share one lock
+        self._holders: Counter[int] = Counter()  # offset -> number of holders of the slot, which share one lock
 
     def view(self, offset: int, num_bytes: int, generation: int) -> tuple[pa.Buffer, Callable[[], None]]:
-        """The payload of the slot at `offset`, and what lets go of it. Not copied.
+        """Return a view of the payload in the slot at `offset`, and a function that lets go of the slot. Holds it until then.
 
-        Raises UnavailableError where there is no such slot, or it has another payload by now.
+        The function may be called from any thread and more than once. Raises UnavailableError if there is no such slot, it is
+        being freed, or it has another payload by now.
         """
         start = offset + ALIGNMENT
         if offset <= 0 or offset % ALIGNMENT or num_bytes < 0 or start + num_bytes > len(self._memory):
@@ -126,7 +128,7 @@ class ArenaReader:
             self._holders[offset] += 1
 
     def let_go(self, offset: int) -> None:
-        """One holder less of the slot at `offset`."""
+        """Release one hold on the slot at `offset`; with the last one its lock is released."""
         with self._lock:
             self._holders[offset] -= 1
             if not self._holders[offset]:
@@ -135,7 +137,7 @@ class ArenaReader:
 
 
 class _Hold:
-    """A share in a slot's lock. Called, it gives that up, once."""
+    """A hold on a slot of an arena. Calling it lets go of the slot; further calls do nothing."""
 
     def __init__(self, reader: ArenaReader, offset: int) -> None:
         self._reader: ArenaReader | None = reader

@@ -1,9 +1,9 @@
-"""Payload through shared memory: a client asks on a socket beside the arena, and is told the slot.
+"""Payload through shared memory: clients ask for a part on a socket beside the arena, and are told its slot in the arena.
 
-A question takes some 50 us this way, a fifth of a gRPC call. On a connection, one after the other:
+A request takes some 50 us this way, a fifth of a gRPC call. On each connection requests follow one another:
 
     client -> SlotRequest     4 bytes length, little-endian, then the message
-    server -> SlotReply       likewise
+    server -> SlotReply       4 bytes length, little-endian, then the message
     client -> 1 byte          the client has locked the slot, or does not want it: until then the server keeps it
 """
 
@@ -24,16 +24,16 @@ from headrace.v1 import payload_pb2
 
 _LENGTH = struct.Struct("<I")
 _TAKEN = b"\x01"
-CONNECT_TIMEOUT_S = 5.0  # an owner that hangs takes no connection once its queue is full
-MAX_REQUEST_BYTES = 64 << 10  # a ticket and a token: it is buffered before either is looked at
-MAX_REPLY_BYTES = 64 << 20  # as in headrace.rpc: a reply names every damaged sample of its part
+CONNECT_TIMEOUT_S = 5.0  # needed because an owner that hangs accepts no connection once its queue is full
+MAX_REQUEST_BYTES = 64 << 10  # a ticket and a token fit easily; requests are buffered before either is checked
+MAX_REPLY_BYTES = 64 << 20  # like rpc.MAX_MESSAGE_BYTES: a reply names every damaged sample of its part
 
 
 class SlotReceiver(Receiver):
-    """Fetches parts from one preprocessor's arena. A connection for each thread that asks at the same time."""
+    """A receiver that fetches parts from one preprocessor's arena, with one connection per thread that asks at the same time."""
 
     def __init__(self, arena: str, folder: Path = FOLDER) -> None:
-        """Raises ArenaError where the arena cannot be read here or its owner does not answer."""
+        """`arena`: its name. Raises ArenaError if the arena cannot be read here or its owner does not answer."""
         self._arena = ArenaReader(arena, folder)
         self._lock = threading.Lock()
         self._idle = [self._connect()]
@@ -42,11 +42,14 @@ class SlotReceiver(Receiver):
 
     @property
     def name(self) -> str:
-        """Of the arena."""
+        """Name of the arena."""
         return self._arena.name
 
     def fetch(self, ticket: str, timeout_s: float) -> Delivery | None:
-        """See `base.Receiver`. The buffer is the arena's memory itself. Raises ArenaError where the owner is gone."""
+        """Fetch a part as bytes, as `base.Receiver.fetch` says. The delivery's buffer is the arena's memory itself.
+
+        None if the part does not lie in the arena. Raises ArenaError if the owner is gone.
+        """
         connection = self._take_connection()
         try:
             connection.settimeout(timeout_s)
@@ -66,7 +69,7 @@ class SlotReceiver(Receiver):
             raise ArenaError(f"the owner of the arena {self.name} does not answer ({err.strerror or err})") from err
 
     def close(self) -> None:
-        """See `base.Receiver`. Threads that wait for a part raise UnavailableError."""
+        """Close all connections. Threads that wait for a part in `fetch` raise UnavailableError."""
         with self._lock:
             self._closed = True
             for connection in self._busy:
@@ -116,23 +119,22 @@ class SlotReceiver(Receiver):
 
 
 class SlotServer:
-    """Answers on the socket beside an arena. For one event loop."""
+    """The server of the socket beside an arena, which answers requests for slots. For use in one event loop."""
 
     def __init__(self, arena: Path, answer: Callable[[payload_pb2.SlotRequest, Reply], Awaitable[None]]) -> None:
-        """`answer(request, reply)` awaits `reply(message)`, which returns when the client has locked the slot.
-
-        An OSError of `answer` ends the connection.
+        """`arena`: its path. `answer(request, reply)` must await `reply(message)`, which returns once the client has locked the
+        slot or does not want it. If `answer` raises OSError, the connection ends.
         """
         self._path = socket_path(arena)
         self._answer = answer
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen. Raises OSError where that is not possible."""
+        """Listen on the socket. Raises OSError if that is not possible."""
         self._server = await asyncio.start_unix_server(self._accept, self._path)
 
     async def stop(self) -> None:
-        """End all connections."""
+        """Stop listening and end all connections."""
         self._server.close()
         for task in self._connections:
             task.cancel()
@@ -157,7 +159,7 @@ class SlotServer:
                     return
                 await self._answer(payload_pb2.SlotRequest.FromString(await reader.readexactly(length)), reply)
         except (asyncio.IncompleteReadError, OSError):
-            return  # the client went, which it may at any time, or is refused
+            return  # the client went, which it may do at any time, or `answer` refused it
         finally:
             writer.close()
 
@@ -178,7 +180,7 @@ def _receive(connection: socket.socket) -> bytes:
 
 def _receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
     data = connection.recv(num_bytes, socket.MSG_WAITALL) if num_bytes else b""
-    while len(data) < num_bytes:  # a time limit makes MSG_WAITALL a wish
+    while len(data) < num_bytes:  # with a timeout on the socket, MSG_WAITALL may return less
         more = connection.recv(num_bytes - len(data))
         if not more:
             raise ConnectionResetError("the connection was closed")

@@ -1,6 +1,6 @@
-"""TLS of a preprocessor: the certificate that it shows, the CA that a trainer trusts, and what does not fit, in a sentence.
+"""TLS between trainers and preprocessors: the preprocessor's certificate, the CA that trainers trust, and why the two do not fit.
 
-One certificate serves the gRPC port and the Flight port. Trainers are not asked for one: tickets are signed.
+One certificate serves the gRPC port and the Flight port. Trainers need none of their own, because tickets are signed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ PROBE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A server's identity, both in PEM."""
+    """A server's certificate chain and its private key, both in PEM."""
 
     chain: bytes
     key: bytes = field(repr=False)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server."""
+        """Return the credentials for a gRPC server with this certificate."""
         return grpc.ssl_server_credentials([(self.key, self.chain)])
 
 
 def load_certificate(chain: Path, key: Path) -> Certificate:
-    """Raises UserError where a file cannot be read, is no PEM, or the key is not the certificate's."""
+    """Read and check a certificate chain and its unencrypted key from PEM files.
+
+    Raises UserError if a file cannot be read or is no PEM, or the key does not belong to the certificate.
+    """
     loaded = Certificate(chain=_read(chain, "--tls-cert"), key=_read(key, "--tls-key"))
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key, password="")
@@ -46,7 +49,7 @@ def load_certificate(chain: Path, key: Path) -> Certificate:
 
 
 def load_ca(path: Path) -> bytes:
-    """The PEM of a CA. Raises UserError where the file cannot be read or has no certificate."""
+    """Return the content of a CA's PEM file. Raises UserError if the file cannot be read or has no certificate."""
     pem = _read(path, "--tls-ca")
     try:
         _trusting(pem)
@@ -58,12 +61,12 @@ def load_ca(path: Path) -> bytes:
 
 
 def mismatch(endpoint: str, ca: bytes | None) -> str:
-    """Why a client that trusts `ca`, or speaks no TLS where that is None, cannot talk to a server that listens there.
+    """Return why TLS keeps a client that trusts `ca`, or speaks no TLS if it is None, from talking to the server at `endpoint`.
 
-    Empty where TLS is not the reason. Connects to find out, for at most PROBE_TIMEOUT_S.
+    The result is empty if TLS is not the reason. Connects to find out, with a timeout of PROBE_TIMEOUT_S.
     """
     if ca is None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # to learn whether TLS is spoken; nothing is said over it
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # only to learn whether the server speaks TLS; nothing is sent over it
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
         context = _trusting(ca)

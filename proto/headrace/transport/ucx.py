@@ -1,9 +1,9 @@
-"""Payload through UCX, the consumer's end: RDMA where there is a fabric, TCP where there is none.
+"""Payload through UCX, the rank's end: over RDMA if there is a fabric, and otherwise over TCP.
 
-A preprocessor tells a port and a token by gRPC. Who connects to the port is shown the token first, so that a rank knows whom it
-has reached. Then it asks for parts, as many at a time as it likes, and each comes into a buffer that was used before
-(`ucx_connection` has the messages, `ucx_buffers` the memory). UCX itself neither encrypts nor authenticates: what protects a
-part is that its ticket cannot be guessed, so the port belongs into a network where the payload may be seen.
+A preprocessor announces a port and a token by gRPC. Whoever connects to the port is first shown the token, so that a rank knows
+that it has reached the right process. The rank then asks for any number of parts at a time, and each is received into a reused
+buffer (`ucx_connection` has the messages, `ucx_buffers` the memory). UCX neither encrypts nor authenticates: a part is protected
+only by its unguessable ticket, so the port belongs in a network whose members may see the payload.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from headrace.v1 import payload_pb2
 log = logging.getLogger(__name__)
 
 VERSION = 1
-CONNECT_TIMEOUT_S = 5.0  # a handshake takes some 20 ms; a port that a firewall drops never answers
+CONNECT_TIMEOUT_S = 5.0  # a handshake takes some 20 ms; a port behind a firewall that drops packets never answers
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Fetch:
-    """A part that somebody waits for."""
+    """One part that a thread waits for in `UcxReceiver.fetch`."""
 
     ticket: str
     delivery: Future[Delivery] = field(default_factory=Future)
@@ -45,7 +45,7 @@ class _Fetch:
         if self.delivery.set_running_or_notify_cancel():
             self.delivery.set_result(delivery)
         else:
-            delivery.release()  # its time was over
+            delivery.release()  # `fetch` timed out
 
     def fail(self, error: HeadraceError) -> None:
         if self.delivery.set_running_or_notify_cancel():
@@ -53,17 +53,24 @@ class _Fetch:
 
 
 class UcxClient:
-    """What all receivers of a consumer share: the thread, and the buffers. UCX is loaded at the first connection. Thread-safe."""
+    """A consumer's UCX thread and receive buffers, which its receivers for all preprocessors share. Thread-safe.
+
+    UCX is loaded at the first connection.
+    """
 
     def __init__(self, allocate: Allocate = allocate_pageable, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
-        """`allocate(num_bytes)`: writable memory, page-locked where there is a GPU to copy it to. Raises MemoryError."""
+        """`allocate(num_bytes)` returns writable memory, page-locked if it is to be copied to a GPU, or raises MemoryError.
+        `max_idle_bytes`: most memory to keep for reuse."""
         self._buffers = ReceiveBuffers(allocate, max_idle_bytes)
-        self._lock = threading.Lock()  # of both below
+        self._lock = threading.Lock()  # guards _loop and _closed
         self._loop: UcxLoop | None = None
         self._closed = False
 
     def connect(self, host: str, port: int, token: bytes, columns: Sequence[str] = ()) -> UcxReceiver:
-        """A receiver for the preprocessor that offers this port and token. Raises UcxError."""
+        """Connect to the preprocessor that offers this port and token, and return a receiver of parts from it.
+
+        `columns`: names of the columns to fetch; empty: all. Raises UcxError if UCX or the connection fails.
+        """
         with self._lock:
             if self._closed:
                 raise UcxError("UCX is closed")
@@ -73,7 +80,7 @@ class UcxClient:
         return UcxReceiver(loop, host, port, token, self._buffers, columns=columns)
 
     def close(self) -> None:
-        """End all connections. Deliveries stay readable until they are released."""
+        """End all connections and the thread. Deliveries stay readable until they are released."""
         with self._lock:
             self._closed = True
             loop, self._loop = self._loop, None
@@ -82,7 +89,7 @@ class UcxClient:
 
 
 class UcxReceiver(Receiver):
-    """Fetches parts from one preprocessor over one connection."""
+    """A receiver that fetches parts from one preprocessor over one UCX connection."""
 
     def __init__(
         self,
@@ -95,9 +102,10 @@ class UcxReceiver(Receiver):
         columns: Sequence[str] = (),
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """Connect, with the port and the token that the preprocessor has told. Raises UcxError where that is not possible.
+        """Connect to the port of a preprocessor, which must show `token`. Raises UcxError if that is not possible.
 
-        `columns`: those to fetch; none: all. A part may come with others beside them, where that spares the preprocessor a copy.
+        `columns`: names of the columns to fetch; empty: all. A part may come with further columns, where that spares the
+        preprocessor a copy.
         """
         self._loop = loop
         self._token = token
@@ -106,26 +114,26 @@ class UcxReceiver(Receiver):
         self._peer = f"{host}:{port}"
         self._numbers = numbers()
         self._lanes: Future[tuple[str, ...]] = Future()
-        self._connection: Connection | None = None  # on the loop's thread, and so is the number that the producer gave it
+        self._connection: Connection | None = None  # this and _number, the producer's for it, are for the loop's thread only
         self._number = 0
         address = _resolve(host, port)
         loop.call(lambda: self._connect(address, port))
         try:
             self.lanes = self._lanes.result(connect_timeout_s)
-            """What the connection goes over, as TRANSPORT/DEVICE: ("rc_mlx5/mlx5_0:1",)."""
+            """The UCX lanes of the connection, each as TRANSPORT/DEVICE: ("rc_mlx5/mlx5_0:1",)."""
         except TimeoutError as err:
             self.close()
             raise UcxError(f"{self._peer} does not answer by UCX within {connect_timeout_s:g} s") from err
 
     @property
     def transport(self) -> str:
-        """The name for metrics: "ucx:" and the transports of the lanes, as "ucx:rc_mlx5"."""
+        """Name of the transport in metrics: "ucx:" and the transports of the connection's lanes, such as "ucx:rc_mlx5"."""
         return ":".join((UCX, "+".join(sorted({lane.partition("/")[0] for lane in self.lanes}))))
 
     def fetch(self, ticket: str, timeout_s: float) -> Delivery:
-        """See `base.Receiver`. The buffer is one of the pool's.
+        """Fetch a part as bytes in a buffer of the pool, as `base.Receiver.fetch` says.
 
-        Raises UcxError, a TransportError, where the connection is lost, and whatever HeadraceError the preprocessor answers.
+        Raises UcxError, a TransportError, if the connection is lost, and the HeadraceError with which the preprocessor refuses.
         """
         fetch = _Fetch(ticket=ticket)
         number = next(self._numbers)
@@ -140,7 +148,7 @@ class UcxReceiver(Receiver):
             raise UnavailableError(f"part {part_of(ticket)} did not come within {timeout_s:g} s from {self._peer}") from err
 
     def close(self) -> None:
-        """See `base.Receiver`."""
+        """End the connection, as `base.Receiver.close` says. The UCX thread stays."""
         self._on_loop(self._disconnect)
 
     def _on_loop(self, function: Callable[[], None]) -> None:
@@ -161,7 +169,7 @@ class UcxReceiver(Receiver):
     def _on_greeting(self, greeting: bytes | UcxError) -> None:
         connection = self._connection
         if connection is None or isinstance(greeting, UcxError):
-            return  # it is lost, which was told
+            return  # the connection is lost, which _on_lost has reported
         version, token, self._number = HELLO.unpack(greeting)
         if (version, token) != (VERSION, self._token):
             connection.close("another process than the preprocessor answers")
@@ -204,7 +212,7 @@ class UcxReceiver(Receiver):
             self._connection.send(Role.QUESTION, self._number, QUESTION_HEAD.pack(Kind.GIVE_UP, number))
 
     def _on_reply(self, connection: Connection, number: int, fetch: _Fetch, reply: bytes) -> None:
-        """Take the payload, even if nobody waits for it any more."""
+        """Receive the payload of a part after its reply, even if nobody waits for it any more."""
         (kind,), body = REPLY_HEAD.unpack_from(reply), reply[REPLY_HEAD.size :]
         if kind != Kind.PART:
             fetch.fail(refusal_value(payload_pb2.Refusal.FromString(body)))
@@ -235,7 +243,7 @@ class UcxReceiver(Receiver):
 
 
 def _resolve(host: str, port: int) -> str:
-    """An address of the host. Raises UcxError."""
+    """Return an IP address of a host. Raises UcxError if its name does not resolve."""
     try:
         return str(socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as err:

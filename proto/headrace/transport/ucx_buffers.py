@@ -1,4 +1,4 @@
-"""Memory for received payloads that is used again: its pages stay warm, and registered with the network adapter."""
+"""A pool of reused buffers for received payloads, whose pages stay mapped and registered with the network adapter."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from collections.abc import Callable
 
 import numpy as np
 
-_GRAIN_BYTES = 1 << 20  # sizes that differ by less share their blocks
-MAX_IDLE_BYTES = 1 << 30  # some dozen parts of usual size
+_GRAIN_BYTES = 1 << 20  # block sizes are multiples of this, so that payloads of similar sizes can share blocks
+MAX_IDLE_BYTES = 1 << 30  # room for some dozen parts of usual size
 
 Allocate = Callable[[int], memoryview]
-"""Writable memory of so many bytes, which lives as long as the view: on a trainer with a GPU, page-locked."""
+"""A function that returns writable memory of the given number of bytes, which lives as long as the view; on a trainer with a GPU
+it is page-locked."""
 
 
 def allocate_pageable(num_bytes: int) -> memoryview:
-    """Ordinary memory; numpy asks for huge pages by itself."""
+    """Return pageable (not page-locked) memory of `num_bytes` bytes; numpy asks for huge pages by itself."""
     return np.empty(num_bytes, np.uint8).data
 
 
 class ReceiveBuffers:
-    """Blocks for payloads. Thread-safe.
+    """A pool of memory blocks for received payloads. Thread-safe.
 
-    What is in use is bounded by those who hold it, what lies idle by `max_idle_bytes`; the longest idle block goes first. A
-    lease that is dropped without a release takes its block with it, no more.
+    At most `max_idle_bytes` lie idle, and the block that has been idle longest is dropped first; memory in use is bounded only by
+    those who hold it. A lease that is dropped without being called only removes its block from the pool.
     """
 
     def __init__(self, allocate: Allocate = allocate_pageable, max_idle_bytes: int = MAX_IDLE_BYTES) -> None:
         self._allocate = allocate
         self._max_idle_bytes = max_idle_bytes
-        self._lock = threading.Lock()  # of _idle
+        self._lock = threading.Lock()  # guards _idle
         self._idle: list[memoryview] = []  # longest idle first
 
     def take(self, num_bytes: int) -> Lease:
-        """Room for a payload of that size, contents undefined: the smallest idle block that fits, or a new one."""
+        """Lease memory for a payload of `num_bytes`, with undefined contents: the smallest idle block that fits, or a new one."""
         with self._lock:
             fitting = [k for k, block in enumerate(self._idle) if len(block) >= num_bytes]
             block = self._idle.pop(min(fitting, key=lambda k: len(self._idle[k]))) if fitting else None
@@ -43,12 +44,12 @@ class ReceiveBuffers:
 
     @property
     def idle_bytes(self) -> int:
-        """Of blocks that wait for their next use."""
+        """Total bytes of the idle blocks, which wait for their next use."""
         with self._lock:
             return sum(map(len, self._idle))
 
     def give_back(self, block: memoryview) -> None:
-        """For leases only."""
+        """Return a block to the pool, and drop the longest idle ones beyond the limit. To be called by a Lease only."""
         with self._lock:
             self._idle.append(block)
             excess = sum(map(len, self._idle)) - self._max_idle_bytes
@@ -57,7 +58,10 @@ class ReceiveBuffers:
 
 
 class Lease:
-    """A block in use. Called, it gives the block back, once: nobody reads or writes it from then on. From any thread."""
+    """A block in use. Calling it, from any thread, gives the block back; nobody may read or write it afterwards.
+
+    Further calls do nothing.
+    """
 
     def __init__(self, buffers: ReceiveBuffers, block: memoryview, num_bytes: int) -> None:
         self._buffers = buffers
@@ -67,7 +71,7 @@ class Lease:
 
     @property
     def view(self) -> memoryview:
-        """(num_bytes,) of the block, writable. Not after it was given back."""
+        """The writable first `num_bytes` bytes of the block, as asked for. Not to be used after the block was given back."""
         assert self._block is not None
         return self._block[: self._num_bytes]
 

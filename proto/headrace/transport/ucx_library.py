@@ -1,11 +1,11 @@
-"""UCX by its Python binding ucxx (the extra `rdma`), loaded on the first use: without it all else works.
+"""Loading of UCX through its Python binding ucxx (the extra `rdma`) on first use; without it everything else works.
 
-The binding sets variables of the environment and UCX reads some of them only while it is loaded. So they are set for that time
-and the environment is put back: child processes and other users of UCX in this process find it as it was. Options named here
-give way to those that the user has set: `UCX_TLS=rc` or `UCX_NET_DEVICES=mlx5_0:1` work as they do everywhere.
+The binding sets environment variables, and UCX reads some of them only while it is loaded. So they are set for that time and the
+environment is restored afterwards: child processes and other users of UCX in this process find it unchanged. Options that the
+user has set take precedence over those set here: `UCX_TLS=rc` or `UCX_NET_DEVICES=mlx5_0:1` work as they do everywhere.
 
-The wheels of ucxx bring a UCX without verbs, which knows TCP and shared memory only. For InfiniBand or RoCE, install a UCX of the
-system (1.19 or newer, with verbs) and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true.
+The wheels of ucxx bundle a UCX without verbs, which supports TCP and shared memory only. For InfiniBand or RoCE, install a system
+UCX (1.19 or newer, with verbs) and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from headrace.errors import UnavailableError
 from headrace.transport.base import TransportError
 
 _WHILE_STARTING = {
-    "UCX_ERROR_SIGNALS": "",  # no handlers of its own for SIGSEGV and the like: they are the host program's
-    "UCX_WARN_UNUSED_ENV_VARS": "n",  # it counts variables that the binding sets itself
-    "UCXX_LOG_LEVEL": "FATAL",  # a peer that goes is an error there; here it is an exception, or a line of our log
+    "UCX_ERROR_SIGNALS": "",  # no signal handlers for SIGSEGV and the like: they are up to the host program
+    "UCX_WARN_UNUSED_ENV_VARS": "n",  # the warning is about variables that the binding itself sets
+    "UCXX_LOG_LEVEL": "FATAL",  # it logs a lost peer as an error; here that is an exception, or a line of our log
 }
 _OPTIONS = {
-    "TCP_TX_SEG_SIZE": "256k",  # the default, 8 KiB, takes twice the processor time per byte at the receiver
+    "TCP_TX_SEG_SIZE": "256k",  # the default of 8 KiB takes twice the CPU time per byte at the receiver
     "TCP_RX_SEG_SIZE": "256k",
-    "KEEPALIVE_INTERVAL": "2s",  # a host that vanished without a word; the default is 20 s
+    "KEEPALIVE_INTERVAL": "2s",  # to notice a host that vanished; the default is 20 s
     "TCP_KEEPIDLE": "4s",
     "TCP_KEEPINTVL": "1s",
 }
@@ -40,19 +40,19 @@ _FIELD_TRANSPORTS = 1 << 3  # UCP_EP_ATTR_FIELD_TRANSPORTS
 
 
 class UcxError(TransportError, UnavailableError):
-    """UCX cannot be used here, or a connection of it is lost. The message says why."""
+    """UCX cannot be used in this process, or one of its connections is lost. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """The parts of the binding that are used here."""
+    """The loaded binding ucxx: its low-level module, its array class and its error class."""
 
     api: ModuleType
     array: Any
     error: type[Exception]
 
     def open_worker(self) -> Any:
-        """A UCXWorker of a context of its own. Raises UcxError."""
+        """Return a UCXWorker with a context of its own. Raises UcxError if UCX does not start."""
         features = (self.api.Feature.TAG, self.api.Feature.STREAM, self.api.Feature.WAKEUP)
         options = {name: value for name, value in _OPTIONS.items() if f"UCX_{name}" not in os.environ}
         try:
@@ -66,7 +66,7 @@ class Library:
 
 @functools.cache
 def load() -> Library:
-    """Raises UcxError where the package is missing or does not load."""
+    """Load ucxx and return its parts; later calls return the same. Raises UcxError if the package is missing or does not load."""
     try:
         with _environment():
             importlib.import_module("ucxx")
@@ -74,14 +74,14 @@ def load() -> Library:
             array = importlib.import_module("ucxx._lib.arr").Array
     except ImportError as err:
         raise UcxError(f"ucxx, the extra `rdma`, is not usable ({err})") from err
-    except OSError as err:  # a shared library of it
+    except OSError as err:  # one of its shared libraries does not load
         raise UcxError(f"ucxx does not load ({err})") from err
     return Library(api=api, array=array, error=api.UCXError)
 
 
 @contextlib.contextmanager
 def _environment() -> Iterator[None]:
-    """Our variables during the block, none of ours or the binding's after it."""
+    """Set our environment variables during the block, and remove them and those that the binding adds after it."""
     found = dict(os.environ)
     os.environ.update({name: value for name, value in _WHILE_STARTING.items() if name not in found})
     try:
@@ -96,7 +96,7 @@ class _Lane(ctypes.Structure):
 
 
 class _EndpointAttributes(ctypes.Structure):
-    """ucp_ep_attr_t; only the transports are asked for."""
+    """The C struct ucp_ep_attr_t; only the transports are asked for."""
 
     _fields_ = [
         ("field_mask", ctypes.c_uint64),
@@ -111,15 +111,15 @@ class _EndpointAttributes(ctypes.Structure):
 
 
 def lanes(endpoint: Any) -> tuple[str, ...]:
-    """What a connected UCXEndpoint goes over, as TRANSPORT/DEVICE: ("rc_mlx5/mlx5_0:1",). Empty where UCX does not tell."""
+    """Return the lanes of a connected UCXEndpoint, each as TRANSPORT/DEVICE: ("rc_mlx5/mlx5_0:1",). Empty if UCX reports none."""
     entries = (_Lane * _NUM_LANES_MAX)()
     attributes = _EndpointAttributes(
         field_mask=_FIELD_TRANSPORTS, lanes=entries, num_lanes=_NUM_LANES_MAX, lane_bytes=ctypes.sizeof(_Lane)
     )
-    library = ctypes.CDLL("libucp.so.0")  # loaded already, whichever it is: the binding has no such call
+    library = ctypes.CDLL("libucp.so.0")  # the one that the binding, which has no such call, has loaded
     if library.ucp_ep_query(ctypes.c_void_p(endpoint.handle), ctypes.byref(attributes)):
         return ()
-    named = [lane for lane in entries[: attributes.num_lanes] if lane.device]  # not the one that only connected
+    named = [lane for lane in entries[: attributes.num_lanes] if lane.device]  # leaves out the lane that served only to connect
     return tuple(dict.fromkeys(_name(lane) for lane in named))
 
 

@@ -1,10 +1,11 @@
-"""The thread on which everything of UCX happens, so that nothing of it needs a lock.
+"""The thread on which all calls to UCX happen, so that none of them needs a lock.
 
-Idle, it sleeps: UCX wakes it by a file descriptor, other threads by another. Under way, it stays in UCX without the interpreter's
-lock as long as there is something to move.
+While idle, it sleeps until UCX wakes it through a file descriptor, or another thread through a second one. While there is
+something to transfer, it stays in UCX without the interpreter lock.
 
 A forked child has no such thread and must leave UCX alone: calls raise UcxError there. It should end by `os._exit`, as the
-children of multiprocessing do, for the sockets are its parent's too. Spawned processes and subprocesses are free of this.
+children of multiprocessing do, because it shares the sockets with its parent. Spawned processes and subprocesses have no such
+limits.
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ from typing import Any
 from headrace.transport import ucx_library
 from headrace.transport.ucx_library import UcxError
 
-_IDLE_S = 1.0  # looks around at least so often: not every event of every transport reaches the descriptor
-_CLOSING_S = 5.0  # for operations to end after their connections were closed by force
+_IDLE_S = 1.0  # longest sleep: not every event of every transport reaches the descriptor
+_CLOSING_S = 5.0  # how long operations may take to end after their connections were closed by force
 
 Attempt = Callable[[], bool]
-"""Tried again each time that something may have happened, until it says True."""
+"""A function that is called each time something may have happened, until it returns True."""
 
 
 class UcxLoop:
-    """One UCX worker and its thread. It is closed at the interpreter's exit at the latest."""
+    """A UCX worker and the thread that drives it. It is closed at the interpreter's exit at the latest."""
 
     def __init__(self, name: str) -> None:
-        """`name`: of the thread. Raises UcxError where UCX cannot be used."""
+        """`name`: name of the thread. Raises UcxError if UCX cannot be used."""
         self.library = ucx_library.load()
         self.worker: Any = self.library.open_worker()
-        """For calls on the thread only."""
+        """The UCXWorker. For use on the thread only; None once the loop has ended."""
         self.at_close: set[Callable[[], None]] = set()
-        """Called on the thread when the loop ends: closes what is open. For use on the thread only."""
+        """Functions to call on the thread when the loop ends, which close what is still open. For use on the thread only."""
         self._pid = os.getpid()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()  # of _calls and _closing, and of _wake as long as that is False
+        self._lock = threading.Lock()  # guards _calls and _closing, and _wake as long as _closing is False
         self._calls: deque[Callable[[], None]] = deque()
         self._closing = False
         self._attempts: list[Attempt] = []
@@ -49,7 +50,10 @@ class UcxLoop:
         atexit.register(self.close)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run it on the thread, soon and in order. From any thread. Raises UcxError where the loop has ended."""
+        """Run a function on the thread soon, in the order of the calls. May be called from any thread.
+
+        Raises UcxError if the loop has ended or this process was forked from the one that opened it.
+        """
         if os.getpid() != self._pid:
             raise UcxError("UCX was opened before this process was forked, and works in its parent only")
         with self._lock:
@@ -59,11 +63,14 @@ class UcxLoop:
             os.eventfd_write(self._wake, 1)
 
     def until(self, attempt: Attempt) -> None:
-        """For use on the thread only."""
+        """Call `attempt` each time something may have happened, until it returns True. For use on the thread only."""
         self._attempts.append(attempt)
 
     def close(self) -> None:
-        """End the connections and the thread, and wait for that. From any other thread; more than once does no harm."""
+        """End the connections and the thread, and wait for that. May be called from any other thread, and more than once.
+
+        Does nothing in a forked child.
+        """
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -85,13 +92,13 @@ class UcxLoop:
             self._end()
 
     def _turn(self) -> bool:
-        """Whether anything was done that may let more be done."""
+        """Run waiting calls, progress UCX and try all attempts once. Return whether that may have enabled further work."""
         num_calls = self._run_calls()
         self.worker.progress()
         num_attempts = len(self._attempts)
         attempts, self._attempts = self._attempts, []
         open_ones = [attempt for attempt in attempts if not attempt()]
-        self._attempts = open_ones + self._attempts  # those that were made meanwhile come last
+        self._attempts = open_ones + self._attempts  # attempts added meanwhile come last
         return bool(num_calls) or len(open_ones) < num_attempts or len(self._attempts) > len(open_ones)
 
     def _run_calls(self) -> int:
@@ -106,7 +113,7 @@ class UcxLoop:
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:
-            return  # it was UCX
+            return  # UCX woke the thread, not another thread
 
     def _end(self) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
-"""Payload through UCX, the producer's end: a port where ranks ask for parts (`headrace.transport.ucx` is their end).
+"""Payload through UCX, the preprocessor's end: a port on which ranks ask for parts (`headrace.transport.ucx` is the rank's end).
 
-The part is sent from where it lies. The arena is one mapping that lasts as long as the process, so an adapter knows it after the
-first parts, and nothing is registered again.
+A part is sent straight from the arena. That is one mapping that lasts as long as the process, so it is registered with an adapter
+after the first parts and never again.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from headrace.v1 import payload_pb2
 log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 16
-SEND_TIMEOUT_S = 120.0  # a rank that stops in the middle of a part holds it in the store for so long
-MAX_ASKED = 256  # parts that one rank waits for at a time; it has some dozen threads
+SEND_TIMEOUT_S = 120.0  # how long a rank that stops in the middle of a part can hold it in the store
+MAX_ASKED = 256  # parts that one rank may wait for at a time; it has some dozen threads
 _MAX_QUESTION_BYTES = 1 << 20
-_WHOLE_SHARE = 0.5  # of a part's bytes: where so many are asked for, the part is sent as it lies, and less is copied out first
+_WHOLE_SHARE = 0.5  # columns with at least this share of a part's bytes are sent with the whole part, fewer are copied out first
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Asked:
-    """One part that one rank waits for."""
+    """A rank's question for one part, from its arrival until the part is sent or refused."""
 
     connection: Connection
     number: int
@@ -49,26 +49,26 @@ class _Asked:
 
 
 class UcxServer:
-    """Sends the parts that an event loop lends to ranks, on a port of its own. UCX runs on a thread beside that loop."""
+    """A UCX server that sends to ranks the parts which an event loop lends. UCX runs on a thread of its own beside that loop."""
 
     def __init__(self, lend: Lend, *, send_timeout_s: float = SEND_TIMEOUT_S) -> None:
         self._lend = lend
         self._send_timeout_s = send_timeout_s
         self.token = secrets.token_bytes(TOKEN_BYTES)
-        """Shown to who connects, who was told it by gRPC."""
+        """Random token that the server shows to whoever connects; ranks know it from gRPC, and so recognise the server."""
         self.port = 0
-        """On all of this host's addresses, once it is started."""
+        """The port on which it listens, on all addresses of this host; 0 until it is started."""
         self._asked: dict[tuple[Connection, int], _Asked] = {}
         self._numbers = numbers()
         self._listener: Any = None  # on UCX's thread
 
     @property
     def num_asked(self) -> int:
-        """Parts that ranks wait for, or that are being sent, now."""
+        """Number of parts that ranks wait for or that are being sent now."""
         return len(self._asked)
 
     async def start(self) -> None:
-        """Listen. Raises UcxError where that is not possible."""
+        """Listen on a free port. Raises UcxError if that is not possible."""
         self._loop = asyncio.get_running_loop()
         self._ucx = await asyncio.to_thread(UcxLoop, "ucx-server")
         listening: Future[int] = Future()
@@ -81,7 +81,7 @@ class UcxServer:
         log.info("listening %s", pairs(transport=UCX, port=self.port))
 
     async def stop(self) -> None:
-        """End all connections."""
+        """End all connections and stop listening."""
         await asyncio.to_thread(self._ucx.close)
         tasks = [asked.task for asked in self._asked.values() if asked.task is not None]
         for task in tasks:
@@ -105,7 +105,7 @@ class UcxServer:
         self._listener = None
 
     def _accept(self, endpoint: Any) -> None:
-        """Called by UCX, in the midst of its work: the connection begins when that is over."""
+        """Accept a connection. UCX calls this while it makes progress, so the connection begins only afterwards."""
 
         def begin() -> bool:
             connection = Connection(self._ucx, endpoint, self._on_lost)
@@ -117,7 +117,7 @@ class UcxServer:
         self._ucx.until(begin)
 
     def _listen_to(self, connection: Connection, number: int) -> None:
-        """Take the next question, and then the one after it."""
+        """Receive all questions of a connection, one after the other."""
         question = bytearray()
 
         def room(num_bytes: int) -> bytearray:
@@ -175,7 +175,7 @@ class UcxServer:
             asked.task.cancel()
 
     def _end(self, connection: Connection) -> None:
-        """Whoever is sending notices by itself, when UCX has done with the part."""
+        """Give up the questions of a lost connection. One whose part is being sent ends by itself, when UCX is done with it."""
         for asked in list(self._asked.values()):
             if asked.connection is connection:
                 self._give_up(connection, asked.number)
@@ -190,7 +190,7 @@ class UcxServer:
             self._refuse(asked, err)
 
     def _refuse(self, asked: _Asked, error: HeadraceError) -> None:
-        """Unless there is an answer already."""
+        """Answer a question with an error, unless it is answered already."""
         if asked.is_answered:
             return
         asked.is_answered = True
@@ -198,7 +198,8 @@ class UcxServer:
         self._on_ucx(lambda: asked.connection.send(Role.REPLY, asked.number, reply))
 
     async def _send(self, asked: _Asked, loan: Loan) -> None:
-        """Returns when UCX has done with the memory. Raises UcxError where the rank is gone, or does not take it in time."""
+        """Send a part, and return when UCX is done with its memory. Raises UcxError if the rank is gone or does not take it in
+        time."""
         sent: asyncio.Future[UcxError | None] = self._loop.create_future()
         reply = REPLY_HEAD.pack(Kind.PART) + loan.header.SerializeToString()
 
@@ -229,7 +230,7 @@ class UcxServer:
 
 
 def _selected(loan: Loan, columns: tuple[str, ...]) -> Loan:
-    """What to send of a part: itself, or a copy of the columns asked for. Raises NotFoundError where the part is damaged."""
+    """Return what to send of a part: all of it, or a copy of the columns asked for. Raises NotFoundError if it is damaged."""
     batches = read_batches(loan.data, columns)
     if sum(batch.nbytes for batch in batches) >= _WHOLE_SHARE * loan.data.size:
         return loan
