@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 
 from headrace.plan import GENERATOR, LLM
 
-# Times over that of the forward.
-WEIGHT_GRADIENTS = 1.0  # one matrix product for each of the forward's, and so for the inputs
+# Times of the parts of a backward, each over that of the forward.
+WEIGHT_GRADIENTS = 1.0  # one matrix product for each of the forward's; the gradients of inputs take another
 INPUT_GRADIENTS = 1.0
 RERUN = 1.0  # activation checkpointing runs the forward once more before the backward
 

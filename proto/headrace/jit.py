@@ -14,7 +14,7 @@ import numba
 
 log = logging.getLogger(__name__)
 
-_config: Any = numba.config  # its names come from the environment, which no type checker sees
+_config: Any = numba.config  # untyped, because numba sets its attributes at run time
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

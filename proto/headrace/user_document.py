@@ -48,7 +48,7 @@ def read_yaml(path: Path, what: str) -> Any:
         raise SpecError(f"cannot read the {what} {path}: {err}") from err
     except yaml.YAMLError as err:
         raise SpecError(f"{path} is not valid YAML: {printable(' '.join(str(err).split()))}") from err
-    except (ValueError, RecursionError) as err:  # an integer of thousands of digits, a date that is none; nesting without end
+    except (ValueError, RecursionError) as err:  # an integer of thousands of digits, an impossible date; too deep nesting
         raise SpecError(f"{path} is not a {what}: {printable(str(err))}") from err
 
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PREPROCESSOR, REORDER, TRAINER = (CollectorRegistry() for _ in range(3))
 REGISTRIES = {"preprocessor": PREPROCESSOR, "reorder": REORDER, "trainer": TRAINER}
 for _registry in REGISTRIES.values():
-    ProcessCollector(registry=_registry)  # memory, processor seconds, open files
+    ProcessCollector(registry=_registry)  # memory, CPU seconds, open files
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 

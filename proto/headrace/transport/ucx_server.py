@@ -163,7 +163,7 @@ class UcxServer:
             return
         self._asked[key] = asked
         asked.task = asyncio.create_task(self._converse(asked, request))
-        asked.task.add_done_callback(lambda _: self._forget(asked))  # not in the task: one that is cancelled at once never runs
+        asked.task.add_done_callback(lambda _: self._forget(asked))  # a task cancelled at once never runs its code
 
     def _forget(self, asked: _Asked) -> None:
         self._refuse(asked, UnavailableError("the preprocessor gave the part up"))
@@ -215,7 +215,7 @@ class UcxServer:
         try:
             await asyncio.wait([sent], timeout=self._send_timeout_s)
         finally:
-            if not sent.done():  # too late, or cancelled
+            if not sent.done():  # the timeout passed, or this task was cancelled
                 self._close(asked.connection, "a part was not taken in time")
                 await asyncio.wait([sent])
         if (error := sent.result()) is not None:
