@@ -43,9 +43,9 @@ def backward_factors(
     """Return the backward time of the layers of each unit over their forward time, by unit. `units` are in pipeline order.
 
     The factor is 2 for a trainable unit, 1 for a frozen one behind something trainable and 0 for one with nothing to do;
-    activation checkpointing adds 1 unless it is 0. Encoders are not in front of each other. Every encoder has a projector to the
-    LLM, and an LLM in front of a generator one to the generator: it is trainable unless `frozen_projectors` names its unit, and
-    its own backward is not counted.
+    activation checkpointing adds 1 unless it is 0. Encoders are not in front of each other. Every encoder ends in a projector to
+    the LLM, and the LLM in one to the generator, if there is one. A projector is trainable unless `frozen_projectors` names its
+    unit, and its own backward is not counted.
 
     Raises ValueError if an option names a unit that is not in `units`.
     """

@@ -67,7 +67,8 @@ class JobFailedError(HeadraceError):
 
 
 class UnrecoverableError(HeadraceError):
-    """Training cannot go on with the nodes that are left: too few, or no copy of a layer. The message says what to do."""
+    """Training cannot go on with the nodes that are left. The message says what is missing (nodes, or every copy of a layer), and
+    what to do."""
 
 
 class UnavailableError(HeadraceError):

@@ -1,4 +1,4 @@
-"""Upper limits on the numbers in a job spec, checked at submission so that an accepted job cannot exhaust a service.
+"""Limits on the size of a job, checked before it is accepted so that it cannot exhaust a service.
 
 Each limit is far above what anybody trains with, and below what would bring a service down: a refused job most likely has a digit
 too many. The bytes and seconds named here were measured or calculated for one job at the limit.

@@ -30,7 +30,7 @@ class Kind(enum.IntEnum):
     BACKWARD = 1
     """The backward pass: gradients of inputs and weights; under `zero-bubble` only those of the inputs."""
     WEIGHT = 2
-    """The gradients of weights, which the backward passes of `zero-bubble`, and of no other schedule, leave for later."""
+    """The weight-gradient pass that a backward under `zero-bubble`, and under no other schedule, leaves for later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
