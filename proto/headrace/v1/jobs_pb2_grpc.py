@@ -125,7 +125,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Manifest(self, request, context):
-        """The data set of a job, as far as it is listed and indexed, in pages.
+        """Return the shards of a job's data set that are known so far, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -138,14 +138,14 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reset(self, request, context):
-        """Undo the commits of `step` and of all later ones. Begins a new generation: ranks connect again.
+        """Undo the commits of `step` and of all later steps. Begins a new generation: ranks connect again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetWeights(self, request, context):
-        """Mix the sources by other weights from a step on that is not planned yet.
+        """Mix the sources by other weights from `step` on, a step that is not planned yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,7 +159,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Ledger(self, request, context):
-        """Committed steps in order.
+        """Return the committed steps in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -172,7 +172,7 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ShowPlan(self, request, context):
-        """The plan of a step and the costs that it was made from.
+        """Return the plan of a step and the costs that it was made from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

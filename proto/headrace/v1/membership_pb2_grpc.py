@@ -45,8 +45,8 @@ class MembershipServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """A node's stream. It is a member while the stream lasts and says something at least once a second. The service says something
-        as often: a snapshot of generation 0 is no news.
+        """The stream of one node. The node is a member while the stream lasts and carries a message from it at least once a second. The
+        service sends a message as often: a snapshot of generation 0 only says that it is alive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

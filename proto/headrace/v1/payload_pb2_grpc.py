@@ -45,7 +45,7 @@ class PayloadServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Offer(self, request, context):
-        """How parts can be had. Parts themselves come through shared memory or Arrow Flight.
+        """Return the transports through which parts can be fetched: shared memory, UCX or Arrow Flight. gRPC itself carries no parts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -65,22 +65,22 @@ class SessionsServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Open(self, request, context):
-        """Opening a rank's session again takes the place of its former one, which is then refused with ABORTED. While another process is
-        connected as the rank, it is refused itself.
+        """Open a rank's session. It replaces the rank's former session, whose calls are then refused with ABORTED. Open itself is
+        refused while another process is connected as the rank.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Plans(self, request, context):
-        """Plans of this rank from its next uncommitted step on, as far as the window reaches, and where their parts are.
+        """Stream the plans of this rank from its next uncommitted step on, as far as they are made, and the locations of their parts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportLost(self, request, context):
-        """A fetch failed: the part is decoded elsewhere, and its new place comes as a PlanEvent.
+        """Report a failed fetch: the part is decoded elsewhere, and its new location comes as a PlanEvent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
