@@ -110,6 +110,7 @@ def test_a_killed_demo_leaves_nobody_behind(tmp_path: Path) -> None:
     assert not left_of(family)
 
 
+@pytest.mark.slow
 def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
     data = tmp_path / "mine"
     data.mkdir()

@@ -70,6 +70,7 @@ def test_what_one_of_two_can_decode_is_trained_on_by_all_ranks(cluster: Any, spe
     assert "cannot decode sample" in (tmp_path / "reorder.log").read_text(), "the one without the codec was asked"
 
 
+@pytest.mark.slow
 def test_where_nobody_can_decode_it_all_ranks_train_without_it(cluster: Any, spec: Any, tmp_path: Path) -> None:
     cluster.start_reorder()
     add_poor(cluster, tmp_path)
@@ -86,6 +87,7 @@ def test_where_nobody_can_decode_it_all_ranks_train_without_it(cluster: Any, spe
     assert len(consumed) + len(quarantined) == 16 * STEPS
 
 
+@pytest.mark.slow
 def test_where_the_one_with_the_codec_is_lost_all_ranks_go_on_or_end_alike(cluster: Any, spec: Any, tmp_path: Path) -> None:
     """Parts that it has decoded cannot be had any more. Where a rank lacks one, all end with one sentence."""
     cluster.start_reorder()

@@ -48,6 +48,7 @@ def test_sharded_over_two_ranks_of_unequal_share_the_losses_are_those_of_one_ran
     assert alone[0] == pytest.approx(math.log(4096), rel=0.1)  # of a fresh model, over the bundled tokenizer's tokens
 
 
+@pytest.mark.slow
 def test_the_losses_of_a_hugging_face_model_do_not_depend_on_how_samples_are_packed(losses) -> None:
     alone = losses("huggingface_loop.py", ONE_MICROBATCH, [])
     packed = losses("huggingface_loop.py", THREE_REPLICAS, [])

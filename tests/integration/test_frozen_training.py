@@ -19,6 +19,7 @@ PLANNED = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
 WAYS = {"topology": {"units": UNITS}, "nodes": {"units": UNITS, "nodes": 2, "max_failures": 0}}
 
 
+@pytest.mark.slow
 def test_nodes_learn_as_a_topology_does(calm, spec, tmp_path: Path) -> None:
     """Only the projectors of the encoder learn, through an LLM of which each process has one copy, in bfloat16."""
     trained = {}

@@ -26,7 +26,10 @@ pytestmark = pytest.mark.integration
 STEPS = 8
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)],
+)
 def test_who_stands_by_goes_on_for_a_leader_that_is_killed_ends_or_hangs(cluster, spec, store, undisturbed, number) -> None:
     services = cluster.start_reorders(store.url)
     cluster.add_preprocessors(1)

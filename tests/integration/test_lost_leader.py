@@ -16,7 +16,10 @@ pytestmark = pytest.mark.integration
 LOSSES = 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGTERM, id="ended", marks=pytest.mark.slow)],
+)
 def test_the_log_of_a_lost_leader_has_no_error(cluster: Any, spec: Any, number: signal.Signals) -> None:
     listen = f"127.0.0.1:{free_ports(1)[0]}"
     cluster.start_reorder(listen)

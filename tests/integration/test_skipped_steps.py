@@ -22,6 +22,7 @@ WAYS = {
     "nodes": (2, {"units": UNITS, "nodes": 2, "max_failures": 0}),
 }
 """By the option that names the file: how many processes, and what stands in the file besides the section `optimizer:`."""
+EACH_WAY = ["optimizer", pytest.param("topology", marks=pytest.mark.slow), "nodes"]
 DIVERGES = {"learning_rate": 1e30, "warmup_steps": 0}  # step 0 is finite; no loss is, once its update is taken
 
 
@@ -37,7 +38,7 @@ def start(group: ProcessGroup, cluster: Any, job: str, folder: Path, way: str, o
     ]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_skipped_steps_are_committed_and_told(calm, spec, tmp_path: Path, way: str) -> None:
     job = calm.submit(spec(f"skips-{way}", steps=3, topology=PLANNED))
     with ProcessGroup() as group:
@@ -54,7 +55,7 @@ def test_skipped_steps_are_committed_and_told(calm, spec, tmp_path: Path, way: s
     assert len(samples) == len(set(samples)), "none is repeated within an epoch"
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", EACH_WAY)
 def test_one_too_many_ends_training_before_it_is_committed(calm, spec, tmp_path: Path, way: str) -> None:
     job = calm.submit(spec(f"ends-{way}", steps=4, topology=PLANNED))
     with ProcessGroup() as group:

@@ -38,6 +38,7 @@ def test_a_process_of_another_precision_is_told_before_it_sends_anything(calm, s
     assert not calm.ledger(job)
 
 
+@pytest.mark.slow
 def test_who_goes_on_in_another_precision_is_warned(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("goes-on", steps=2, topology=PLANNED))
     folder = tmp_path / "checkpoints"

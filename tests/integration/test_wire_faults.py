@@ -72,7 +72,7 @@ def test_wires_that_are_cut_and_damage_parts_lose_nothing(
     assert all(wire.num_faults > 0 for wire in wires)
 
 
-@pytest.mark.parametrize("is_killed", [False, True], ids=["silent", "killed"])
+@pytest.mark.parametrize("is_killed", [pytest.param(False, id="silent", marks=pytest.mark.slow), pytest.param(True, id="killed")])
 def test_a_wire_that_goes_silent_in_the_middle_of_a_part_loses_nothing(
     cluster: Any, spec: Any, undisturbed: Callable[[int], str], add_preprocessor_behind_wire: Callable[..., Any], is_killed: bool
 ) -> None:

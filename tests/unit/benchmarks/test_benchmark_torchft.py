@@ -19,6 +19,7 @@ exec sleep 100
 """
 
 
+@pytest.mark.slow
 def test_replicas_that_commit_nothing_behind_a_loss_have_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchft, "_PATIENCE_S", 5.0)
     python = tmp_path / "python"
