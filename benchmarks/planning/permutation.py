@@ -11,8 +11,8 @@ from benchmarks.report import Rival, Row, Section, at_most
 from benchmarks.timing import progress, time_calls
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import Batch, Ints, Slots, make_batch
-from headrace.reorder_service.planning.search.node_permutation import Traffic, improve, node_bound, solve
-from headrace.reorder_service.planning.strategies.orchmllm import PostBalancing, arrival_ranks, balance
+from headrace.reorder_service.planning.search.node_permutation import Traffic, node_bound, permute_heuristically, solve
+from headrace.reorder_service.planning.strategies.orchmllm import PostBalancing, arrival_ranks, plan_slots
 
 LARGE_RANKS, PER_RANK, RANKS_PER_NODE = 2_560, 60, 8
 GOAL_MS = 1_000.0
@@ -33,7 +33,7 @@ def large_row(batch: Batch) -> Row:
     progress(f"permutation: {batch.topology.replicas:,} ranks")
 
     permuting = PostBalancing(ranks_per_node=RANKS_PER_NODE)
-    timing = time_calls(lambda: balance(batch, permuting), budget_s=1.0, least=2)
+    timing = time_calls(lambda: plan_slots(batch, permuting), budget_s=1.0, least=2)
     return Row(
         name="balancing and permuting",
         value=timing.best_s * 1e3,
@@ -61,12 +61,12 @@ def _optimum_section(batches: int) -> Section:
     for seed in range(batches):
         progress(f"permutation: {_SMALL_RANKS} ranks, HiGHS, {seed + 1} of {batches}")
         batch = ranks_batch(_SMALL_RANKS, _SMALL_SHARE, seed)
-        for u, traffic in enumerate(_traffics(batch, balance(batch))):
+        for u, traffic in enumerate(_traffics(batch, plan_slots(batch))):
             best = solve(traffic, _SMALL_NODE, _TIME_LIMIT_S)
             before[seed, u] = traffic.leaving(_nodes(batch, _SMALL_NODE), _SMALL_NODE).max()
-            ours[seed, u] = improve(traffic, _SMALL_NODE).heaviest
-            exact[seed, u] = best.heaviest
-            proven += best.heaviest <= best.lower_bound * (1 + _PROVEN)
+            ours[seed, u] = permute_heuristically(traffic, _SMALL_NODE).heaviest_outgoing
+            exact[seed, u] = best.heaviest_outgoing
+            proven += best.heaviest_outgoing <= best.lower_bound * (1 + _PROVEN)
     return Section(
         title=f"the same against the optimum: D={_SMALL_RANKS}, nodes of {_SMALL_NODE}, "
         f"{_SMALL_SHARE} samples a rank, {batches} batches",
@@ -83,9 +83,9 @@ def _optimum_section(batches: int) -> Section:
 
 def _bound_rows(batch: Batch) -> Iterator[Row]:
     """How far the permuted units are from the least that the node of their heaviest rank could reach by itself."""
-    for unit, traffic in zip(batch.units, _traffics(batch, balance(batch)), strict=True):
+    for unit, traffic in zip(batch.units, _traffics(batch, plan_slots(batch)), strict=True):
         progress(f"permutation: {batch.topology.replicas:,} ranks, bound of {unit}")
-        rank_of_batch = improve(traffic, RANKS_PER_NODE, SEED).rank_of_batch
+        rank_of_batch = permute_heuristically(traffic, RANKS_PER_NODE, SEED).rank_of_batch
         volumes = traffic.leaving(rank_of_batch // RANKS_PER_NODE, RANKS_PER_NODE)
         before = float(traffic.leaving(_nodes(batch, RANKS_PER_NODE), RANKS_PER_NODE).max())
         bound = node_bound(traffic, RANKS_PER_NODE, int(volumes.argmax()) // RANKS_PER_NODE, _TIME_LIMIT_S)

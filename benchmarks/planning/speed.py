@@ -78,7 +78,7 @@ def _ranks_section() -> Section:
     batch = ranks_batch(LARGE_RANKS, PER_RANK)
     table = CostTable(sample_ids=batch.sample_ids, costs=dict(zip(batch.units, batch.costs, strict=True)))
     progress("speed: 153,600 samples, balancing of all units")
-    balancing = time_calls(lambda: orchmllm.balance(batch), budget_s=2 * BUDGET_S)
+    balancing = time_calls(lambda: orchmllm.plan_slots(batch), budget_s=2 * BUDGET_S)
     rows = [_ms_row("balancing, orchmllm", balancing, rival=ORCHMLLM, goal=100.0), large_row(batch)]
     for strategy in STRATEGIES:
         progress(f"speed: 153,600 samples, {strategy}")
@@ -139,7 +139,7 @@ def _partition_section() -> Section:
     heaviest = float(np.bincount(lpt(costs, descending(costs), bins), weights=costs).max() / mean)
     single = Topology(replicas=bins, microbatches=1, stages={"llm": 1})
     batch = make_batch(np.arange(costs.size), {"llm": costs}, single, SEED)
-    levelled = float(batch.loads(joint.level(batch)).max() / mean)
+    levelled = float(batch.loads(joint.plan_slots(batch)).max() / mean)
     rows = [
         _ms_row("greedy partition (LPT)", ours, rival=Rival(value=package.best_s * 1e3, source="prtpy greedy")),
         Row(

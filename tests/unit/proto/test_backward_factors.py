@@ -79,25 +79,25 @@ def test_units_follow_the_equations_layer_by_layer(frozen: set[str], projectors:
 
 def test_stages_of_a_topology_will_do_and_the_result_runs() -> None:
     factors = backward_factors({"encoder": 2, "llm": 6}, frozen={"encoder"})
-    assert Execution(backward=factors).backward_factor("encoder") == 0
+    assert Execution(backward_factors=factors).backward_factor("encoder") == 0
 
 
 def test_zero_bubble_puts_off_the_weights_part_of_a_backward() -> None:
     """What is run again belongs to the rest; what is frozen has no such part."""
     factors = backward_factors(UNITS, frozen={"llm"}, checkpointing={"vision", "llm"})
     weights = {"llm": weight_factor(frozen=True), "vision": weight_factor(frozen=False)}
-    split = Execution(schedule="zero-bubble", backward=factors, weights=weights)
+    split = Execution(schedule="zero-bubble", backward_factors=factors, weight_gradient_factors=weights)
     assert {unit: split.factors(unit) for unit in ("vision", "audio", "llm")} == {
         "vision": (1, 2, 1),
         "audio": (1, 1, 1),
         "llm": (1, 2, 0),
     }
-    assert Execution(backward=factors, weights=weights).factors("vision") == (1, 3, 0)
+    assert Execution(backward_factors=factors, weight_gradient_factors=weights).factors("vision") == (1, 3, 0)
 
 
 def test_weights_that_are_more_than_their_backward_are_refused() -> None:
     with pytest.raises(ValueError, match=r"from 0 to the backward's own factor, got \{'llm': 1.5\}"):
-        Execution(backward={"llm": 1.0}, weights={"llm": 1.5})
+        Execution(backward_factors={"llm": 1.0}, weight_gradient_factors={"llm": 1.5})
 
 
 @pytest.mark.parametrize("option", ["frozen", "frozen_projectors", "checkpointing"])

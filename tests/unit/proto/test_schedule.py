@@ -188,7 +188,7 @@ def test_nor_is_it_on_equal_stages_of_which_some_are_frozen_or_run_again(stages,
     frozen, again = (data.draw(st.sets(st.sampled_from(list(stages)))) for _ in range(2))
     parts = {unit: weight_factor(frozen=unit in frozen) for unit in stages}
     factors = backward_factors(stages, frozen=frozen, checkpointing=again)
-    execution = Execution(schedule="zero-bubble", backward=factors, weights=parts)
+    execution = Execution(schedule="zero-bubble", backward_factors=factors, weight_gradient_factors=parts)
     assert_never_slower_than_1f1b(stages, count, dict.fromkeys(stages, 1.0), execution)
 
 

@@ -67,32 +67,32 @@ class Estimator:
         return {unit: stacks[unit] for unit in self._units if stacks.get(unit)}
 
     def estimate(
-        self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward: Mapping[str, float] | None = None
+        self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward_factors: Mapping[str, float] | None = None
     ) -> SampleCosts:
         """Estimate the cost, memory and transfer columns of the samples, with units in pipeline order. Raises UserError.
 
-        Memory also depends on `checkpointing`, the units with activation checkpointing, and `backward`, the backward time by
-        unit as a factor of the forward time.
+        Memory also depends on `checkpointing`, the units with activation checkpointing, and on `backward_factors`, the ratio of
+        backward to forward time by unit.
         """
         from headrace.reorder_service.planning.cost_model.cost import estimate
 
         try:
             return estimate(
                 probes, self._shape, image=self._spec.image, audio=self._spec.audio, vocab=self._vocab, units=self._units,
-                measured=self._measured, checkpointing=checkpointing, backward=backward,
+                measured=self._measured, checkpointing=checkpointing, backward_factors=backward_factors,
             )  # fmt: skip
         except ValueError as err:
             raise UserError(str(err)) from err
 
     def table(
-        self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward: Mapping[str, float] | None = None
+        self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward_factors: Mapping[str, float] | None = None
     ) -> CostTable:
         """Estimate the cost table of at least one sample, with arguments as for `estimate`; sample ids are 0, 1, ..."""
         import numpy as np
 
         from headrace.cli.costs.cost_table import MEMORY_BYTES, SECONDS, CostTable
 
-        costs = self.estimate(probes, checkpointing=checkpointing, backward=backward)
+        costs = self.estimate(probes, checkpointing=checkpointing, backward_factors=backward_factors)
         return CostTable(
             sample_ids=np.arange(len(probes)),
             costs=costs.seconds,

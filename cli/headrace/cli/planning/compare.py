@@ -128,8 +128,8 @@ def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
     probes, estimator, num_samples, note = _probe(args)
     problems = _deal(args, estimator.table(probes), estimator.layers())
     if args.checkpointing or args.frozen:  # these change the memory kept, and must be checked against the pipeline first
-        backward = problems[0].batch.execution.backward
-        table = estimator.table(probes, checkpointing=args.checkpointing.split(","), backward=backward)
+        backward_factors = problems[0].batch.execution.backward_factors
+        table = estimator.table(probes, checkpointing=args.checkpointing.split(","), backward_factors=backward_factors)
         problems = _deal(args, table, estimator.layers())
     print(note, file=sys.stderr)
     return problems, num_samples

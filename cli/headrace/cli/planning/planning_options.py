@@ -119,12 +119,12 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         chunks=args.chunks,
         in_flight=args.in_flight,
         split_backward=not args.whole_backward,
-        backward=backward_factors(topology.stages, frozen=frozen, checkpointing=checkpointing),
-        weights={unit: weight_factor(frozen=unit in frozen) for unit in topology.stages},
+        backward_factors=backward_factors(topology.stages, frozen=frozen, checkpointing=checkpointing),
+        weight_gradient_factors={unit: weight_factor(frozen=unit in frozen) for unit in topology.stages},
         latency_s=args.latency,
         bytes_per_s=args.bandwidth,
         memory_limit=args.memory_limit,
-        crossing=args.crossing,
+        may_cross_replicas=args.crossing,
     )
 
 

@@ -56,7 +56,7 @@ class Batch:
             loads[:, u] = np.bincount(slot, weights=cost, minlength=self.num_slots)
         return loads.reshape(self.topology.replicas, self.topology.microbatches, len(self.units))
 
-    def crosses(self, slots: Slots) -> bool:
+    def crosses_replicas(self, slots: Slots) -> bool:
         """Return whether any sample is processed on different replicas by different units."""
         replicas = slots // self.topology.microbatches
         return bool((replicas != replicas[0]).any())
@@ -164,7 +164,7 @@ def make_batch(
     if twice.size:
         raise ValueError(f"sample ids must differ, but {twice[0]} stands in rows {np.flatnonzero(ids == twice[0]).tolist()}")
     execution = execution or Execution()
-    unknown = (execution.backward.keys() | execution.weights.keys()) - topology.stages.keys()
+    unknown = (execution.backward_factors.keys() | execution.weight_gradient_factors.keys()) - topology.stages.keys()
     if unknown:
         raise ValueError(f"backward factors name no unit of {list(topology.stages)}: {sorted(unknown)}")
     matrix = _matrix("costs", "cost", costs, topology, ids.size)

@@ -31,13 +31,13 @@ class Execution:
     """
     split_backward: bool = True
     """Whether a unit runs the backward of a deferred sample when its gradient arrives, apart from the rest of its microbatch."""
-    backward: Mapping[str, float] = field(default_factory=dict)
+    backward_factors: Mapping[str, float] = field(default_factory=dict)
     """Ratio of backward to forward time, by unit; a unit that is not named has BACKWARD_FACTOR.
 
     0 marks a frozen unit that has no backward at all.
     """
-    weights: Mapping[str, float] = field(default_factory=dict)
-    """Ratio of the time for weight gradients to forward time, by unit: a part of `backward` that 'zero-bubble' computes later.
+    weight_gradient_factors: Mapping[str, float] = field(default_factory=dict)
+    """Ratio of the time for weight gradients to forward time, by unit: the part of a backward that 'zero-bubble' puts off.
 
     A unit that is not named has WEIGHT_GRADIENTS, but not more than its whole backward.
     """
@@ -47,7 +47,7 @@ class Execution:
     """Bandwidth of a link between two stages."""
     memory_limit: float = math.inf
     """Most activations that a stage can hold, in the unit of `Batch.memory`."""
-    crossing: bool = False
+    may_cross_replicas: bool = False
     """Whether different units may process a sample on different replicas.
 
     If not, strategy `auto` rejects plans that need it: replicas that share no unit cannot run them.
@@ -62,10 +62,12 @@ class Execution:
             )
         if self.in_flight is not None and (self.in_flight < 1 or self.schedule != "eager"):
             raise ValueError(f"in_flight must be at least 1, and only with 'eager', got {self.in_flight} with {self.schedule!r}")
-        wrong = {unit: factor for unit, factor in self.backward.items() if not (0 <= factor <= _MOST_FACTOR)}
+        wrong = {unit: factor for unit, factor in self.backward_factors.items() if not (0 <= factor <= _MOST_FACTOR)}
         if wrong:
             raise ValueError(f"backward factors must be from 0 to {_MOST_FACTOR:g}, got {wrong}")
-        wrong = {unit: part for unit, part in self.weights.items() if not (0 <= part <= self.backward_factor(unit))}
+        wrong = {
+            unit: part for unit, part in self.weight_gradient_factors.items() if not (0 <= part <= self.backward_factor(unit))
+        }
         if wrong:
             raise ValueError(f"the weights' part of a backward must be from 0 to the backward's own factor, got {wrong}")
         if not (0 <= self.latency_s <= _MOST_LATENCY_S and self.bytes_per_s >= 1 and self.memory_limit > 0):
@@ -76,7 +78,7 @@ class Execution:
 
     def backward_factor(self, unit: str) -> float:
         """Return the ratio of a unit's whole backward, inputs and weights together, to its forward."""
-        return self.backward.get(unit, BACKWARD_FACTOR)
+        return self.backward_factors.get(unit, BACKWARD_FACTOR)
 
     def factors(self, unit: str) -> tuple[float, float, float]:
         """Return the times of a unit's actions relative to its forward, indexed by `headrace.schedule.Kind`.
@@ -84,5 +86,5 @@ class Execution:
         The last, for weight gradients, is 0 unless the schedule is 'zero-bubble'.
         """
         backward = self.backward_factor(unit)
-        weights = self.weights.get(unit, min(WEIGHT_GRADIENTS, backward)) if self.schedule == ZERO_BUBBLE else 0.0
+        weights = self.weight_gradient_factors.get(unit, min(WEIGHT_GRADIENTS, backward)) if self.schedule == ZERO_BUBBLE else 0.0
         return 1.0, backward - weights, weights

@@ -75,14 +75,14 @@ def test_a_slice_tells_its_microbatch_its_samples_and_whether_it_matters(tmp_pat
 
 
 def test_weights_that_are_put_off_are_slices_too(tmp_path: Path) -> None:
-    execution = Execution(schedule="zero-bubble", backward={"encoder": 1.0}, weights={"encoder": 0.0})
+    execution = Execution(schedule="zero-bubble", backward_factors={"encoder": 1.0}, weight_gradient_factors={"encoder": 0.0})
     _, document = trace(tmp_path / "t.json", "random", TOPOLOGY, 60, execution)
     weights = [event["name"] for event in document["traceEvents"] if event.get("cat") == "weight"]
     assert sorted(weights) == sorted(f"W {microbatch} (llm)" for microbatch in range(5) for _ in range(3 * 2)), "none if frozen"
 
 
 def test_what_takes_no_time_is_no_slice(tmp_path: Path) -> None:
-    _, document = trace(tmp_path / "t.json", "random", TOPOLOGY, 60, Execution(backward={"encoder": 0.0}))
+    _, document = trace(tmp_path / "t.json", "random", TOPOLOGY, 60, Execution(backward_factors={"encoder": 0.0}))
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
     assert len(slices) == 3 * 5 * (2 * 1 + 2 * 2), "frozen encoder stages have a forward only"
     assert min(event["dur"] for event in slices) > 0

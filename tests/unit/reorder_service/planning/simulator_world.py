@@ -76,7 +76,7 @@ class Twin:
         """How much of the factor is put off."""
         if self.how.schedule != "zero-bubble":
             return 0.0
-        return self.how.weights.get(self.units[unit], min(1.0, self.factor(unit)))
+        return self.how.weight_gradient_factors.get(self.units[unit], min(1.0, self.factor(unit)))
 
     def seconds(self, key: Key) -> float:
         replica, stage, kind, microbatch, _ = key
@@ -200,8 +200,8 @@ def plans(draw: st.DrawFn, split: bool = True) -> tuple[Batch, Slots]:
         schedule=name,
         chunks=draw(st.integers(1, 3)) if name == "interleaved" else 1,
         in_flight=draw(st.integers(1, 6)) if name == "eager" and draw(st.booleans()) else None,
-        backward=backward,
-        weights={unit: draw(st.sampled_from([0.0, 1.0])) for unit, factor in backward.items() if factor},
+        backward_factors=backward,
+        weight_gradient_factors={unit: draw(st.sampled_from([0.0, 1.0])) for unit, factor in backward.items() if factor},
         split_backward=split,
         latency_s=0.3 if timed and draw(st.booleans()) else 0.0,
         bytes_per_s=4.0 if timed else np.inf,

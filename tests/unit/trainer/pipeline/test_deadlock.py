@@ -14,8 +14,8 @@ from headrace.reorder_service.planning.batch import make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.simulation.simulator import peak_memory
 from headrace.reorder_service.planning.simulation.work import Work
-from headrace.reorder_service.planning.strategies import assign, plan_of
 from headrace.reorder_service.planning.strategies import plan as make_plan
+from headrace.reorder_service.planning.strategies import plan_of, run_strategy
 from headrace.schedule import Kind
 from headrace.spec import parse
 from headrace.trainer.pipeline.deadlock import actions_of, check_order, check_rows
@@ -69,11 +69,15 @@ def test_more_rows_than_a_stage_may_keep_are_refused_where_the_simulator_finds_t
     rng = np.random.default_rng(2)
     rows = {unit: rng.integers(1, 50, 40) for unit in ("vision", "llm")}
     stages = {"vision": 2, "llm": 3}
-    how = Execution(**({"schedule": "1f1b"} | schedule), backward={"llm": 2.0 - frozen_llm}, weights={"llm": 1.0 - frozen_llm})
+    how = Execution(
+        **({"schedule": "1f1b"} | schedule),
+        backward_factors={"llm": 2.0 - frozen_llm},
+        weight_gradient_factors={"llm": 1.0 - frozen_llm},
+    )
     memory = {unit: rows[unit] * stages[unit] for unit in stages}
     planned = Topology(replicas=2, microbatches=6, stages=stages)
     batch = make_batch(np.arange(40), {u: r.astype(float) for u, r in rows.items()}, planned, 1, execution=how, memory=memory)
-    plan, (_, slots) = plan_of("entrain", batch), assign("entrain", batch)
+    plan, (_, slots) = plan_of("entrain", batch), run_strategy("entrain", batch)
     expected = peak_memory(Work.of(batch, slots))
 
     def check(replica: int, stage: int, limit: int) -> None:

@@ -69,7 +69,7 @@ def estimate(
     units: Sequence[str] = (ENCODER, LLM),
     measured: Coefficients | None = None,
     checkpointing: Collection[str] = (),
-    backward: Mapping[str, float] | None = None,
+    backward_factors: Mapping[str, float] | None = None,
 ) -> SampleCosts:
     """Estimate seconds, kept activations and transfers of n samples in each of `units`.
 
@@ -77,8 +77,8 @@ def estimate(
     projectors, which merge neighbouring positions as `image` and `audio` say, count as part of the encoders. vocab: size of the
     job's vocabulary, 0 for the published one; the output layer counts on every token, unless neither is known. A sample without
     images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
-    `parse_coefficients`). checkpointing: units that keep only each layer's input. backward: factors as of `backward_factors`;
-    a unit with 0 keeps nothing.
+    `parse_coefficients`). checkpointing: units that keep only each layer's input. backward_factors: as from
+    `headrace.backward_factors`; a unit with 0 keeps nothing.
 
     Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
@@ -86,7 +86,7 @@ def estimate(
     stacks = {VISION: shape.vision, AUDIO: shape.audio, LLM: shape.llm}
     if shape.generator is not None:
         stacks[GENERATOR] = shape.generator
-    layers = published(shape, image=image, audio=audio, vocab=vocab) if measured is None else measured
+    layers = nominal_coefficients(shape, image=image, audio=audio, vocab=vocab) if measured is None else measured
     lengths = {
         VISION: _Lengths.of([probe.image_patches for probe in probes]),
         AUDIO: _Lengths.of([probe.mel_frames for probe in probes], stride=_AUDIO_STRIDE),
@@ -99,13 +99,13 @@ def estimate(
     transfer = {part: x.sums * float(_BYTES * stacks[part].width) for part, x in lengths.items()}
     memory: dict[str, Floats] = {}
     for unit in units:
-        idle = backward is not None and backward.get(unit) == 0
+        idle = backward_factors is not None and backward_factors.get(unit) == 0
         kept = {part: 0 if idle else kept_bytes(stacks[part], unit in checkpointing) for part in _PARTS_OF[unit]}
         memory[unit] = np.sum([lengths[part].sums * float(amount) for part, amount in kept.items()], axis=0)
     return SampleCosts(seconds=_by_unit(units, seconds), memory_bytes=memory, transfer_bytes=_by_unit(units, transfer))
 
 
-def published(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0) -> Coefficients:
+def nominal_coefficients(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0) -> Coefficients:
     """Return the layer costs of a model's published shape at the nominal device rate.
 
     Each encoder's layers are followed by its projector, the LLM's by the output layer, and a generator's by the projector to it

@@ -12,11 +12,11 @@ import heapq
 import numpy as np
 
 from headrace.reorder_service.planning.batch import Batch, Ints
-from headrace.reorder_service.planning.seeding import random_state
-from headrace.reorder_service.planning.simulation.makespan import improve, makespan, opening
+from headrace.reorder_service.planning.seeding import xorshift_state
+from headrace.reorder_service.planning.simulation.makespan import best_simple_order, improve_order, makespan
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 
-ACTIONS = 1_000_000  # budget of actions to replay, over all replicas: 3 ms
+ACTION_BUDGET = 1_000_000  # actions to replay, over all replicas: 3 ms
 _TRIES = 64  # orders of one replica tried before the slowest replica is determined anew
 _PATIENCE = 6  # rounds in a row that may fail to improve the slowest replica
 
@@ -25,8 +25,8 @@ def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
     """Reorder the microbatches of each replica so that its step is shorter: (n,) slots, with empty microbatches last.
 
     slot: (n,) slot of every sample, the same in all units. keep: start from the given order instead of the best simple one
-    (`opening`). The replica that takes longest is improved until nothing more is found for it, since the others wait for it
-    anyway, or until ACTIONS actions have been replayed.
+    (`best_simple_order`). The replica that takes longest is improved until nothing more is found for it, since the others wait
+    for it anyway, or until ACTION_BUDGET actions have been replayed.
     """
     replicas, count = batch.topology.replicas, batch.topology.microbatches
     slots = np.broadcast_to(slot, batch.costs.shape)
@@ -40,15 +40,15 @@ def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
     for r in range(replicas):
         filled = np.flatnonzero(occupied[r])
         table = schedule_table(batch.topology.stages, batch.execution, filled.size)
-        order = filled if keep else opening(seconds[r], sizes[r], filled, table)
+        order = filled if keep else best_simple_order(seconds[r], sizes[r], filled, table)
         orders.append(order)
         slowest.append((-makespan(seconds[r], order, table), r))
     heapq.heapify(slowest)
-    left, vain = ACTIONS, 0
+    left, vain = ACTION_BUDGET, 0
     while left > 0 and vain < _PATIENCE:
         before, r = slowest[0]
         table = schedule_table(batch.topology.stages, batch.execution, orders[r].size)
-        after = -improve(seconds[r], orders[r], table, _TRIES, random_state(batch.seed + left))
+        after = -improve_order(seconds[r], orders[r], table, _TRIES, xorshift_state(batch.seed + left))
         vain = 0 if after > before else vain + 1
         heapq.heapreplace(slowest, (after, r))
         left -= _TRIES * max(1, table.shape[0])

@@ -16,7 +16,7 @@ import numpy as np
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
-from headrace.reorder_service.planning.seeding import random_state
+from headrace.reorder_service.planning.seeding import xorshift_state
 
 SEARCH_STEPS = 125_000  # per sample of the mean microbatch, counted as 1 to 4 samples: 2 to 10 ms
 SEARCH_STEPS_PER_SAMPLE = 3  # least number of steps per sample of the batch, which counts in large batches
@@ -26,7 +26,7 @@ _HEAT = 0.03  # first threshold: about what a microbatch adds to the objective i
 _LEAST_GAIN = 1e-12  # least gain of a change that is made: less may be a rounding error
 
 
-def balance(costs: Floats, targets: Floats, num_replicas: int, seed: int) -> Ints:
+def balance_units(costs: Floats, targets: Floats, num_replicas: int, seed: int) -> Ints:
     """Spread n samples over the K microbatches of each replica so that all units are balanced: (n,) slots r * K + k.
 
     costs: (U, n) seconds per unit. targets: (K,) positive, the desired relative sizes of a replica's microbatches. No replica
@@ -43,7 +43,7 @@ def balance(costs: Floats, targets: Floats, num_replicas: int, seed: int) -> Int
     slots = fill(weights, order, replica, target, num_replicas)
     per_microbatch = min(4, max(1, heaviest.size // (num_replicas * num_microbatches)))
     steps = max(SEARCH_STEPS * per_microbatch, SEARCH_STEPS_PER_SAMPLE * heaviest.size)
-    exchange(weights, slots, target, num_replicas, steps, random_state(seed))
+    exchange(weights, slots, target, num_replicas, steps, xorshift_state(seed))
     return slots
 
 

@@ -35,14 +35,14 @@ from headrace.reorder_service.planning.batch import Floats, Ints
 
 
 @kernel
-def fill_intervals(forward: Floats, sizes: Floats, backward: Floats, chunks: int = 1) -> Ints:
+def order_microbatches(forward: Floats, sizes: Floats, backward: Floats, chunks: int = 1) -> Ints:
     """Return the (K,) order in which the K microbatches of one replica should run.
 
     forward: (K, S) forward seconds per stage. sizes: (K,) encoder and generator seconds, by which the smallest microbatches are
     found; not negative. backward: (S,) ratio of each stage's backward to its forward. chunks: parts of the model on every stage.
     """
     count, num_stages = forward.shape
-    position = fill_intervals_of_all(
+    position = microbatch_positions(
         forward.reshape(1, count, num_stages), sizes.reshape(1, count), np.ones((1, count), np.bool_), backward, chunks
     )
     order = np.empty(count, np.int64)
@@ -52,11 +52,11 @@ def fill_intervals(forward: Floats, sizes: Floats, backward: Floats, chunks: int
 
 
 @kernel
-def fill_intervals_of_all(forward: Floats, sizes: Floats, occupied: NDArray[np.bool_], backward: Floats, chunks: int) -> Ints:
+def microbatch_positions(forward: Floats, sizes: Floats, occupied: NDArray[np.bool_], backward: Floats, chunks: int) -> Ints:
     """Return the (D, K) position at which each microbatch of each replica should run.
 
     Empty ones come last, in their old order. forward: (D, K, S). sizes: (D, K). occupied: (D, K) whether the microbatch has any
-    sample. backward, chunks: as for `fill_intervals`. O(D K (K + S chunks)).
+    sample. backward, chunks: as for `order_microbatches`. O(D K (K + S chunks)).
     """
     num_replicas, num_microbatches, num_stages = forward.shape
     position = np.empty((num_replicas, num_microbatches), np.int64)

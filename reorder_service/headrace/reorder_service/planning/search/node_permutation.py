@@ -5,7 +5,7 @@ at will; the permutation sought minimises the largest volume that any one rank s
 matters. With d ranks and c ranks per node, node j has the ranks j c .. j c + c - 1 (the last node has fewer if c does not
 divide d).
 
-`solve` is the paper's integer program (Alg. 3), for some dozens of ranks. `improve` is a heuristic for thousands of ranks:
+`solve` is the paper's integer program (Alg. 3), for some dozens of ranks. `permute_heuristically` is for thousands of ranks:
 
 1. Draw: repeatedly, the rank that sends most to other nodes draws for its node the batch to which it sends most, among
    those that no node has yet, as long as there is room.
@@ -77,13 +77,13 @@ class Permutation:
 
     rank_of_batch: Ints
     """(d,) rank that takes each batch; a batch that stays on its node stays on its rank."""
-    heaviest: float
+    heaviest_outgoing: float
     """Largest volume that any one rank sends to other nodes."""
     lower_bound: float = 0.0
-    """Bound below which no permutation can bring `heaviest`, as proved by `solve`; 0 if not known."""
+    """Bound below which no permutation can bring `heaviest_outgoing`, as proved by `solve`; 0 if not known."""
 
 
-def improve(traffic: Traffic, ranks_per_node: int, seed: int = 0, num_kicks: int = NUM_KICKS) -> Permutation:
+def permute_heuristically(traffic: Traffic, ranks_per_node: int, seed: int = 0, num_kicks: int = NUM_KICKS) -> Permutation:
     """Find a good permutation for any number of ranks by a heuristic (see the module docstring); never worse than the identity.
 
     The same seed gives the same permutation. Raises ValueError unless there is at least one rank per node.
@@ -119,11 +119,13 @@ def solve(traffic: Traffic, ranks_per_node: int, time_limit_s: float) -> Permuta
     if x is None:
         raise TimeoutError(f"no permutation of {num_ranks} ranks in {time_limit_s} s")
     best = _permutation(traffic, x.reshape(variables.shape).argmax(axis=1), ranks_per_node)
-    return Permutation(rank_of_batch=best.rank_of_batch, heaviest=best.heaviest, lower_bound=min(bound, best.heaviest))
+    return Permutation(
+        rank_of_batch=best.rank_of_batch, heaviest_outgoing=best.heaviest_outgoing, lower_bound=min(bound, best.heaviest_outgoing)
+    )
 
 
 def node_bound(traffic: Traffic, ranks_per_node: int, node: int, time_limit_s: float) -> float:
-    """Return a lower bound of `Permutation.heaviest`: what one node could reach if it had first choice of all batches.
+    """Return a lower bound of `Permutation.heaviest_outgoing`: what one node could reach if it had first choice of all batches.
 
     It comes from an integer program of the few hundred batches to which the node's ranks send. For the node of the heaviest
     rank of a good permutation, the bound is often that rank's volume, which proves the permutation optimal.
@@ -185,7 +187,7 @@ def _permutation(traffic: Traffic, node_of_batch: Ints, ranks_per_node: int) -> 
     moving = np.flatnonzero(node_of_batch != batches // ranks_per_node)
     rank_of_batch = batches.copy()
     rank_of_batch[moving[np.argsort(node_of_batch[moving], kind="stable")]] = moving  # onto the ranks whose own batches leave
-    return Permutation(rank_of_batch=rank_of_batch, heaviest=float(traffic.leaving(node_of_batch, ranks_per_node).max()))
+    return Permutation(rank_of_batch=rank_of_batch, heaviest_outgoing=float(traffic.leaving(node_of_batch, ranks_per_node).max()))
 
 
 def _starts(values: Ints, count: int) -> Ints:

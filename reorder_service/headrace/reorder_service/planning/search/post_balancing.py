@@ -59,7 +59,7 @@ def post_balance(form: Form, lengths: Floats, num_bins: int, tolerance: float = 
 
 
 @kernel
-def pack(lengths: Floats, falling: Ints, num_bins: int, bound: float, bins: Ints) -> bool:
+def try_pack_padded(lengths: Floats, falling: Ints, num_bins: int, bound: float, bins: Ints) -> bool:
     """Fill one bin after the other with rising lengths up to a padded length of `bound`; return whether num_bins bins suffice.
 
     falling: (n,) positions by falling length. bins: (n,) filled in place with the bin of each sample.
@@ -78,23 +78,23 @@ def pack(lengths: Floats, falling: Ints, num_bins: int, bound: float, bins: Ints
 
 @kernel
 def pack_padded(lengths: Floats, falling: Ints, num_bins: int) -> Ints:
-    """Pack samples under the least bound on a bin's padded length for which `pack` succeeds (Alg. 2): (n,) bins."""
+    """Pack samples under the least bound on a bin's padded length for which `try_pack_padded` succeeds (Alg. 2): (n,) bins."""
     bins = np.zeros(lengths.size, np.int64)
     if lengths.size == 0:
         return bins
     longest = lengths[falling[0]]
     fits = longest * ((lengths.size + num_bins - 1) // num_bins)
-    if pack(lengths, falling, num_bins, longest, bins):
+    if try_pack_padded(lengths, falling, num_bins, longest, bins):
         return bins
     too_low = longest
     middle = too_low + (fits - too_low) / 2
     while too_low < middle < fits:
-        if pack(lengths, falling, num_bins, middle, bins):
+        if try_pack_padded(lengths, falling, num_bins, middle, bins):
             fits = middle
         else:
             too_low = middle
         middle = too_low + (fits - too_low) / 2
-    pack(lengths, falling, num_bins, fits, bins)
+    try_pack_padded(lengths, falling, num_bins, fits, bins)
     return bins
 
 

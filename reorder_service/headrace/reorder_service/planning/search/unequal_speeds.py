@@ -15,7 +15,7 @@ from headrace.reorder_service.planning.search.arrangement import arrange
 from headrace.reorder_service.planning.search.number_partition import descending
 
 
-def share(batch: Batch, speeds: Floats) -> Slots:
+def share_by_speed(batch: Batch, speeds: Floats) -> Slots:
     """Share a batch among replicas in proportion to their speeds: (U, n) slots, equal in all units.
 
     speeds: (D,) positive speed of each replica, on any scale.

@@ -46,7 +46,7 @@ def slowest_makespan(seconds: Floats, replicas: Ints, table: Ints) -> float:
 
 
 @kernel
-def opening(seconds: Floats, sizes: Floats, filled: Ints, table: Ints) -> Ints:
+def best_simple_order(seconds: Floats, sizes: Floats, filled: Ints, table: Ints) -> Ints:
     """Return the fastest of three simple orders of the (m,) filled microbatches.
 
     They are: by rising size, by falling size, and the smallest first and the others by falling size. sizes: (K,).
@@ -67,7 +67,7 @@ def opening(seconds: Floats, sizes: Floats, filled: Ints, table: Ints) -> Ints:
 
 
 @kernel
-def improve(seconds: Floats, order: Ints, table: Ints, tries: int, state: np.uint64) -> float:
+def improve_order(seconds: Floats, order: Ints, table: Ints, tries: int, state: np.uint64) -> float:
     """Improve `order` in place by `tries` random swaps and moves of microbatches, and return its makespan then.
 
     A change is kept unless the replica takes longer with it. state: of the random generator.

@@ -148,7 +148,7 @@ def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
         hop_s=np.zeros((2, num_slots, len(work.topology.stages))),
         offsets=np.zeros((2, 0, num_slots + 1), np.int64),
         slots=np.zeros((2, 0, 0), np.int64),
-        seconds=np.zeros((2, 0, 0)),
+        delay_s=np.zeros((2, 0, 0)),
     )
     starts, ends, causes = replay(
         layout.tables,
@@ -159,8 +159,8 @@ def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
         links.hop_s,
         links.offsets,
         links.slots,
-        links.seconds,
-        work.together,
+        links.delay_s,
+        work.replicas_coupled,
     )
     if (ends < 0).any():
         raise ValueError(

@@ -76,8 +76,8 @@ def replay(
     hop_s: Floats,
     link_offsets: Ints,
     link_slots: Ints,
-    link_s: Floats,
-    together: bool,
+    link_delay_s: Floats,
+    replicas_coupled: bool,
 ) -> tuple[Floats, Floats, Ints]:
     """Run the schedules of D replicas with times: return the start, end and cause of every action.
 
@@ -86,8 +86,8 @@ def replay(
     (D * K, S, kinds) of one action. hop_s: (2, D * K, U) seconds from a stage of the unit to the next one, negative if they
     overlap. An action of kind k that enters a unit over link l (between unit l and the unit behind it) with slot i needs what the
     slots from link_offsets[k, l, i] to link_offsets[k, l, i + 1] in link_slots[k, l], of the unit on the other side, send it in
-    link_s[k, l] seconds. Without links, it needs the equal microbatch. together: whether replicas wait for each other (then all
-    have the same table); otherwise each is run by itself.
+    link_delay_s[k, l] seconds. Without links, it needs the equal microbatch. replicas_coupled: whether replicas wait for each
+    other (then all have the same table); otherwise each is run by itself.
 
     The cause of an action is the action that it waited for last, -1 if it did not wait. An action that never gets its inputs
     keeps the end -1.
@@ -96,7 +96,7 @@ def replay(
     ends = np.full(first_action[-1], _NOT_YET)
     causes = np.full(first_action[-1], -1)
     exits = np.full((2, hop_s.shape[2], hop_s.shape[1]), -1)
-    size = first_row.size if together else 1
+    size = first_row.size if replicas_coupled else 1
     for first in range(0, first_row.size, size):
         last = first + size
         left = first_action[last] - first_action[first]
@@ -104,7 +104,7 @@ def replay(
         while left > 0 and ran > 0:
             ran = _run_once(
                 tables, first_row[first:last], first_action[first : last + 1], slot_at[first:last], seconds, hop_s,
-                link_offsets, link_slots, link_s, starts, ends, causes, exits,
+                link_offsets, link_slots, link_delay_s, starts, ends, causes, exits,
             )  # fmt: skip
             left -= ran
     return starts, ends, causes
@@ -120,7 +120,7 @@ def _run_once(
     hop_s: Floats,
     link_offsets: Ints,
     link_slots: Ints,
-    link_s: Floats,
+    link_delay_s: Floats,
     starts: Floats,
     ends: Floats,
     causes: Ints,
@@ -151,7 +151,7 @@ def _run_once(
                     link = min(unit, other)
                     begin, end = link_offsets[kind, link, slot], link_offsets[kind, link, slot + 1]
                     there, sender = _sent(
-                        ends, exits[kind, other], link_slots[kind, link, begin:end], link_s[kind, link, begin:end]
+                        ends, exits[kind, other], link_slots[kind, link, begin:end], link_delay_s[kind, link, begin:end]
                     )
                 else:
                     sender = first_action[r] + tables[row, w]

@@ -29,10 +29,10 @@ class Links:
     once, so it may be negative.
     """
     offsets: Ints
-    """(2, L, D * K + 1) where the inputs of each slot begin and end in `slots` and `seconds`."""
+    """(2, L, D * K + 1) where the inputs of each slot begin and end in `slots` and `delay_s`."""
     slots: Ints
     """(2, L, n) slots of the unit on the other side of the link that send samples (or on the way back, gradients) to a slot."""
-    seconds: Floats
+    delay_s: Floats
     """(2, L, n) seconds from the end of the sending slot's action until its data have arrived.
 
     That is the transfer time, less the time that the sender still computes after it has sent them.
@@ -53,7 +53,7 @@ class Work:
     """(D, K) whether a microbatch runs: it holds a sample in any unit, on its replica or one that runs together with it."""
     links: Links | None
     """Dependencies and transfers; None if microbatches wait only for equal ones of other stages and no transfer takes time."""
-    together: bool
+    replicas_coupled: bool
     """Whether replicas wait for each other within the step, because they exchange samples."""
     lower_bound_s: float
     """Seconds that no plan of the batch can beat, see `lower_bound`."""
@@ -76,7 +76,7 @@ class Work:
         unit_of_stage = np.repeat(np.arange(stages.size), stages)
         replica = slots // topology.microbatches
         deferred = not (slots == slots[-1]).all()
-        together = deferred and bool((replica != replica[-1]).any())
+        replicas_coupled = deferred and bool((replica != replica[-1]).any())
         back = (
             replica * topology.microbatches + slots[-1] % topology.microbatches
             if deferred and execution.split_backward
@@ -88,7 +88,7 @@ class Work:
             (forth_s, back_s) if batch.memory is batch.costs else _forth_and_back(batch, batch.memory, slots, back)
         )
         occupied = batch.occupied(slots)
-        if together:
+        if replicas_coupled:
             occupied = np.tile(occupied.any(axis=0), (topology.replicas, 1))
         shape = (topology.replicas, topology.microbatches, unit_of_stage.size, len(Kind))
         seconds = np.stack([forth_s, back_s, back_s], axis=-1) * (factors * per_action[:, None])
@@ -99,7 +99,7 @@ class Work:
             memory=np.stack((forth_memory, back_memory)) * (per_action * has_backward),
             occupied=occupied,
             links=_links(batch, slots, back, has_backward, per_action) if deferred or _transfers_take_time(batch) else None,
-            together=together,
+            replicas_coupled=replicas_coupled,
             lower_bound_s=lower_bound(batch),
         )
 
@@ -157,7 +157,7 @@ def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.boo
         hop_s=hop_s,
         offsets=np.zeros((2, num_links, batch.num_slots + 1), np.int64),
         slots=np.zeros((2, num_links, slots.shape[1]), np.int64),
-        seconds=np.zeros((2, num_links, slots.shape[1])),
+        delay_s=np.zeros((2, num_links, slots.shape[1])),
     )
     early_s = np.zeros((2, *slots.shape))
     split = back is not slots
@@ -182,7 +182,7 @@ def _links(batch: Batch, slots: Slots, back: Slots, has_backward: NDArray[np.boo
                 early_s[kind, link],
                 links.offsets[kind, link],
                 links.slots[kind, link],
-                links.seconds[kind, link],
+                links.delay_s[kind, link],
             )
     return links
 
@@ -222,13 +222,13 @@ def link_inputs(
     early_s: Floats,
     offsets: Ints,
     slots: Ints,
-    slot_seconds: Floats,
+    slot_delay_s: Floats,
 ) -> None:
     """Find the source slots that send samples over a link to each target slot, and how long that takes. O(n + number of slots).
 
     source, target: (n,) slots of the samples. seconds: (n,) a sample's transfer over the link's bandwidth. early_s: (n,) how
     long before the end of its source's action a sample is sent. Fills offsets (number of slots + 1,), and in slots and
-    slot_seconds (n,), from offsets[t] to offsets[t + 1], every source of t once: with the seconds of all its samples to t and one
+    slot_delay_s (n,), from offsets[t] to offsets[t + 1], every source of t once: with the seconds of all its samples to t and one
     latency, less the time by which the last of them is early.
     """
     num_slots = offsets.size - 1
@@ -252,11 +252,11 @@ def link_inputs(
             if at[s] < offsets[t]:
                 at[s] = filled
                 slots[filled] = s
-                slot_seconds[filled] = latency_s
+                slot_delay_s[filled] = latency_s
                 early[filled] = early_s[i]
                 filled += 1
-            slot_seconds[at[s]] += seconds[i]
+            slot_delay_s[at[s]] += seconds[i]
             early[at[s]] = min(early[at[s]], early_s[i])
         first = ends[t]
     offsets[num_slots] = filled
-    slot_seconds[:filled] -= early[:filled]
+    slot_delay_s[:filled] -= early[:filled]

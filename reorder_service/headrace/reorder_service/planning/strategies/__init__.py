@@ -10,19 +10,19 @@ from headrace.plan import GENERATOR, LLM, StepPlan, Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
-from headrace.reorder_service.planning.search.unequal_speeds import share
+from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.simulation.work import Work
 from headrace.reorder_service.planning.strategies import arrival, disttrain, entrain, joint, orchmllm, taper
 from headrace.reorder_service.planning.strategies.auto import fastest
 
 CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
-    "random": arrival.deal,
-    "disttrain": disttrain.reorder,
-    "entrain": entrain.assign,
-    "orchmllm": orchmllm.balance,
-    "joint": joint.level,
-    "taper": taper.graded,
+    "random": arrival.plan_slots,
+    "disttrain": disttrain.plan_slots,
+    "entrain": entrain.plan_slots,
+    "orchmllm": orchmllm.plan_slots,
+    "joint": joint.plan_slots,
+    "taper": taper.plan_slots,
 }
 """The strategies by name: functions from a batch to the slots of its samples, which depend on nothing but the batch."""
 
@@ -60,7 +60,7 @@ def plan(
 def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | None = None) -> StepPlan:
     """Plan a checked `Batch` with the named strategy, and add the simulator's prediction to the plan.
 
-    speeds: (D,) relative speeds of the replicas. If they differ, `search.unequal` shares the work in proportion to them
+    speeds: (D,) relative speeds of the replicas. If they differ, `search.unequal_speeds` shares the work in proportion to them
     whatever the strategy, and no time is predicted: the simulator knows only replicas of equal speed.
     """
     if speeds is not None and np.ptp(speeds) > 0:
@@ -69,10 +69,10 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
             seed=batch.seed,
             generation=generation,
             topology=batch.topology,
-            replicas=batch.replicas(share(batch, speeds)),
+            replicas=batch.replicas(share_by_speed(batch, speeds)),
             chosen="unequal",
         )
-    chosen, slots = assign(strategy, batch)
+    chosen, slots = run_strategy(strategy, batch)
     return StepPlan(
         strategy=strategy,
         seed=batch.seed,
@@ -84,7 +84,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
     )
 
 
-def assign(strategy: str, batch: Batch) -> tuple[str, Slots]:
+def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
     """Return the strategy that was used in the end (the one that `auto` chose, if asked for) and the (U, n) slots.
 
     Raises ValueError for an unknown strategy.

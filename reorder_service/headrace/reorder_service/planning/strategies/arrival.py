@@ -7,7 +7,7 @@ import numpy as np
 from headrace.reorder_service.planning.batch import Batch, Slots
 
 
-def deal(batch: Batch) -> Slots:
+def plan_slots(batch: Batch) -> Slots:
     """Deal samples like cards: the i-th goes to replica i mod D, and each replica deals its own to its K microbatches in turn.
 
     Returns (U, n) slots, equal in all units. Microbatches differ by at most one sample; with fewer samples than D * K, the

@@ -14,16 +14,16 @@ from headrace.reorder_service.planning.simulation.work import Work
 def fastest(batch: Batch, candidates: Mapping[str, Callable[[Batch], Slots]]) -> tuple[str, Slots]:
     """Return the name and the slots of the candidate with the shortest simulated step; the first one wins a tie.
 
-    Plans in which a sample changes its replica between units are skipped unless the execution is `crossing`. Plans that hold
-    more activations than the execution's memory limit are taken only if all do. Raises ValueError if no candidate's plan can be
-    run with the execution's schedule.
+    Plans in which a sample changes its replica between units are skipped unless the execution has `may_cross_replicas`. Plans
+    that hold more activations than the execution's memory limit are taken only if all do. Raises ValueError if no candidate's
+    plan can be run with the execution's schedule.
     """
     best: tuple[bool, float, str, Slots] | None = None
     refusal: ValueError | None = None
     for name, strategy in candidates.items():
         try:
             slots = strategy(batch)
-            if not batch.execution.crossing and batch.crosses(slots):
+            if not batch.execution.may_cross_replicas and batch.crosses_replicas(slots):
                 continue
             work = Work.of(batch, slots)
             seconds = simulate(work).iteration_s

@@ -21,11 +21,11 @@ import numpy as np
 
 from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Slots
-from headrace.reorder_service.planning.search.microbatch_order import fill_intervals_of_all
+from headrace.reorder_service.planning.search.microbatch_order import microbatch_positions
 from headrace.reorder_service.planning.search.number_partition import descending, lpt, rank_in_bin
 
 
-def reorder(batch: Batch) -> Slots:
+def plan_slots(batch: Batch) -> Slots:
     """Plan a batch with DistTrain's two reorderings: (U, n) slots, equal in all units.
 
     Empty microbatches are the last of their replica.
@@ -45,7 +45,7 @@ def reorder(batch: Batch) -> Slots:
     counts = np.array([batch.topology.stages[batch.units[u]] for u in chain])
     forward = np.repeat(loads[:, :, chain] / counts, counts, axis=2)
     sizes = loads[:, :, sized].sum(axis=2)
-    position = fill_intervals_of_all(forward, sizes, occupied, np.repeat(backward[chain], counts), batch.execution.chunks)
+    position = microbatch_positions(forward, sizes, occupied, np.repeat(backward[chain], counts), batch.execution.chunks)
     position += microbatches * np.arange(replicas)[:, None]
     return np.broadcast_to(position.ravel()[slot], batch.costs.shape)
 

@@ -24,7 +24,7 @@ from headrace.reorder_service.planning.search.deferral import defer_all
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
 
-def assign(batch: Batch, *, coarse_quantile: float = 0.5) -> Slots:
+def plan_slots(batch: Batch, *, coarse_quantile: float = 0.5) -> Slots:
     """Plan a batch with Entrain's hierarchical assignment: (U, n) slots.
 
     A sample has one slot in all encoders, and one in the LLM and the generator: the same, or if it is deferred, the next of the

@@ -1,8 +1,8 @@
 """Strategy `joint`: balances all units together, over replicas and microbatches at once. It is Headrace's own.
 
-It makes all microbatches alike in every unit (`balance`) and orders those that single heavy samples leave unequal (`arrange`).
-Deferral, which Entrain needs because it balances one unit only, then has little left to do: LLM work moves on to the next
-microbatch if that still shortens the step, seldom by more than 1 %.
+It makes all microbatches alike in every unit (`balance_units`) and orders those that single heavy samples leave unequal
+(`arrange`). Deferral, which Entrain needs because it balances one unit only, then has little left to do: LLM work moves on to the
+next microbatch if that still shortens the step, seldom by more than 1 %.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from headrace.jit import kernel
 from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.search.arrangement import arrange
-from headrace.reorder_service.planning.search.balance import balance
+from headrace.reorder_service.planning.search.balance import balance_units
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
 from headrace.reorder_service.planning.simulation.work import Work
 
 
-def level(batch: Batch) -> Slots:
+def plan_slots(batch: Batch) -> Slots:
     """Plan a batch with strategy `joint`: (U, n) slots.
 
     If transfers have a latency, fewer than K microbatches of a replica may be used.
@@ -37,7 +37,7 @@ def level(batch: Batch) -> Slots:
 
 def _balanced(batch: Batch, count: int) -> Ints:
     """Spread the samples evenly over the first `count` microbatches of every replica: (n,) slots."""
-    slot = balance(batch.costs, np.ones(count), batch.topology.replicas, batch.seed)
+    slot = balance_units(batch.costs, np.ones(count), batch.topology.replicas, batch.seed)
     wider: Ints = slot + slot // count * (batch.topology.microbatches - count)
     return wider
 

@@ -12,7 +12,7 @@ that already have their share of the unit's work get no more. Neither do those w
 that no unit has an empty microbatch in front of an occupied one. That costs balance only if there are few samples, or if one
 sample outweighs a replica.
 
-A job's strategy `orchmllm` is `balance` with its defaults: the other three forms, the permutation over nodes and `compose` are
+A job's strategy `orchmllm` is `plan_slots` with its defaults: the other three forms, the permutation over nodes and `compose` are
 only for direct callers of this module.
 
 `compose` gives the all-to-all of encoder outputs (section 6). Raw inputs need none: ranks fetch the samples that they encode.
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
-from headrace.reorder_service.planning.search.node_permutation import Traffic, improve
+from headrace.reorder_service.planning.search.node_permutation import Traffic, permute_heuristically
 from headrace.reorder_service.planning.search.post_balancing import FORMS, TOLERANCE, Form, post_balance
 
 Arrival = Literal["round_robin", "contiguous"]
@@ -69,7 +69,7 @@ class PostBalancing:
 DEFAULT = PostBalancing()
 
 
-def balance(batch: Batch, options: PostBalancing = DEFAULT) -> Slots:
+def plan_slots(batch: Batch, options: PostBalancing = DEFAULT) -> Slots:
     """Plan a batch with OrchMLLM's post-balancing: (U, n) slots.
 
     Units may differ in the replica of a sample, never in the index of its microbatch. Raises ValueError if a form is chosen for
@@ -102,7 +102,7 @@ class Composition:
     traffic: Traffic
     moved: float
     """Volume of the data that changes its replica."""
-    saved: float
+    extra_if_reset: float
     """Additional volume that would move with two all-to-alls, the first one back to the ranks that sampled the data."""
 
 
@@ -118,7 +118,7 @@ def compose(batch: Batch, slots: Slots, unit: str, arrival: Arrival = "round_rob
     traffic = Traffic.of_samples(encoder, llm, volume, batch.topology.replicas)
     moved = traffic.moved()
     reset = float(volume[encoder != origin].sum() + volume[origin != llm].sum())
-    return Composition(traffic=traffic, moved=moved, saved=reset - moved)
+    return Composition(traffic=traffic, moved=moved, extra_if_reset=reset - moved)
 
 
 def _volume(batch: Batch, unit: int) -> Floats:
@@ -189,6 +189,8 @@ def _permuted(slots: Ints, unit: int, occupied: NDArray[np.bool_] | None, batch:
     replica, index = slots // num_microbatches, slots % num_microbatches
     origin = arrival_ranks(slots.size, num_replicas, options.arrival)
     traffic = Traffic.of_samples(origin, replica, _volume(batch, unit), num_replicas)
-    permuted = improve(traffic, options.ranks_per_node, batch.seed).rank_of_batch[replica] * num_microbatches + index
+    permuted = (
+        permute_heuristically(traffic, options.ranks_per_node, batch.seed).rank_of_batch[replica] * num_microbatches + index
+    )
     filled = batch.occupied(permuted) | (False if occupied is None else occupied)
     return slots if (filled[:, 1:] > filled[:, :-1]).any() else permuted

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.reorder_service.planning.batch import Batch, Floats, Slots
 from headrace.reorder_service.planning.search.arrangement import arrange
-from headrace.reorder_service.planning.search.balance import balance
+from headrace.reorder_service.planning.search.balance import balance_units
 from headrace.reorder_service.planning.simulation.makespan import best_grades
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 
@@ -20,9 +20,9 @@ _FIRST = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 1.0])  # sizes tried for the first a
 _GROWTH = np.array([1.1, 1.2, 1.3, 1.5])  # growth factors tried from one microbatch to the next
 
 
-def graded(batch: Batch) -> Slots:
+def plan_slots(batch: Batch) -> Slots:
     """Plan a batch with strategy `taper`: (U, n) slots, equal in all units."""
-    slot = balance(batch.costs, _grades(batch), batch.topology.replicas, batch.seed)
+    slot = balance_units(batch.costs, _grades(batch), batch.topology.replicas, batch.seed)
     return np.broadcast_to(arrange(batch, slot, keep=True), batch.costs.shape)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.model_shape import ModelShape, projector_weights
 from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.cost_model.coefficients import VISION, total
-from headrace.reorder_service.planning.cost_model.cost import published
+from headrace.reorder_service.planning.cost_model.cost import nominal_coefficients
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile
 
 if TYPE_CHECKING:  # importing it takes a fifth of a second
@@ -36,8 +36,8 @@ def profile_of(
 ) -> ModelProfile:
     """Return the profile of a model with the units vision, llm and, if the shape has one, generator.
 
-    A sample has one image of `patches` patches in `tokens` tokens. Times are at the nominal rate of `published`. Left out are the
-    audio encoder, which such samples do not use, and the bytes of what stands before the vision encoder and around the generator.
+    A sample has one image of `patches` patches in `tokens` tokens. Times are `nominal_coefficients`. Left out are the audio
+    encoder, which such samples do not use, and the bytes of what stands before the vision encoder and around the generator.
     memory_bytes: memory of a GPU for weights, gradients and optimizer.
     """
     ends = {
@@ -50,7 +50,7 @@ def profile_of(
         ends[GENERATOR] = projector_weights(shape.llm.width, 1, shape.generator.width)
         stacks[GENERATOR] = shape.generator
         positions[GENERATOR] = max(1, patches // image.merge**2)
-    costs = published(shape, image=image, audio=audio)
+    costs = nominal_coefficients(shape, image=image, audio=audio)
     seconds, weights = [], []
     for unit, stack in stacks.items():
         last = stack.layers - 1

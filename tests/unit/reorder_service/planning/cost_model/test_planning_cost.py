@@ -22,7 +22,7 @@ from headrace.reorder_service.planning.cost_model.cost import (
     estimate,
     kept_bytes,
     layer_costs,
-    published,
+    nominal_coefficients,
 )
 from headrace.sample import Probe
 from headrace.spec import AudioSpec, ImageSpec
@@ -153,10 +153,10 @@ def test_windows_make_a_large_image_cheaper() -> None:
 
 def test_published_layers_are_followed_by_projectors_and_output_layer() -> None:
     shape = MODEL_SHAPES["tiny"]
-    parts = published(shape, image=ImageSpec(), audio=AudioSpec(), vocab=1000)
+    parts = nominal_coefficients(shape, image=ImageSpec(), audio=AudioSpec(), vocab=1000)
     assert {part: len(layers) for part, layers in parts.items()} == {"vision": 2 + 1, "audio": 2 + 1, "llm": 4 + 1}
     assert in_operations(parts["llm"][-1]) == pytest.approx((0, 2 * 128 * 1000, 0))
-    assert len(published(shape, image=ImageSpec(), audio=AudioSpec())["llm"]) == 4
+    assert len(nominal_coefficients(shape, image=ImageSpec(), audio=AudioSpec())["llm"]) == 4
 
 
 def test_the_published_vocabulary_counts_where_the_job_gives_none() -> None:
@@ -316,7 +316,7 @@ def test_checkpointing_keeps_the_input_of_each_layer() -> None:
 
 
 def test_a_unit_without_backward_keeps_nothing() -> None:
-    got = estimate_of(probe(100, images=(64,)), backward={"encoder": 0.0, "llm": 1.0}).memory_bytes
+    got = estimate_of(probe(100, images=(64,)), backward_factors={"encoder": 0.0, "llm": 1.0}).memory_bytes
     assert got["encoder"].tolist() == [0]
     assert got["llm"][0] > 0
 

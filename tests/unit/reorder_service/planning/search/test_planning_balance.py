@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.reorder_service.planning.search.balance import balance, exchange, fill
-from headrace.reorder_service.planning.seeding import random_state
+from headrace.reorder_service.planning.search.balance import balance_units, exchange, fill
+from headrace.reorder_service.planning.seeding import xorshift_state
 
 
 def loads_of(costs: np.ndarray, slots: np.ndarray, num_slots: int) -> np.ndarray:
@@ -58,11 +58,11 @@ def test_the_search_empties_no_replica_and_ends_alike_for_the_same_seed(problem,
     weights, replicas, targets = problem
     start = np.arange(len(weights)) % (replicas * targets.size)
     slots = start.copy()
-    exchange(weights, slots, targets, replicas, 2000, random_state(seed))
+    exchange(weights, slots, targets, replicas, 2000, xorshift_state(seed))
     assert set(start // targets.size) <= set(slots // targets.size)
 
     again = start.copy()
-    exchange(weights, again, targets, replicas, 2000, random_state(seed))
+    exchange(weights, again, targets, replicas, 2000, xorshift_state(seed))
     assert (again == slots).all()
 
 
@@ -70,7 +70,7 @@ def test_no_single_move_or_swap_is_left_that_would_help() -> None:
     rng = np.random.default_rng(3)
     weights, targets = rng.lognormal(0, 0.6, (24, 2)), np.ones(4)
     slots = np.arange(24) % 8
-    exchange(weights, slots, targets, 2, 50_000, random_state(0))
+    exchange(weights, slots, targets, 2, 50_000, xorshift_state(0))
     reached = objective(weights, slots, targets, 2)
     for i, slot in itertools.product(range(24), range(8)):
         moved = slots.copy()
@@ -88,20 +88,20 @@ def test_no_replica_is_left_without_a_sample_however_heavy_single_ones_are() -> 
         replicas, count = int(rng.integers(2, 7)), int(rng.integers(1, 5))
         n = replicas + int(rng.integers(0, 4))
         costs = np.where(rng.random((2, n)) < 0.3, 0.0, rng.pareto(0.6, (2, n)))
-        slots = balance(costs, np.linspace(0.2, 1.0, count), replicas, seed=1)
+        slots = balance_units(costs, np.linspace(0.2, 1.0, count), replicas, seed=1)
         assert len(set(slots // count)) == replicas
 
 
 def test_costs_too_small_to_have_a_mean_count_as_none() -> None:
     costs = np.array([[5e-324] * 7, [1.0] * 7])
-    loads = loads_of(costs[1:], balance(costs, np.ones(5), 3, seed=0), 15)
+    loads = loads_of(costs[1:], balance_units(costs, np.ones(5), 3, seed=0), 15)
     assert loads.max() == 1.0
 
 
 def test_two_units_are_balanced_at_once_where_sorting_by_one_leaves_the_other() -> None:
     rng = np.random.default_rng(0)
     costs = rng.lognormal(0, 0.5, (2, 512))
-    loads = loads_of(costs, balance(costs, np.ones(16), 4, seed=0), 64)
+    loads = loads_of(costs, balance_units(costs, np.ones(16), 4, seed=0), 64)
     spread = loads.std(axis=0) / loads.mean(axis=0)
     assert (spread < 0.005).all()
 
@@ -109,7 +109,7 @@ def test_two_units_are_balanced_at_once_where_sorting_by_one_leaves_the_other() 
 def test_targets_are_followed_in_every_unit() -> None:
     rng = np.random.default_rng(1)
     costs, targets = rng.lognormal(0, 0.5, (3, 600)), np.array([0.25, 0.5, 1.0, 1.0, 0.5])
-    loads = loads_of(costs, balance(costs, targets, 2, seed=0), 10).reshape(2, 5, 3)
+    loads = loads_of(costs, balance_units(costs, targets, 2, seed=0), 10).reshape(2, 5, 3)
     shares = loads / loads.sum(axis=(0, 1)) * 2
     assert shares == pytest.approx(np.broadcast_to((targets / targets.sum())[None, :, None], shares.shape), rel=0.02)
 
@@ -122,5 +122,5 @@ def test_small_instances_come_close_to_the_optimum(units: int) -> None:
         every = (np.array(slots) for slots in itertools.product(range(3), repeat=8))
         means = costs.sum(axis=1) / 3
         optimum = min((loads_of(costs, slots, 3) / means).max() for slots in every)
-        reached = (loads_of(costs, balance(costs, np.ones(3), 1, seed=0), 3) / means).max()
+        reached = (loads_of(costs, balance_units(costs, np.ones(3), 1, seed=0), 3) / means).max()
         assert reached <= 1.1 * optimum

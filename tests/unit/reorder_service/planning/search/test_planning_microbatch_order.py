@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.reorder_service.planning.search.microbatch_order import fill_intervals, fill_intervals_of_all
+from headrace.reorder_service.planning.search.microbatch_order import microbatch_positions, order_microbatches
 from headrace.schedule import Kind, build
 
 exactly = settings(max_examples=80)
@@ -84,7 +84,7 @@ def test_the_incremental_order_equals_the_one_from_full_replays(
     count: int, stages: int, chunks: int, seed: int, top: int
 ) -> None:
     forward, sizes, backward = whole_numbers(seed, count, stages, top)
-    assert fill_intervals(forward, sizes, backward, chunks).tolist() == slow_fill(forward, sizes, backward, chunks)
+    assert order_microbatches(forward, sizes, backward, chunks).tolist() == slow_fill(forward, sizes, backward, chunks)
 
 
 @exactly
@@ -94,7 +94,7 @@ def test_every_order_is_a_permutation_that_starts_and_ends_with_the_smallest(
 ) -> None:
     rng = np.random.default_rng(seed)
     forward, sizes = rng.lognormal(0, 1.5, (count, stages)), rng.lognormal(0, 1.5, count)
-    order = fill_intervals(forward, sizes, twice(stages), chunks)
+    order = order_microbatches(forward, sizes, twice(stages), chunks)
     assert sorted(order.tolist()) == list(range(count))
     ends = [*order[:1], *order[1:][::-1][: stages - 1]]  # the first, then the rear from its end
     assert sizes[ends].tolist() == sorted(sizes)[:stages]
@@ -125,12 +125,12 @@ def test_figure_12_the_smallest_opens_two_fill_interval_1_and_the_three_next_sma
 
 def fill_behind_ones(first_stage: np.ndarray) -> np.ndarray:
     forward = np.hstack([first_stage[:, None], np.ones((first_stage.size, 3))])
-    return fill_intervals(forward, first_stage, twice(4))
+    return order_microbatches(forward, first_stage, twice(4))
 
 
 def test_the_smallest_goes_first_and_the_smallest_of_the_rest_go_last() -> None:
     sizes = np.array([5.0, 9.0, 1.0, 7.0, 3.0, 8.0, 2.0, 6.0])
-    order = fill_intervals(np.repeat(sizes[:, None], 3, axis=1), sizes, twice(3)).tolist()
+    order = order_microbatches(np.repeat(sizes[:, None], 3, axis=1), sizes, twice(3)).tolist()
     assert sizes[order[0]] == 1
     assert sizes[order[-2:]].tolist() == [3, 2]
 
@@ -142,26 +142,26 @@ def test_every_interval_gets_the_forward_that_fills_it_best() -> None:
     # Two stages. Microbatch 0 is the smallest and opens: its way through stage 1 and back, 2 + 4, is the first interval,
     # which the forward of 6 fills. Its backward runs at 7-9, stage 1 returns the next one at 10: an interval of 1, to which 3
     # is nearer than 9. The 2 is the rear.
-    assert fill_intervals(TWO_STAGES, TWO_STAGES[:, 0].copy(), twice(2)).tolist() == [0, 1, 4, 3, 2]
+    assert order_microbatches(TWO_STAGES, TWO_STAGES[:, 0].copy(), twice(2)).tolist() == [0, 1, 4, 3, 2]
 
 
 def test_with_two_chunks_a_microbatch_is_chosen_for_the_mean_of_its_two_intervals() -> None:
     # On a clock twice as fast. The second piece of microbatch 0 takes the first interval. Its first backward runs at 7-9, the
     # second comes back at 13: 4. The 3 is nearest; standing in, its first piece runs at 9-12, stage 1 returns it at 16, after
     # the backward of 13-15: 1. The mean of 4 and 1 is 2.5, so it is the 3. Then the intervals are short: the 6, the 9.
-    assert fill_intervals(TWO_STAGES, TWO_STAGES[:, 0].copy(), twice(2), 2).tolist() == [0, 4, 1, 3, 2]
+    assert order_microbatches(TWO_STAGES, TWO_STAGES[:, 0].copy(), twice(2), 2).tolist() == [0, 4, 1, 3, 2]
 
 
 @exactly
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(0, 2**32))
 def test_one_chunk_is_plain_1f1b(count: int, stages: int, seed: int) -> None:
     forward, sizes, backward = whole_numbers(seed, count, stages, 40)
-    assert fill_intervals(forward, sizes, backward, 1).tolist() == fill_intervals(forward, sizes, backward).tolist()
+    assert order_microbatches(forward, sizes, backward, 1).tolist() == order_microbatches(forward, sizes, backward).tolist()
 
 
 def test_a_frozen_stage_shortens_the_intervals() -> None:
     # Stage 1 has no backward: the first interval is 2, and the 3 is nearer to it than the 6.
-    order = fill_intervals(TWO_STAGES, TWO_STAGES[:, 0].copy(), np.array([2.0, 0.0])).tolist()
+    order = order_microbatches(TWO_STAGES, TWO_STAGES[:, 0].copy(), np.array([2.0, 0.0])).tolist()
     assert order[:2] == [0, 4]
 
 
@@ -169,17 +169,17 @@ def test_a_frozen_stage_shortens_the_intervals() -> None:
 @pytest.mark.parametrize("chunks", [1, 2, 8])
 def test_with_few_microbatches_each_still_runs_once(count: int, chunks: int) -> None:
     sizes = np.arange(count, 0, -1).astype(np.float64)
-    order = fill_intervals(np.repeat(sizes[:, None], 4, axis=1), sizes, twice(4), chunks)
+    order = order_microbatches(np.repeat(sizes[:, None], 4, axis=1), sizes, twice(4), chunks)
     assert sorted(order.tolist()) == list(range(count))
 
 
 def test_on_one_stage_there_is_nothing_to_fill_and_the_forwards_rise() -> None:
     sizes = np.array([3.0, 1.0, 2.0])
-    assert fill_intervals(sizes[:, None].copy(), sizes, twice(1)).tolist() == [1, 2, 0]
+    assert order_microbatches(sizes[:, None].copy(), sizes, twice(1)).tolist() == [1, 2, 0]
 
 
 def test_many_microbatches_of_equal_time_keep_their_order_but_for_the_rear() -> None:
-    order = fill_intervals(np.ones((512, 8)), np.ones(512), twice(8)).tolist()
+    order = order_microbatches(np.ones((512, 8)), np.ones(512), twice(8)).tolist()
     assert order == [0, *range(8, 512), *range(7, 0, -1)]
 
 
@@ -191,10 +191,10 @@ def test_replicas_are_ordered_each_for_itself_and_empty_microbatches_come_last(
     rng = np.random.default_rng(seed)
     forward, sizes = rng.lognormal(0, 1, (replicas, count, 3)), rng.lognormal(0, 1, (replicas, count))
     occupied = rng.random((replicas, count)) < 0.7
-    position = fill_intervals_of_all(forward, sizes, occupied, twice(3), chunks)
+    position = microbatch_positions(forward, sizes, occupied, twice(3), chunks)
     for r in range(replicas):
         filled, empty = np.flatnonzero(occupied[r]), np.flatnonzero(~occupied[r])
-        order = filled[fill_intervals(forward[r][filled], sizes[r][filled], twice(3), chunks)]
+        order = filled[order_microbatches(forward[r][filled], sizes[r][filled], twice(3), chunks)]
         assert np.argsort(position[r]).tolist() == [*order.tolist(), *empty.tolist()]
 
 
@@ -205,7 +205,7 @@ def test_where_only_the_first_stages_vary_it_beats_a_random_order() -> None:
         rng = np.random.default_rng(seed)
         sizes = rng.lognormal(0, 0.8, 32)
         forward = np.hstack([np.repeat(sizes[:, None], 3, axis=1), np.full((32, 5), sizes.mean())])
-        ours = replay(forward, twice(8), fill_intervals(forward, sizes, twice(8)).tolist())
+        ours = replay(forward, twice(8), order_microbatches(forward, sizes, twice(8)).tolist())
         arbitrary = replay(forward, twice(8), rng.permutation(32).tolist())
         gains.append(max(arbitrary.values()) / max(ours.values()))
     assert np.mean(gains) > 1.05

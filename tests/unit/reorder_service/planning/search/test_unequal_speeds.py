@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, make_batch
-from headrace.reorder_service.planning.search.unequal_speeds import share
+from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
 from headrace.reorder_service.planning.strategies import plan_of
 
 
@@ -22,7 +22,7 @@ def batch_of(num_samples: int, replicas: int, seed: int = 0) -> Batch:
 
 def seconds(batch: Batch, speeds: Floats) -> Floats:
     """(D,) of each replica's work at its own speed."""
-    return batch.loads(share(batch, speeds)).sum(axis=(1, 2)) / speeds
+    return batch.loads(share_by_speed(batch, speeds)).sum(axis=(1, 2)) / speeds
 
 
 @pytest.mark.parametrize("speeds", [[1.0, 2.0], [1.0, 1.0, 0.5, 3.0]])
@@ -36,7 +36,7 @@ def test_all_replicas_end_at_about_the_same_time(speeds: list[float]) -> None:
 def test_the_slowest_end_is_less_than_twice_the_least_possible(num_samples: int, speeds: list[float]) -> None:
     """What is possible: as many of the heaviest samples as there are fastest microbatches, on these; and all samples on all."""
     batch, rates = batch_of(num_samples, len(speeds)), np.array(speeds)
-    loads = batch.loads(share(batch, rates)).sum(axis=2)  # (D, K): microbatches are the machines of the algorithm
+    loads = batch.loads(share_by_speed(batch, rates)).sum(axis=2)  # (D, K): microbatches are the machines of the algorithm
     per_machine = (loads / rates[:, None]).max()
     machines = -np.sort(-np.repeat(rates, 3))
     heaviest = -np.sort(-batch.costs.sum(axis=0))

@@ -11,10 +11,10 @@ from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.search.arrangement import arrange
-from headrace.reorder_service.planning.seeding import random_state
+from headrace.reorder_service.planning.seeding import xorshift_state
 from headrace.reorder_service.planning.simulation import makespan as makespan_module
 from headrace.reorder_service.planning.simulation import timed_schedule
-from headrace.reorder_service.planning.simulation.makespan import best_grades, improve, makespan, opening
+from headrace.reorder_service.planning.simulation.makespan import best_grades, best_simple_order, improve_order, makespan
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 from headrace.reorder_service.planning.simulation.work import Work
@@ -59,12 +59,12 @@ def test_the_search_only_improves_and_keeps_every_microbatch(count: int, seed: i
     start = np.random.default_rng(seed).permutation(count)
     before = makespan(seconds, start, table)
     order = start.copy()
-    after = improve(seconds, order, table, 200, random_state(seed))
+    after = improve_order(seconds, order, table, 200, xorshift_state(seed))
     assert sorted(order) == list(range(count))
     assert after == makespan(seconds, order, table) <= before
 
     again = start.copy()
-    assert improve(seconds, again, table, 200, random_state(seed)) == after
+    assert improve_order(seconds, again, table, 200, xorshift_state(seed)) == after
     assert (again == order).all()
 
 
@@ -74,7 +74,7 @@ def test_the_search_finds_the_best_order_of_few_microbatches() -> None:
         seconds = replica(seed, 5, 4)
         every = (np.array(order) for order in itertools.permutations(range(5)))
         optimum = min(makespan(seconds, order, table) for order in every)
-        assert improve(seconds, np.arange(5), table, 2000, random_state(0)) <= 1.02 * optimum
+        assert improve_order(seconds, np.arange(5), table, 2000, xorshift_state(0)) <= 1.02 * optimum
 
 
 @settings(max_examples=30)
@@ -87,7 +87,7 @@ def test_opening_takes_the_best_of_three_simple_orders(count: int, seed: int) ->
     rising = sorted(filled.tolist(), key=lambda k: (sizes[k], k))
     simple = [rising, rising[::-1], [*rising[:1], *rising[:0:-1]]]
     times = [makespan(seconds, np.array(order, np.int64), table) for order in simple]
-    order = opening(seconds, sizes, filled, table)
+    order = best_simple_order(seconds, sizes, filled, table)
     assert sorted(order) == filled.tolist()
     assert makespan(seconds, order, table) == min(times)
 
@@ -120,7 +120,7 @@ def test_arranging_shortens_a_step_of_unequal_microbatches() -> None:
     work = Work.of(batch, np.broadcast_to(slot, (2, 32)))
     sizes = batch.loads(np.broadcast_to(slot, (2, 32))).sum(axis=2)
     simple = [
-        makespan(seconds, opening(seconds, size, np.arange(16), table), table)
+        makespan(seconds, best_simple_order(seconds, size, np.arange(16), table), table)
         for seconds, size in zip(work.seconds, sizes, strict=True)
     ]
     arranged = simulate(Work.of(batch, np.broadcast_to(arrange(batch, slot), (2, 32)))).iteration_s

@@ -77,7 +77,11 @@ def test_a_transfer_takes_its_latency_and_its_bytes() -> None:
 
 def test_nothing_is_sent_back_to_a_frozen_encoder_and_it_keeps_nothing() -> None:
     batch = batch_of(
-        {"encoder": [1.0], "llm": [1.0]}, {"encoder": 1, "llm": 1}, microbatches=1, latency_s=0.5, backward={"encoder": 0.0}
+        {"encoder": [1.0], "llm": [1.0]},
+        {"encoder": 1, "llm": 1},
+        microbatches=1,
+        latency_s=0.5,
+        backward_factors={"encoder": 0.0},
     )
     work = Work.of(batch, np.zeros((2, 1), np.int64))
     assert simulate(work).iteration_s == 1 + 0.5 + 1 + 2
@@ -181,5 +185,7 @@ def test_the_lower_bound_is_the_busiest_unit_or_the_longest_sample() -> None:
     stages = {"vision": 1, "audio": 1, "llm": 4}
     busy = batch_of({"vision": [9.0] * 8, "audio": [1.0] * 8, "llm": [1.0] * 8}, stages, replicas=2, microbatches=4)
     assert lower_bound(busy) == 3 * 72 / 2
-    long = batch_of({"vision": [2.0], "audio": [3.0], "llm": [4.0]}, stages, replicas=2, microbatches=4, backward={"llm": 1.0})
+    long = batch_of(
+        {"vision": [2.0], "audio": [3.0], "llm": [4.0]}, stages, replicas=2, microbatches=4, backward_factors={"llm": 1.0}
+    )
     assert lower_bound(long) == 3 * 3 + 2 * 4

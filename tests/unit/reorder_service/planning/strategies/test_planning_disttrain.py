@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from headrace.plan import GENERATOR, LLM, Topology
 from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.execution import Execution
-from headrace.reorder_service.planning.search.microbatch_order import fill_intervals
-from headrace.reorder_service.planning.strategies.disttrain import reorder
+from headrace.reorder_service.planning.search.microbatch_order import order_microbatches
+from headrace.reorder_service.planning.strategies.disttrain import plan_slots
 
 PIPELINES = [
     {"llm": 4},
@@ -60,7 +60,7 @@ def slow_reorder(batch: Batch) -> list[int]:
         sizes = [sum(x for name, x in zip(path, row, strict=True) if name != LLM or path == [LLM]) for row in rows]
         backward = [factor[names.index(name)] for name in path for _ in range(stages[name])]
         shape = (len(members), len(backward))
-        order = fill_intervals(
+        order = order_microbatches(
             np.array(forward).reshape(shape), np.array(sizes, np.float64), np.array(backward), batch.execution.chunks
         )
         for place, m in enumerate(order):
@@ -88,8 +88,8 @@ def test_it_equals_its_slow_twin(
     rng = np.random.default_rng(seed)
     backward = {unit: float(rng.integers(0, 3)) for unit in stages if rng.random() < 0.5}
     costs = costs_of(family, len(stages), n, rng)
-    batch = batch_of(costs, stages, replicas, microbatches, schedule="interleaved", chunks=chunks, backward=backward)
-    slots = reorder(batch)
+    batch = batch_of(costs, stages, replicas, microbatches, schedule="interleaved", chunks=chunks, backward_factors=backward)
+    slots = plan_slots(batch)
     assert slots.tolist() == [slow_reorder(batch)] * len(stages)
 
 
@@ -106,7 +106,7 @@ def test_of_every_batch(
         schedule="interleaved",
         chunks=chunks,
     )
-    slots = reorder(batch)
+    slots = plan_slots(batch)
     assert slots.shape == batch.costs.shape
     assert slots.dtype == np.int64
     assert (slots == slots[0]).all(), "nothing is deferred"
@@ -121,26 +121,26 @@ def test_of_every_batch(
     total = batch.costs.sum(axis=0)
     heaviest = np.bincount(slots[0] // microbatches, weights=total).max()
     assert heaviest <= total.sum() / replicas + (1 - 1 / replicas) * total.max() + 1e-6, "the bound of any list scheduling"
-    assert (reorder(batch) == slots).all(), "same input, same plan"
+    assert (plan_slots(batch) == slots).all(), "same input, same plan"
 
 
 def test_figure_11_samples_1_2_3_4_become_1_3_2_4() -> None:
     # Figure 6: samples 1 and 2 are large and both in the first DP group, 3 and 4 are small. Figure 11: 1, 3 | 2, 4.
     batch = batch_of(np.array([[3.0, 3.0, 1.0, 1.0], np.ones(4)]), {"encoder": 1, "llm": 1}, 2, 1)
     samples = np.array([1, 2, 3, 4])
-    assert samples[np.argsort(reorder(batch)[0], kind="stable")].tolist() == [1, 3, 2, 4]
+    assert samples[np.argsort(plan_slots(batch)[0], kind="stable")].tolist() == [1, 3, 2, 4]
 
 
 def test_figure_11_with_a_microbatch_a_sample_has_a_large_and_a_small_one_in_each_group() -> None:
     # Two microbatches in each group, as in figure 6. Alg. 3 opens each with its smaller one.
     batch = batch_of(np.array([[3.0, 3.0, 1.0, 1.0], np.ones(4)]), {"encoder": 1, "llm": 1}, 2, 2)
     samples = np.array([1, 2, 3, 4])
-    assert samples[np.argsort(reorder(batch)[0])].tolist() == [3, 1, 4, 2]
+    assert samples[np.argsort(plan_slots(batch)[0])].tolist() == [3, 1, 4, 2]
 
 
 def order_of(batch: Batch) -> list[int]:
     """Samples by slot, where every microbatch has one."""
-    return np.argsort(reorder(batch)[0]).tolist()
+    return np.argsort(plan_slots(batch)[0]).tolist()
 
 
 def test_the_generator_counts_for_the_size_of_a_microbatch() -> None:
@@ -183,28 +183,28 @@ def test_of_two_encoders_the_slower_one_decides_the_order(silent: str) -> None:
 def test_a_frozen_encoder_takes_only_its_forward() -> None:
     costs = lognormal_costs(3, 24)
     costs[0] *= 2 * costs[1].sum() / costs[0].sum()  # 2 against 1 there, 2 against 3 there and back
-    trained, frozen = (order_of(batch_of(costs, ENCODERS, 1, 24, backward=b)) for b in ({}, {"vision": 0.0}))
+    trained, frozen = (order_of(batch_of(costs, ENCODERS, 1, 24, backward_factors=b)) for b in ({}, {"vision": 0.0}))
     assert trained == order_of(batch_of(costs[[0, 2]], {"vision": 2, "llm": 4}, 1, 24))
     assert frozen == order_of(batch_of(costs[[1, 2]], {"audio": 2, "llm": 4}, 1, 24))
 
 
 def test_replicas_are_balanced_by_the_time_there_and_back() -> None:
     # The encoder is frozen: 4 + 3 * 1 = 7 seconds for sample 0, 1 + 3 * 2 = 7 for each of the others.
-    batch = batch_of(np.array([[4.0, 1, 1, 1], [1, 2, 2, 2]]), {"encoder": 1, "llm": 1}, 2, 2, backward={"encoder": 0.0})
-    assert sorted((reorder(batch)[0] // 2).tolist()) == [0, 0, 1, 1]
+    batch = batch_of(np.array([[4.0, 1, 1, 1], [1, 2, 2, 2]]), {"encoder": 1, "llm": 1}, 2, 2, backward_factors={"encoder": 0.0})
+    assert sorted((plan_slots(batch)[0] // 2).tolist()) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "eager", "zero-bubble"])
 def test_other_schedules_get_the_order_of_1f1b(schedule: str) -> None:
     costs, stages = lognormal_costs(2, 64), {"encoder": 3, "llm": 5}
-    plain = reorder(batch_of(costs, stages, 2, 16))
-    assert (reorder(batch_of(costs, stages, 2, 16, schedule=schedule)) == plain).all()
+    plain = plan_slots(batch_of(costs, stages, 2, 16))
+    assert (plan_slots(batch_of(costs, stages, 2, 16, schedule=schedule)) == plain).all()
 
 
 def test_interleaved_with_one_chunk_is_1f1b_and_with_more_it_is_not() -> None:
     costs, stages = lognormal_costs(2, 64), {"encoder": 3, "llm": 5}
-    plain = reorder(batch_of(costs, stages, 2, 16))
-    one, four = (reorder(batch_of(costs, stages, 2, 16, schedule="interleaved", chunks=chunks)) for chunks in (1, 4))
+    plain = plan_slots(batch_of(costs, stages, 2, 16))
+    one, four = (plan_slots(batch_of(costs, stages, 2, 16, schedule="interleaved", chunks=chunks)) for chunks in (1, 4))
     assert (one == plain).all()
     assert (four != plain).any()
     assert (four // 16 == plain // 16).all(), "the replicas do not depend on the schedule"
@@ -212,6 +212,6 @@ def test_interleaved_with_one_chunk_is_1f1b_and_with_more_it_is_not() -> None:
 
 def test_one_huge_sample_shares_its_replica_only_where_it_must() -> None:
     costs = np.array([[1.0, 1, 1000, 1, 1, 1]] * 2)
-    slots = reorder(batch_of(costs, {"encoder": 1, "llm": 1}, 2, 2))[0]
+    slots = plan_slots(batch_of(costs, {"encoder": 1, "llm": 1}, 2, 2))[0]
     assert slots[2] == 0
     assert np.bincount(slots).tolist() == [1, 0, 2, 3]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.plan import LLM, StepPlan, Topology
 from headrace.reorder_service.planning.batch import Batch, Slots, make_batch
-from headrace.reorder_service.planning.strategies.disttrain import reorder
-from headrace.reorder_service.planning.strategies.entrain import assign, effective_microbatches, stratify
+from headrace.reorder_service.planning.strategies import disttrain
+from headrace.reorder_service.planning.strategies.entrain import effective_microbatches, plan_slots, stratify
 
 COSTS = Path(__file__).parents[4] / "data" / "costs"
 briefly = settings(max_examples=50)
@@ -64,7 +64,7 @@ def check_order_and_completeness(batch: Batch, slots: Slots) -> None:
 @settings(max_examples=300)
 @given(batches())
 def test_every_plan_keeps_the_rules(batch: Batch) -> None:
-    slots = assign(batch)
+    slots = plan_slots(batch)
     check_order_and_completeness(batch, slots)
     count, llm_row = batch.topology.microbatches, batch.units.index(LLM)
     encoder, llm = slots[0], slots[llm_row]
@@ -80,7 +80,7 @@ def test_every_plan_keeps_the_rules(batch: Batch) -> None:
 @briefly
 @given(batches())
 def test_the_same_batch_gives_the_same_slots(batch: Batch) -> None:
-    assert np.array_equal(assign(batch), assign(batch))
+    assert np.array_equal(plan_slots(batch), plan_slots(batch))
 
 
 @briefly
@@ -92,26 +92,26 @@ def test_a_generator_changes_nothing_and_encoders_count_as_their_sum(batch: Batc
         batch.topology.replicas,
         batch.topology.microbatches,
     )
-    slots = assign(batch)
+    slots = plan_slots(batch)
     if llm_row > 0:
-        assert np.array_equal(slots[0], assign(merged)[0])
-    assert np.array_equal(slots[llm_row], assign(merged)[1])
+        assert np.array_equal(slots[0], plan_slots(merged)[0])
+    assert np.array_equal(slots[llm_row], plan_slots(merged)[1])
 
 
 def test_replicas_take_samples_by_encoder_cost_where_least_llm_work_is() -> None:
     # In this order: LLM 9 to replica 0, 2 and 3 and 5 to replica 1 (then 10), 4 to replica 0.
     batch = two_units([5, 4, 3, 2, 1], [9, 2, 3, 5, 4], replicas=2, microbatches=1)
-    assert assign(batch)[0].tolist() == [0, 1, 1, 1, 0]
+    assert plan_slots(batch)[0].tolist() == [0, 1, 1, 1, 0]
 
 
 def test_samples_with_equal_encoder_cost_go_by_falling_llm_cost() -> None:
     batch = two_units([1, 1, 1, 1], [1, 2, 3, 9], replicas=2, microbatches=1)
-    assert assign(batch)[0].tolist() == [1, 1, 1, 0]
+    assert plan_slots(batch)[0].tolist() == [1, 1, 1, 0]
 
 
 def test_samples_without_encoder_cost_are_balanced_by_llm_cost() -> None:
     batch = two_units([0] * 7, [5, 5, 4, 4, 3, 3, 3], replicas=1, microbatches=3)
-    slots = assign(batch)
+    slots = plan_slots(batch)
     assert np.bincount(slots[0], weights=batch.costs[1]).max() <= 11  # LPT on Graham's instance; 9 is the optimum
     assert batch.occupied(slots).all()
 
@@ -180,7 +180,7 @@ def test_encoder_loads_keep_the_bound_of_list_scheduling(encoder: list[int], cou
         return float(np.bincount(slots, weights=encoder).max())
 
     optimum = min(longest(slots) for slots in itertools.product(range(used), repeat=len(encoder)))
-    assert longest(assign(batch)[0]) <= (2 - 1 / used) * optimum + 1e-9
+    assert longest(plan_slots(batch)[0]) <= (2 - 1 / used) * optimum + 1e-9
 
 
 @pytest.mark.parametrize(("quantile", "expected"), [(0.5, [0, 1, 0, 1]), (1.0, [0, 1, 1, 0])])
@@ -194,7 +194,7 @@ def test_samples_with_much_llm_work_are_spread_first(quantile: float, expected: 
 @pytest.mark.parametrize("quantile", [-0.1, 1.1, float("nan")])
 def test_a_quantile_outside_0_and_1_is_refused(quantile: float) -> None:
     with pytest.raises(ValueError, match="coarse_quantile must be between 0 and 1"):
-        assign(two_units([1], [1], 1, 1), coarse_quantile=quantile)
+        plan_slots(two_units([1], [1], 1, 1), coarse_quantile=quantile)
 
 
 def test_figure_4_8() -> None:
@@ -202,7 +202,7 @@ def test_figure_4_8() -> None:
     encoder = [3, 3, 3, 2, 2, 2, 1, 1, 1]
     llm = [5, 3, 2, 6, 4, 3, 6, 6, 1]
     batch = two_units(encoder, llm, replicas=1, microbatches=6)
-    slots = assign(batch)
+    slots = plan_slots(batch)
     loads = batch.loads(slots)[0]
     assert loads[:, 0].tolist() == [3] * 6
     assert loads[:, 1].tolist() == [6] * 6
@@ -225,7 +225,7 @@ def variation(batch: Batch, slots: Slots) -> np.ndarray:
 def test_both_units_vary_less_than_under_disttrain(family: str, microbatches: int) -> None:
     table = pq.read_table(COSTS / f"{family}_512.parquet")
     batch = batch_of({unit: table[f"cost_{unit}"].to_numpy() for unit in ("encoder", "llm")}, 4, microbatches)
-    ratio = variation(batch, reorder(batch)) / variation(batch, assign(batch))
+    ratio = variation(batch, disttrain.plan_slots(batch)) / variation(batch, plan_slots(batch))
     assert (ratio > 1).all()
     assert ratio.max() > 1.5
 
@@ -235,7 +235,7 @@ def test_on_average_over_many_batches_deferral_makes_llm_loads_more_even() -> No
     for seed in range(20):
         rng = np.random.default_rng(seed)
         batch = batch_of({"encoder": rng.lognormal(0, 0.4, 256), "llm": rng.lognormal(0, 0.8, 256)}, 2, 16)
-        slots = assign(batch)
+        slots = plan_slots(batch)
         undeferred = np.stack([slots[0], slots[0]])
         gains.append(variation(batch, undeferred)[1] / variation(batch, slots)[1])
         assert variation(batch, undeferred)[0] == variation(batch, slots)[0]

@@ -9,10 +9,9 @@ from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
 from headrace.reorder_service.planning.simulation.work import Work
-from headrace.reorder_service.planning.strategies import CANDIDATES
+from headrace.reorder_service.planning.strategies import CANDIDATES, taper
 from headrace.reorder_service.planning.strategies.auto import fastest
-from headrace.reorder_service.planning.strategies.joint import defer, level
-from headrace.reorder_service.planning.strategies.taper import graded
+from headrace.reorder_service.planning.strategies.joint import defer, plan_slots
 
 STAGES = {"encoder": 3, "llm": 5}
 
@@ -31,15 +30,15 @@ def seconds(batch: Batch, slots: np.ndarray) -> float:
 
 def test_joint_comes_within_five_per_cent_of_equal_microbatches() -> None:
     batch = batch_of()
-    predicted = simulate(Work.of(batch, level(batch)))
+    predicted = simulate(Work.of(batch, plan_slots(batch)))
     assert predicted.iteration_s <= 1.05 * (1 + (8 - 1) / 16) * predicted.lower_bound_s
 
 
 def test_taper_takes_away_a_third_of_the_idle_time_of_equal_microbatches() -> None:
     batch = batch_of(microbatches=32)
-    equal, tapered = (simulate(Work.of(batch, strategy(batch))) for strategy in (level, graded))
+    equal, tapered = (simulate(Work.of(batch, strategy(batch))) for strategy in (plan_slots, taper.plan_slots))
     assert tapered.iteration_s - tapered.lower_bound_s < 0.7 * (equal.iteration_s - equal.lower_bound_s)
-    loads = batch.loads(graded(batch)).sum(axis=2)
+    loads = batch.loads(taper.plan_slots(batch)).sum(axis=2)
     assert (loads[:, 0] < 0.7 * loads.mean(axis=1)).all(), "the first microbatch is light"
     assert (loads[:, -1] < 0.9 * loads.mean(axis=1)).all(), "and so is the last"
 
@@ -56,7 +55,7 @@ def test_joint_defers_where_that_shortens_the_step() -> None:
     topology = Topology(replicas=1, microbatches=3, stages={"encoder": 1, "llm": 1})
     costs = {"encoder": np.array([8.0, 7, 7, 7, 1]), "llm": np.array([7.0, 8, 3, 2, 1])}
     batch = make_batch(np.arange(5), costs, topology, 0)
-    slots = level(batch)
+    slots = plan_slots(batch)
     assert (slots[1] > slots[0]).any()
     assert seconds(batch, slots) < seconds(batch, np.broadcast_to(slots[0], slots.shape))
 
@@ -67,23 +66,23 @@ def test_joint_does_not_defer_what_the_schedule_cannot_hold_back() -> None:
     costs = {unit: rng.lognormal(0, 1, 40) for unit in topology.stages}
     execution = Execution(schedule="eager", in_flight=1, split_backward=False)
     batch = make_batch(np.arange(40), costs, topology, 0, execution=execution)
-    assert seconds(batch, level(batch)) > 0
+    assert seconds(batch, plan_slots(batch)) > 0
     assert plan("auto", batch.sample_ids, costs, topology, 0, execution=execution).predicted is not None
 
 
 def test_slow_transfers_are_answered_with_fewer_microbatches() -> None:
     fast, slow = batch_of(n=64, replicas=1), batch_of(n=64, replicas=1, latency_s=0.5)
-    assert len(set(level(fast)[0])) == 16
-    used = len(set(level(slow)[0]))
+    assert len(set(plan_slots(fast)[0])) == 16
+    used = len(set(plan_slots(slow)[0]))
     assert 1 <= used < 16
-    assert seconds(slow, level(slow)) < seconds(slow, level(fast))
+    assert seconds(slow, plan_slots(slow)) < seconds(slow, plan_slots(fast))
 
 
 def test_the_memory_limit_keeps_microbatches_small_in_spite_of_slow_transfers() -> None:
     free = batch_of(n=64, replicas=1, latency_s=0.5)
-    limit = 0.8 * float(peak_memory(Work.of(free, level(free))).max())
+    limit = 0.8 * float(peak_memory(Work.of(free, plan_slots(free))).max())
     capped = batch_of(n=64, replicas=1, latency_s=0.5, memory_limit=limit)
-    assert len(set(level(capped)[0])) > len(set(level(free)[0]))
+    assert len(set(plan_slots(capped)[0])) > len(set(plan_slots(free)[0]))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "eager", "zero-bubble"])
@@ -126,10 +125,10 @@ def test_auto_leaves_out_plans_that_the_schedule_cannot_run() -> None:
     whole = batch_of(n=64, replicas=1, split_backward=False)
     with pytest.raises(ValueError, match="wait"):
         fastest(whole, {"later": later})
-    assert fastest(whole, {"later": later, "joint": level})[0] == "joint"
+    assert fastest(whole, {"later": later, "joint": plan_slots})[0] == "joint"
     assert fastest(batch, {"later": later})[0] == "later"
 
     def refuses(batch: Batch) -> np.ndarray:
         raise ValueError("waits for itself")
 
-    assert fastest(batch, {"refuses": refuses, "joint": level})[0] == "joint"
+    assert fastest(batch, {"refuses": refuses, "joint": plan_slots})[0] == "joint"

@@ -101,7 +101,7 @@ def test_auto_takes_a_plan_that_crosses_replicas_only_where_one_can_be_run() -> 
     rng = np.random.default_rng(10)
     costs = {"vision": rng.lognormal(0, 1.2, 32) * (rng.random(32) < 0.7) + 1e-4, "llm": rng.lognormal(0, 0.8, 32)}
     batch = np.arange(32), costs, Topology(replicas=2, microbatches=4, stages={"vision": 1, "llm": 1})
-    free = plan("auto", *batch, seed=10, execution=Execution(crossing=True))
+    free = plan("auto", *batch, seed=10, execution=Execution(may_cross_replicas=True))
     assert free.chosen == "orchmllm"
     assert any(len(replicas) > 1 for replicas in replicas_of(free).values())
     job = plan("auto", *batch, seed=10)
@@ -180,7 +180,7 @@ import numpy as np
 from headrace.plan import Topology
 from headrace.reorder_service.planning import STRATEGIES, plan
 from headrace.reorder_service.planning.search import arrangement, balance
-balance.SEARCH_STEPS, arrangement.ACTIONS = 1000, 10_000  # interpreted code is slow
+balance.SEARCH_STEPS, arrangement.ACTION_BUDGET = 1000, 10_000  # interpreted code is slow
 rng = np.random.default_rng(5)
 costs = {unit: rng.lognormal(0, 1, 60) for unit in ("encoder", "llm")}
 topology = Topology(replicas=3, microbatches=6, stages={"encoder": 1, "llm": 3})
