@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.report import Report, Rival, Row, Section, at_least, at_most
 from benchmarks.timing import progress
-from headrace.cli.bench.bench_transport import MIB, ROUNDS, SIZES, THREADS, Figures, measure
+from headrace.cli.bench.bench_transport import MIB, ROUNDS, SIZES, THREADS, TransportFigures, measure
 from headrace.transport.base import FLIGHT, SHARED_MEMORY
 
 RESULTS = Path(__file__).parent / "results"
@@ -32,7 +32,7 @@ def main() -> None:
     report.show()
 
 
-def _network(figures: Figures) -> Section:
+def _network(figures: TransportFigures) -> Section:
     rows = []
     for size in SIZES:
         raw = Rival(value=figures.raw[size].bytes_per_s / 1e9, source="raw TCP")
@@ -48,7 +48,7 @@ def _network(figures: Figures) -> Section:
     return Section(title="Loopback, into Arrow batches; beside a TCP socket into one buffer that is used again", rows=rows)
 
 
-def _shared_memory(figures: Figures) -> Section:
+def _shared_memory(figures: TransportFigures) -> Section:
     rows = []
     for size in SIZES:
         mib = size // MIB

@@ -17,7 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from headrace.cli import example
 from headrace.cli.demo import demo
 from headrace.cli.main import main
-from headrace.cli.run.processes import MAX_SHORT_LIVES, Process, ProcessGroup
+from headrace.cli.run.processes import MAX_EARLY_EXITS, Process, ProcessGroup
 from headrace.errors import HeadraceError
 
 
@@ -131,7 +131,7 @@ def test_the_bundled_data_has_one_name_wherever_it_is_installed(tmp_path: Path, 
 
 def test_a_process_that_cannot_start_is_given_up_with_its_last_words(tmp_path: Path) -> None:
     process = Process("preprocessor 0", ["preprocessor", "--reorder", "nonsense"], tmp_path / "log")
-    for _ in range(MAX_SHORT_LIVES):
+    for _ in range(MAX_EARLY_EXITS):
         process.wait(30)
         process.restart()
     process.wait(30)

@@ -79,7 +79,7 @@ def _preprocess(args: argparse.Namespace) -> None:
     out.print(preprocess_verdict(figures), highlight=False, markup=False, soft_wrap=True)
 
 
-def preprocess_verdict(figures: bench_preprocess.Figures) -> str:
+def preprocess_verdict(figures: bench_preprocess.PreprocessFigures) -> str:
     """Return the rates, the slowest stage and the cores that a trainer needs, in words."""
     slowest = max(figures.stages, key=lambda stage: stage.cpu_s_per_sample)
     total = sum(stage.cpu_s_per_sample for stage in figures.stages)
@@ -120,7 +120,7 @@ def _transport(args: argparse.Namespace) -> None:
     out.print(transport_verdict(figures), highlight=False, markup=False, soft_wrap=True)
 
 
-def transport_verdict(figures: bench_transport.Figures) -> str:
+def transport_verdict(figures: bench_transport.TransportFigures) -> str:
     """Return in words how fast the best transports are on this machine, and the bottleneck of each."""
     from headrace.transport.base import SHARED_MEMORY
 

@@ -96,7 +96,7 @@ def serve_raw(num_bytes: int) -> int:
     return int(listener.getsockname()[1])
 
 
-def decode_into(store: PayloadStore, writer: PayloadWriter, key: bytes, sizes: list[int]) -> dict[int, list[str]]:
+def fill_store(store: PayloadStore, writer: PayloadWriter, key: bytes, sizes: list[int]) -> dict[int, list[str]]:
     """Fill the store with PARTS parts of each size, and return their tickets by size in bytes."""
     tickets: dict[int, list[str]] = {}
     for size in sizes:
@@ -119,7 +119,7 @@ async def run(sizes: list[int]) -> None:
         store = PayloadStore(budget, arena)
         servicer = PayloadServicer(store, {JOB: key}.get, arena)
         async with payload_servers("127.0.0.1:0", servicer, arena, with_ucx=True) as endpoint:
-            tickets = decode_into(store, PayloadWriter(arena), key, sizes)
+            tickets = fill_store(store, PayloadWriter(arena), key, sizes)
             facts = {"endpoint": endpoint, "raw_port": serve_raw(max(sizes)), "tickets": tickets, "writes": writes}
             print(json.dumps(facts), flush=True)
             await asyncio.to_thread(sys.stdin.read)

@@ -44,7 +44,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class PreprocessFigures:
     """The results of `headrace bench preprocess`."""
 
     num_samples: int
@@ -55,7 +55,7 @@ class Figures:
     """Samples fully preprocessed per second of wall time, by number of threads."""
 
 
-def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object] = lambda _: None) -> Figures:
+def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object] = lambda _: None) -> PreprocessFigures:
     """Preprocess the data set's first `limit` samples, stage by stage on one core, then whole on 1 and on `threads` threads.
 
     `say` is called with a text before each measurement. Raises DatasetError where there is no usable sample.
@@ -83,7 +83,7 @@ def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object
             rates[number] = _rate(job, parts, number)
     finally:
         job.close()
-    return Figures(num_samples=len(good), num_refused=len(refs) - len(good), stages=tuple(stages), samples_per_s=rates)
+    return PreprocessFigures(num_samples=len(good), num_refused=len(refs) - len(good), stages=tuple(stages), samples_per_s=rates)
 
 
 def _refs(job: Job) -> Iterator[SampleRef]:

@@ -26,7 +26,7 @@ SIZES = (8 * MIB, 64 * MIB)  # part sizes, one that fits into the processor's ca
 FETCHES = 24  # scales the number of fetches per size and round
 THREADS = 4  # as many as a trainer's
 ROUNDS = 6
-LONGEST_S = 600.0  # after which the sending process is killed
+PEER_LIFETIME_S = 600.0  # after which the sending process is killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class TransportFigures:
     """The results of `headrace bench transport`; sizes are those of parts in bytes.
 
     Each rate is the best of the rounds, because other load on the machine only slows transfers down.
@@ -60,7 +60,7 @@ class Figures:
     """Transport -> why it is not available on this machine."""
 
 
-def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None) -> Figures:
+def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None) -> TransportFigures:
     """Start the sending process and measure all transports and sizes in turn, `rounds` times.
 
     `say` is called with a text before each measurement. Raises UserError where the sending process cannot be started, for
@@ -84,7 +84,7 @@ def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None)
                     hand_off[size].append(statistics.median(_hand_offs(clients[SHARED_MEMORY], endpoint, tickets[size])))
         for client in clients.values():
             client.close()
-    return Figures(
+    return TransportFigures(
         raw=_best(raw),
         rates={name: _best(of) for name, of in rates.items()},
         single={name: _best(of) for name, of in single.items()},
@@ -106,7 +106,7 @@ def _peer() -> Iterator[dict[str, Any]]:
         errors: list[str] = []
         drain = threading.Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True)
         drain.start()
-        patience = threading.Timer(LONGEST_S, process.kill)
+        patience = threading.Timer(PEER_LIFETIME_S, process.kill)
         patience.start()
         try:
             line = process.stdout.readline()
@@ -142,7 +142,7 @@ def _clients(endpoint: str, ticket: str) -> tuple[dict[str, PartClient], dict[st
 def _raw_rate(port: int, num_bytes: int) -> Rate:
     """Measure a raw TCP socket, with as many bytes per call as `_fetch_rate`: the best of shorter calls would look too good."""
     buffer = memoryview(bytearray(num_bytes))
-    with socket.create_connection(("127.0.0.1", port), timeout=LONGEST_S) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PEER_LIFETIME_S) as connection:
 
         def receive() -> None:
             for _ in range(THREADS):

@@ -26,7 +26,7 @@ COLUMNS = ("image_side_px", "image_tokens", "audio_s", "text_tokens", "tokens", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured(Probe):
+class MeasuredSample(Probe):
     """A sample's probe, with further facts that planning has no use for."""
 
     has_text: bool
@@ -42,17 +42,17 @@ class MeasuringJob(Job):
         super().__init__(spec.name, spec)
         _ = self.pipeline  # made now, so that a tokenizer that does not fit is found before the data is read
 
-    def measure(self, refs: Sequence[SampleRef]) -> tuple[list[Measured], list[Rejected]]:
+    def measure(self, refs: Sequence[SampleRef]) -> tuple[list[MeasuredSample], list[Rejected]]:
         """Probe samples; return the good ones and the rejected ones, each in the order of `refs`."""
         results = [self._attempt(ref, partial(self._measured, ref)) for ref in refs]
-        good = [result for result in results if isinstance(result, Measured)]
+        good = [result for result in results if isinstance(result, MeasuredSample)]
         return good, [result for result in results if isinstance(result, Rejected)]
 
-    def _measured(self, ref: SampleRef, record: Record, source: SourceSpec) -> Measured:
+    def _measured(self, ref: SampleRef, record: Record, source: SourceSpec) -> MeasuredSample:
         """Probe one sample from its record. Raises BadSampleError where the sample is rejected."""
         loaded = self.pipeline.load(record, source)
         probe = probe_of(self.sample_name(ref), self.pipeline.size(loaded))
-        return Measured(
+        return MeasuredSample(
             name=probe.name,
             num_tokens=probe.num_tokens,
             num_targets=probe.num_targets,
@@ -74,7 +74,7 @@ class Tally:
         self.combinations: Counter[str] = Counter()
         """Number of samples by the modalities they have, such as `text+image`."""
 
-    def add(self, sample: Measured) -> None:
+    def add(self, sample: MeasuredSample) -> None:
         """Count one good sample."""
         image_tokens = sum(patches // self._spec.image.merge**2 for patches in sample.image_patches)
         audio_tokens = sum(audio.num_tokens(frames, self._spec.audio) for frames in sample.mel_frames)

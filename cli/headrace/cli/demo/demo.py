@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
         with writing(args.out):
             (args.out / "job.yaml").write_text(yaml.safe_dump(json.loads(spec.to_json()), sort_keys=False))
         if args.kill:
-            from headrace.cli.demo.demo_kill import run_with_a_loss
+            from headrace.cli.demo.demo_kill import run_and_kill_node
 
-            summary = run_with_a_loss(spec, args.preprocessors, args.transport, args.out, display)
+            summary = run_and_kill_node(spec, args.preprocessors, args.transport, args.out, display)
         else:
             summary = _run_processes(spec, args.preprocessors, args.transport, args.out, display)
     print_summary(summary, args.format)

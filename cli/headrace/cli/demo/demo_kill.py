@@ -30,7 +30,7 @@ POLL_S = 0.05
 END_S = 10.0  # longest time from the last commit to the end of a node
 
 
-def run_with_a_loss(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Display) -> dict[str, Any]:
+def run_and_kill_node(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Display) -> dict[str, Any]:
     """Run the job undisturbed and then with a node killed; return the second run's summary, with a picture of both losses.
 
     Raises HeadraceError where a process that was not killed fails, or the two runs train on different samples.
@@ -56,7 +56,7 @@ def run_with_a_loss(spec: JobSpec, num_preprocessors: int, transport: str, out: 
                 raise HeadraceError("the two runs trained on different samples: this is a fault of Headrace, please report it")
             furthest = max((abs(a / b - 1) for a, b in zip(*losses, strict=True)), default=0.0)
             display.say(f"the same samples in every step of both runs; losses differ by {furthest:.1e} at most")
-            second["picture"] = str(draw_losses(out / "recovery.png", losses[0], losses[1], run.killed_after, run.words))
+            second["picture"] = str(draw_losses(out / "recovery.png", losses[0], losses[1], run.killed_after, run.recovery_note))
         return second
 
 
@@ -67,7 +67,7 @@ class _Run:
         self._client, self._services, self._job, self._display = client, services, job, display
         self.killed_after: int | None = None
         """Number of steps committed before the node was killed; None until then."""
-        self.words = ""
+        self.recovery_note = ""
         """Sentence on how training went on after the kill; empty until then."""
 
     def train(self, group: ProcessGroup, nodes: Path, transport: str, out: Path, *, kill: bool) -> None:
@@ -89,9 +89,9 @@ class _Run:
                 os.kill(processes[VICTIM].pid, signal.SIGKILL)
                 self.killed_after, killed_s = status.committed_steps, time.monotonic()
                 self._display.say(f"killed node-{VICTIM} after {status.committed_steps} steps")
-            if self.killed_after is not None and not self.words and len(status.recoveries) > 1:
-                self.words = _words(status.recoveries[-1], time.monotonic() - killed_s)
-                self._display.say(self.words)
+            if self.killed_after is not None and not self.recovery_note and len(status.recoveries) > 1:
+                self.recovery_note = _recovery_note(status.recoveries[-1], time.monotonic() - killed_s)
+                self._display.say(self.recovery_note)
             self._check(processes)
             with contextlib.suppress(UnavailableError):  # the service is only busy: its process lives
                 status = self._client.show(self._job)
@@ -109,6 +109,6 @@ class _Run:
                 raise HeadraceError(f"{process.name} ended with exit code {process.exit_code()}: {process.last_words()}")
 
 
-def _words(recovery: Any, seen_s: float) -> str:
+def _recovery_note(recovery: Any, seen_s: float) -> str:
     phases = ", ".join(f"{phase.name} {1e3 * phase.seconds:.0f} ms" for phase in recovery.phases)
     return f"{recovery.change}; the others go on with step {recovery.step}, {seen_s:.2f} s after the kill ({phases})"

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from headrace.cli.jobs_client import state_name
 from headrace.cli.watch.bottleneck import bottleneck
-from headrace.cli.watch.rates import Look, Looks, decoding_paces, samples_per_s
+from headrace.cli.watch.rates import Look, Looks, decoding_rates, samples_per_s
 from headrace.v1.jobs_pb2 import JOB_STATE_INDEXING
 
 PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
@@ -74,12 +74,12 @@ class Display:
             "",
             f"loss {_loss(status.first_loss)} → {_loss(status.last_loss)}, data wait {_wait(status):.1%}",
         )
-        paces = decoding_paces(self._looks.held)
+        rates = decoding_rates(self._looks.held)
         for member in status.preprocessors:
             body.add_row(
                 f"preprocessor {member.preprocessor}",
-                f"{paces[member.preprocessor].samples_per_s:.1f}",
-                f"{paces[member.preprocessor].bytes_per_s / 1e6:.1f}",
+                f"{rates[member.preprocessor].samples_per_s:.1f}",
+                f"{rates[member.preprocessor].bytes_per_s / 1e6:.1f}",
                 f"{member.store_bytes / 1e6:.1f} MB",
                 f"{member.leases} leases",
             )

@@ -142,7 +142,7 @@ def _count(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Replay the trace under every policy, print and draw the results, and return the exit code."""
-    from headrace.cli.planning.plan import print_whole
+    from headrace.cli.planning.plan import print_uncut
     from headrace.reorder_service.recovery.forecast.availability_replay import replay
     from headrace.reorder_service.recovery.forecast.policies import Headrace, failure_free
     from headrace.reorder_service.recovery.forecast.rivals import RIVALS
@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(report))
     else:
-        print_whole(_table(report))
+        print_uncut(_table(report))
         if not args.no_picture:
             print(f"picture in {args.out}")
     return 0

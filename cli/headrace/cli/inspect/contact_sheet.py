@@ -48,7 +48,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Medium:
+class CaptionedPicture:
     """A picture of an image or of a recording's spectrogram, with its caption."""
 
     picture: Image.Image
@@ -64,8 +64,8 @@ class Card:
     name: str
     detail: str
     reason: str = ""
-    images: tuple[Medium, ...] = ()
-    spectra: tuple[Medium, ...] = ()
+    images: tuple[CaptionedPicture, ...] = ()
+    spectra: tuple[CaptionedPicture, ...] = ()
     tokens: tuple[Token, ...] = ()
 
 
@@ -192,27 +192,27 @@ def _max_height(card: Card) -> int:
     return 120 + media + (_MAX_LINES + len(card.detail) // 20) * _LINE
 
 
-def _draw_images(canvas: Image.Image, draw: ImageDraw.ImageDraw, top: int, images: Sequence[Medium]) -> int:
+def _draw_images(canvas: Image.Image, draw: ImageDraw.ImageDraw, top: int, images: Sequence[CaptionedPicture]) -> int:
     """Draw one image large, or several small in rows of three; return the vertical position below them."""
     box, per_row = (_IMAGE_BOX, 1) if len(images) == 1 else (_SMALL_BOX, 3)
     shown = images[:_MAX_IMAGES]
     for start in range(0, len(shown), per_row):
-        row = [(medium, _fitted(medium, box)) for medium in shown[start : start + per_row]]
+        row = [(captioned, _fitted(captioned, box)) for captioned in shown[start : start + per_row]]
         below = top + max(picture.height for _, picture in row)
-        for index, (medium, picture) in enumerate(row):
+        for index, (captioned, picture) in enumerate(row):
             left = _PAD + index * (box[0] + 8)
             canvas.paste(picture, (left, top))
-            for line, words in enumerate(_wrapped(medium.caption, _font("Sans", 11), box[0])):
+            for line, words in enumerate(_wrapped(captioned.caption, _font("Sans", 11), box[0])):
                 draw.text((left, below + 4 + 14 * line), words, _QUIET, _font("Sans", 11))
         top = below + (40 if per_row > 1 else 26)
     return _draw_more(draw, top, len(images) - len(shown), "image")
 
 
-def _draw_spectra(canvas: Image.Image, draw: ImageDraw.ImageDraw, top: int, spectra: Sequence[Medium]) -> int:
+def _draw_spectra(canvas: Image.Image, draw: ImageDraw.ImageDraw, top: int, spectra: Sequence[CaptionedPicture]) -> int:
     shown = spectra[:_MAX_SPECTRA]
-    for medium in shown:
-        canvas.paste(medium.picture.resize(_SPECTRUM, Image.Resampling.BOX), (_PAD, top))
-        draw.text((_PAD, top + _SPECTRUM[1] + 4), medium.caption, _QUIET, _font("Sans", 11))
+    for captioned in shown:
+        canvas.paste(captioned.picture.resize(_SPECTRUM, Image.Resampling.BOX), (_PAD, top))
+        draw.text((_PAD, top + _SPECTRUM[1] + 4), captioned.caption, _QUIET, _font("Sans", 11))
         top += _SPECTRUM[1] + 26
     return _draw_more(draw, top, len(spectra) - len(shown), "recording")
 
@@ -261,21 +261,21 @@ def _draw_words(draw: ImageDraw.ImageDraw, top: int, words: str) -> int:
     return top
 
 
-def _fitted(medium: Medium, box: tuple[int, int]) -> Image.Image:
+def _fitted(captioned: CaptionedPicture, box: tuple[int, int]) -> Image.Image:
     """Return the picture scaled to fit into the box, with its tokens' squares outlined where they are large enough."""
-    picture = medium.picture
+    picture = captioned.picture
     scale = min(box[0] / picture.width, box[1] / picture.height)
     if scale >= 1:
         scale = min(int(scale), _MAX_ZOOM)
     size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
     fitted = picture.resize(size, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS)
-    if medium.cell_px is not None and medium.cell_px * scale >= _MIN_CELL:
+    if captioned.cell_px is not None and captioned.cell_px * scale >= _MIN_CELL:
         draw = ImageDraw.Draw(fitted, "RGBA")
-        for index in range(1, picture.width // medium.cell_px):
-            x = round(index * medium.cell_px * scale)
+        for index in range(1, picture.width // captioned.cell_px):
+            x = round(index * captioned.cell_px * scale)
             draw.line((x, 0, x, size[1]), _GRID)
-        for index in range(1, picture.height // medium.cell_px):
-            y = round(index * medium.cell_px * scale)
+        for index in range(1, picture.height // captioned.cell_px):
+            y = round(index * captioned.cell_px * scale)
             draw.line((0, y, size[0], y), _GRID)
     return fitted
 

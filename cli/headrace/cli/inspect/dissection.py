@@ -85,7 +85,7 @@ class _Dissection:
         sample = self._timed("map its fields and load its media", lambda: to_sample(record, source.mapping))
         self.report["turns"] = _turns(sample)
         media = [segment for segment in sample.segments if not isinstance(segment, Text)]
-        names = [_name(media[: number + 1]) for number in range(len(media))]
+        names = [_name_of_last(media[: number + 1]) for number in range(len(media))]
         for name, medium in zip(names, media, strict=True):
             self.report["media"].append({"medium": name, "bytes": len(medium.data), **_header(medium)})
         for name, medium, about in self._by_kind(names, media):
@@ -139,8 +139,8 @@ class _Dissection:
         return {"count": len(sequence.input_ids), "with_loss": sequence.num_targets, "text": shown}
 
 
-def _name(media: list[Image | Audio]) -> str:
-    """Return the name of the last medium, counted by kind, such as `image 2`."""
+def _name_of_last(media: list[Image | Audio]) -> str:
+    """Count the last medium by its kind, such as `image 2`."""
     kind = type(media[-1])
     return f"{'image' if kind is Image else 'recording'} {sum(type(medium) is kind for medium in media)}"
 

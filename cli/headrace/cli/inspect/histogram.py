@@ -70,7 +70,7 @@ def bin_edges(values: Values) -> NDArray[np.float64]:
     half-way, so that no bin is empty for lack of a whole number in it.
     """
     low, high = float(values.min()), float(values.max())
-    if is_wide(values):
+    if suits_log_axis(values):
         edges = np.geomspace(low, high, MAX_BINS + 1)
     elif values.dtype.kind == "i":
         edges = np.linspace(low, high + 1, min(MAX_BINS, int(high - low) + 1) + 1)
@@ -82,8 +82,8 @@ def bin_edges(values: Values) -> NDArray[np.float64]:
     return edges
 
 
-def is_wide(values: Values) -> bool:
-    """Whether a logarithmic axis suits the values: all are positive, and they spread by a factor of _LOG_SPREAD or more."""
+def suits_log_axis(values: Values) -> bool:
+    """Whether all values are positive, and spread by a factor of _LOG_SPREAD or more."""
     return bool(values.min() > 0 and values.max() >= _LOG_SPREAD * values.min())
 
 
@@ -132,7 +132,7 @@ def _draw_histogram(axes: Axes, quantity: Quantity, values: Values) -> None:
     edges = bin_edges(values)
     axes.hist(values, bins=edges.tolist(), color=quantity.colour, edgecolor="white", linewidth=0.6, zorder=2)
     axes.set_xlim(edges[0], edges[-1])
-    _set_ticks(axes, is_wide(values))
+    _set_ticks(axes, suits_log_axis(values))
     found = percentiles(values)
     _mark(axes, found)
     figures = f"{len(values):,} {quantity.of}, {_short(found['min'])} to {_short(found['max'])} {quantity.unit}"

@@ -26,7 +26,7 @@ from headrace.sample import SampleRef
 
 if TYPE_CHECKING:
     from headrace.cli.costs.dataset_costs import CostRecorder
-    from headrace.cli.costs.survey import Measured, MeasuringJob, Tally
+    from headrace.cli.costs.survey import MeasuredSample, MeasuringJob, Tally
     from headrace.quarantine import Rejected
     from headrace.spec import JobSpec
 
@@ -103,12 +103,12 @@ def run(args: argparse.Namespace) -> int:
         with contextlib.ExitStack() as stack:
             record = stack.enter_context(_recorder(args, job)).add if args.costs else None
 
-            def take(sample: Measured) -> None:
+            def take(sample: MeasuredSample) -> None:
                 tally.add(sample)
                 if record is not None:
                     record(sample)
 
-            rows, refused = _look(job, args.limit, take)
+            rows, refused = _survey(job, args.limit, take)
     finally:
         job.close()
     if not tally.samples and not refused:
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def spread(rows: Sequence[int], limit: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def evenly_spaced_samples(rows: Sequence[int], limit: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Choose at most `limit` samples that are equally far apart in the sequence of all rows of all shards.
 
     rows: number of samples in each shard. Returns the samples' shards and rows, two arrays (n,), n = min(limit, sum(rows)).
@@ -155,17 +155,17 @@ def reading_spec(args: argparse.Namespace) -> JobSpec:
     )
 
 
-def look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], object]) -> tuple[list[Rejected], int]:
+def survey(job: MeasuringJob, limit: int | None, take: Callable[[MeasuredSample], object]) -> tuple[list[Rejected], int]:
     """Index all shards, probe at most `limit` samples and pass the good ones to `take`, in order.
 
     Returns the refused samples, and how many samples `limit` left out.
     """
-    rows, refused = _look(job, limit, take)
+    rows, refused = _survey(job, limit, take)
     return refused, _left_out(rows, limit)
 
 
-def _look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], object]) -> tuple[list[int], list[Rejected]]:
-    """Do the work of `look`, and return the number of samples in each shard and the refused samples."""
+def _survey(job: MeasuringJob, limit: int | None, take: Callable[[MeasuredSample], object]) -> tuple[list[int], list[Rejected]]:
+    """Do the work of `survey`, and return the number of samples in each shard and the refused samples."""
     refused: list[Rejected] = []
     rows: list[int] = []
     with _Bar() as bar:
@@ -175,7 +175,7 @@ def _look(job: MeasuringJob, limit: int | None, take: Callable[[Measured], objec
             rows.append(num_rows)
             refused += damage
             bar.advance(1)
-        shards, places = spread(rows, limit)
+        shards, places = evenly_spaced_samples(rows, limit)
         bar.begin("probing samples", len(shards))
         for good, bad in _measure_all(job, shards, places):
             for sample in good:
@@ -191,10 +191,10 @@ def _left_out(rows: Sequence[int], limit: int | None) -> int:
 
 def _measure_all(
     job: MeasuringJob, shards: NDArray[np.int64], rows: NDArray[np.int64]
-) -> Iterator[tuple[list[Measured], list[Rejected]]]:
+) -> Iterator[tuple[list[MeasuredSample], list[Rejected]]]:
     """Probe the samples at `rows` of `shards` in threads; yield the good and the refused ones of each chunk, in order."""
 
-    def measure(start: int) -> tuple[list[Measured], list[Rejected]]:
+    def measure(start: int) -> tuple[list[MeasuredSample], list[Rejected]]:
         chunk = range(start, min(start + CHUNK_SAMPLES, len(shards)))
         return job.measure([SampleRef(sample_id=n, shard=int(shards[n]), row=int(rows[n])) for n in chunk])
 
@@ -251,7 +251,7 @@ def _preview(args: argparse.Namespace, job: MeasuringJob, rows: Sequence[int]) -
 
     if args.preview is None or not sum(rows):
         return None
-    shards, places = spread(rows, args.preview)
+    shards, places = evenly_spaced_samples(rows, args.preview)
     refs = [SampleRef(sample_id=n, shard=int(shards[n]), row=int(places[n])) for n in range(len(shards))]
     subtitle = f"{_count(len(refs), 'sample')} of {sum(rows):,}, evenly spread"
     return str(write_preview(args.out / "preview.png", job.spec, job.shards, refs, subtitle=subtitle))

@@ -15,7 +15,7 @@ from matplotlib import colormaps
 from numpy.typing import NDArray
 from PIL import Image
 
-from headrace.cli.inspect.contact_sheet import Card, Medium, Token, draw_sheet
+from headrace.cli.inspect.contact_sheet import CaptionedPicture, Card, Token, draw_sheet
 from headrace.errors import UserError
 from headrace.manifest import Shards
 from headrace.preprocessor.audio import num_tokens
@@ -105,17 +105,17 @@ def reassemble(patches: NDArray[np.uint8], height: int, width: int, spec: ImageS
     return np.ascontiguousarray(cells.transpose(0, 2, 5, 1, 3, 6, 4)).reshape(height * patch, width * patch, 3)
 
 
-def _images(row: Row, spec: ImageSpec) -> Iterator[Medium]:
+def _images(row: Row, spec: ImageSpec) -> Iterator[CaptionedPicture]:
     start = 0
     for _, height, width in row.image_grids.tolist():
         pixels = reassemble(row.patches[start : start + height * width], height, width, spec)
         start += height * width
         tokens = height * width // spec.merge**2
         caption = f"{width * spec.patch} x {height * spec.patch} px, {width} x {height} patches = {_tokens(tokens)}"
-        yield Medium(picture=Image.fromarray(pixels), caption=caption, cell_px=spec.patch * spec.merge)
+        yield CaptionedPicture(picture=Image.fromarray(pixels), caption=caption, cell_px=spec.patch * spec.merge)
 
 
-def _spectra(row: Row, spec: AudioSpec) -> Iterator[Medium]:
+def _spectra(row: Row, spec: AudioSpec) -> Iterator[CaptionedPicture]:
     start = 0
     for frames in row.mel_frames.tolist():
         mel = row.mel[start : start + frames].astype(np.float32)
@@ -123,7 +123,7 @@ def _spectra(row: Row, spec: AudioSpec) -> Iterator[Medium]:
         bright = 1 + (mel - mel.max(initial=-np.inf)) / _SPECTRUM_SPAN
         pixels = (colormaps["magma"](bright.T[::-1])[..., :3] * 255).round().astype(np.uint8)
         caption = f"{frames * spec.hop_s:.1f} s, {frames:,} frames x {spec.mel_bins} bins = {_tokens(num_tokens(frames, spec))}"
-        yield Medium(picture=Image.fromarray(pixels), caption=caption)
+        yield CaptionedPicture(picture=Image.fromarray(pixels), caption=caption)
 
 
 def _tokens(count: int) -> str:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.costs.dataset_costs import DEFAULT_MODEL, Estimator
 from headrace.cli.costs.model_options import MODEL_OPTIONS, add_model_arguments, estimator_of, refuse_options
-from headrace.cli.inspect.inspect import add_reading_arguments, look, reading_spec, spread
+from headrace.cli.inspect.inspect import add_reading_arguments, evenly_spaced_samples, reading_spec, survey
 from headrace.cli.output import attempted, make_folder
-from headrace.cli.planning.plan import print_whole, say_none_fits
+from headrace.cli.planning.plan import none_fits_message, print_uncut
 from headrace.cli.planning.planning_options import (
     DEFAULT_MICROBATCHES,
     add_pipeline_arguments,
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     title = _title(args, problems)
     picture, failure = attempted(args.out, lambda: draw_gains(args.out / "compare.png", gains, title=title, seconds=seconds))
     if not any(gain.fits for gain in gains):
-        print(say_none_fits(problems[0], [(gain.strategy, gain.peak_memory) for gain in gains]), file=sys.stderr)
+        print(none_fits_message(problems[0], [(gain.strategy, gain.peak_memory) for gain in gains]), file=sys.stderr)
     report = _report(args, problems, gains, num_samples) | {"picture": str(picture) if picture else None}
     if args.format == "json":
         print(json.dumps(report))
@@ -124,7 +124,7 @@ def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
         refuse_options(args, (*MODEL_OPTIONS, "tokenizer", "max_pixels"), "is for data sets; a cost table has its costs already")
         table = read_cost_table(args.path)
         num_samples = len(table.sample_ids)
-        return _deal(args, table.take(spread([num_samples], args.limit)[1])), num_samples
+        return _deal(args, table.take(evenly_spaced_samples([num_samples], args.limit)[1])), num_samples
     probes, estimator, num_samples, note = _probe(args)
     problems = _deal(args, estimator.table(probes), estimator.layers())
     if args.checkpointing or args.frozen:  # these change the memory kept, and must be checked against the pipeline first
@@ -150,7 +150,7 @@ def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
     probes: list[Probe] = []
     try:
         estimator = estimator_of(args, spec, job.pipeline.vocabulary.size)
-        refused, left = look(job, args.limit or DEFAULT_LIMIT, probes.append)
+        refused, left = survey(job, args.limit or DEFAULT_LIMIT, probes.append)
     finally:
         job.close()
     if not probes:
@@ -180,8 +180,8 @@ def _deal(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] 
         )
         for b in range(num_batches)
     ]
-    if problems[0].empty_places:
-        print(problems[0].empty_places, file=sys.stderr)
+    if problems[0].hint_on_empty_microbatches:
+        print(problems[0].hint_on_empty_microbatches, file=sys.stderr)
     return problems
 
 
@@ -263,7 +263,7 @@ def _print(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequenc
         f"{_source(args)}: {batches} of {problems[0].size} on {count(topology.replicas, 'replica')} x "
         f"{count(topology.microbatches, 'microbatch')}; stages: {stages}"
     )
-    print_whole(_table(title, problems[0], report))
+    print_uncut(_table(title, problems[0], report))
     if report["used"] < report["samples"]:
         print(f"{report['used']:,} of {count(report['samples'], 'sample')} used")
     words = f"Simulated, not measured, with {_assumed(args)}. {_in_words(problems[0].batch, gains)}"

@@ -171,7 +171,7 @@ def _draw(path: Path, outcome: Outcome, measured: MeasuredStep, *, title: str, l
     predicted = Panel.of(outcome)
     real = dataclasses.replace(
         predicted,
-        outcome=dataclasses.replace(outcome, predicted=measured.measured(outcome)),
+        outcome=dataclasses.replace(outcome, predicted=measured.to_predicted(outcome)),
         timeline=measured.timeline(outcome.plan.topology),
     )
     try:

@@ -30,7 +30,7 @@ from headrace.trainer.pipeline.events import Event, Recording, duration_s
 from headrace.trainer.pipeline.topology import PipelineTopology, UnitTopology
 
 START_S = 120.0  # time limit for the processes, which may share a core, to start and to join the process group
-SLOWER = 10.0  # a step that takes so many times as long as predicted counts as hanging
+HANG_FACTOR = 10.0  # a step that takes so many times as long as predicted counts as hanging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class MeasuredStep:
             memory_after=np.zeros(len(events)),
         )
 
-    def measured(self, outcome: Outcome) -> Predicted:
+    def to_predicted(self, outcome: Outcome) -> Predicted:
         """Return the measured time, idle share and lower bound in the form of the simulator's prediction."""
         iteration_s, num_stages = self.iteration_s, len(self.recordings)
         bubble = max(0.0, 1 - self.slept_s / (num_stages * iteration_s)) if iteration_s else 0.0
@@ -132,7 +132,7 @@ class EmulatedRanks:
                 rank.stdin.flush()
             except BrokenPipeError as err:
                 raise HeadraceError(self._last_words(number)) from err
-        deadline_s = time.monotonic() + START_S + SLOWER * outcome.predicted.iteration_s
+        deadline_s = time.monotonic() + START_S + HANG_FACTOR * outcome.predicted.iteration_s
         answers = [self._answer(number, deadline_s) for number in range(len(self._ranks))]
         return MeasuredStep(
             recordings=[_recording(topology, number, answer) for number, answer in enumerate(answers)],

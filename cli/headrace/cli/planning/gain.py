@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headrace.cli.planning.outcome import Outcome, plan_timed
+from headrace.cli.planning.outcome import Outcome, plan_timed, time_ratio
 from headrace.cli.planning.problem import Problem
 
 
@@ -44,12 +44,12 @@ class Gain:
 
     def speedup_over(self, other: Gain) -> float:
         """Return how many times as fast as with the other strategy a step is on average; 1 if nothing costs anything."""
-        return _ratio(other.iteration_s, self.iteration_s)
+        return time_ratio(other.iteration_s, self.iteration_s)
 
     def speedups_over(self, other: Gain) -> list[float]:
         """Return for each batch how many times as fast as with the other strategy its step is; 1 if nothing costs anything."""
         pairs = zip(other.outcomes, self.outcomes, strict=True)
-        return [_ratio(theirs.predicted.iteration_s, ours.predicted.iteration_s) for theirs, ours in pairs]
+        return [time_ratio(theirs.predicted.iteration_s, ours.predicted.iteration_s) for theirs, ours in pairs]
 
     def typical_batch(self, other: Gain) -> int:
         """Return the index of the batch whose speed-up over the other strategy is the nearest to that of all batches."""
@@ -80,7 +80,3 @@ def measure(strategy: str, problems: Sequence[Problem]) -> Gain:
         planning_s=planning_s / len(problems),
         outcomes=tuple(outcomes),
     )
-
-
-def _ratio(above: float, below: float) -> float:
-    return above / below if below > 0 else 1.0

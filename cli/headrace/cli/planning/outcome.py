@@ -90,7 +90,7 @@ class Outcome:
         """Return the number of samples that are deferred between any two units."""
         return int(self.deferred().any(axis=0).sum())
 
-    def samples(self, where: NDArray[np.bool_] | None = None) -> Ints:
+    def num_samples(self, where: NDArray[np.bool_] | None = None) -> Ints:
         """Return the (U, D, K) number of samples in every microbatch of every unit.
 
         where: (U, n) mask of the samples to count; None counts all.
@@ -112,6 +112,11 @@ class Outcome:
         np.maximum.at(ends, actions.replica, actions.end_s)
         critical = np.bincount(actions.replica[actions.critical], minlength=ends.size)
         return sorted(np.lexsort((-critical, -ends))[:most].tolist())
+
+
+def time_ratio(above_s: float, below_s: float) -> float:
+    """Return above_s / below_s, or 1 if nothing costs anything and below_s is 0."""
+    return above_s / below_s if below_s > 0 else 1.0
 
 
 def plan_timed(batch: Batch, strategy: str) -> tuple[StepPlan, float]:

@@ -143,7 +143,7 @@ def _face_colours(panel: Panel, drawn: NDArray[np.bool_]) -> NDArray[np.float64]
 
 def _mark_deferred(axes: Axes, panel: Panel, drawn: NDArray[np.bool_], scale: float) -> None:
     """Mark, by a corner, every forward on a unit's last stage with samples that the next unit takes in a later microbatch."""
-    actions, late = panel.timeline, panel.outcome.samples(panel.outcome.deferred())
+    actions, late = panel.timeline, panel.outcome.num_samples(panel.outcome.deferred())
     unit = np.array(panel.outcome.unit_of_stage)
     last_stage = np.append(np.diff(unit) > 0, True)[actions.stage]
     holds = late[unit[actions.stage], actions.replica, actions.microbatch] > 0

@@ -74,17 +74,17 @@ def run(args: argparse.Namespace) -> int:
         except OSError as err:
             raise UserError(f"cannot write to {args.out}: {err.strerror}; name another file with --out") from err
     if not outcome.fits:
-        print(say_none_fits(problem, [(strategy, float(outcome.peak_memory().max()))]), file=sys.stderr)
+        print(none_fits_message(problem, [(strategy, float(outcome.peak_memory().max()))]), file=sys.stderr)
     if args.format == "json":
         print(document)
     else:
-        print_whole(_summary(outcome, problem, planning_s))
-        print_whole(_replicas(outcome, problem))
-        print_whole(_microbatches(outcome, problem, outcome.slowest(1)[0]))
+        print_uncut(_summary(outcome, problem, planning_s))
+        print_uncut(_replicas(outcome, problem))
+        print_uncut(_microbatches(outcome, problem, outcome.slowest(1)[0]))
     return 0
 
 
-def print_whole(table: Table) -> None:
+def print_uncut(table: Table) -> None:
     """Print a table on standard output without cutting off numbers.
 
     It is wider than the terminal if columns that do not wrap need that.
@@ -99,8 +99,8 @@ def print_whole(table: Table) -> None:
     console.print(table)
 
 
-def say_none_fits(problem: Problem, peaks: Sequence[tuple[str, float]]) -> str:
-    """Return a sentence that says that no plan fits into the memory limit, how much the best needs, and what helps.
+def none_fits_message(problem: Problem, peaks: Sequence[tuple[str, float]]) -> str:
+    """Say how much memory the plan that needs least would take, and what helps.
 
     peaks: (strategy, peak memory) of every plan.
     """
@@ -118,7 +118,7 @@ def _summary(outcome: Outcome, problem: Problem, planning_s: float) -> Table:
     plan, predicted = outcome.plan, outcome.predicted
     stages = ", ".join(f"{unit} {number}" for unit, number in plan.topology.stages.items())
     spread = ", ".join(f"{unit} {value:.1%}" for unit, value in outcome.spread().items())
-    planned, limit = f"{len(outcome.batch.sample_ids):,} {problem.planned}", problem.batch.execution.memory_limit
+    planned, limit = f"{len(outcome.batch.sample_ids):,} {problem.planned_noun}", problem.batch.execution.memory_limit
     table = Table(title=f"{problem.size} planned by {plan.strategy}", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -143,10 +143,10 @@ def _summary(outcome: Outcome, problem: Problem, planning_s: float) -> Table:
 def _replicas(outcome: Outcome, problem: Problem) -> Table:
 
     units, loads = outcome.batch.units, outcome.loads()
-    filled, samples = outcome.batch.occupied(outcome.slots).sum(axis=1), outcome.samples().sum(axis=2)
-    deferred = outcome.samples(outcome.deferred()).sum(axis=(0, 2))
+    filled, samples = outcome.batch.occupied(outcome.slots).sum(axis=1), outcome.num_samples().sum(axis=2)
+    deferred = outcome.num_samples(outcome.deferred()).sum(axis=(0, 2))
     memory = outcome.peak_memory().max(axis=1)
-    head = ("replica", problem.planned, "filled", *units, "deferred", "memory")
+    head = ("replica", problem.planned_noun, "filled", *units, "deferred", "memory")
     table = _table_of_numbers("Replicas: loads", head)
     for r in outcome.slowest(MAX_REPLICAS):
         totals = [f"{load:.4g}" for load in loads[r].sum(axis=0)]
@@ -159,9 +159,9 @@ def _replicas(outcome: Outcome, problem: Problem) -> Table:
 
 def _microbatches(outcome: Outcome, problem: Problem, replica: int) -> Table:
     units, loads = outcome.batch.units, outcome.loads()[replica]
-    samples = outcome.samples()[:, replica]
-    deferred = outcome.samples(outcome.deferred())[:, replica].sum(axis=0)
-    title = f"Microbatches of replica {replica}, the slowest: load ({problem.planned})"
+    samples = outcome.num_samples()[:, replica]
+    deferred = outcome.num_samples(outcome.deferred())[:, replica].sum(axis=0)
+    title = f"Microbatches of replica {replica}, the slowest: load ({problem.planned_noun})"
     table = _table_of_numbers(title, ("microbatch", *units, "deferred"))
     for k in range(min(len(loads), MAX_MICROBATCHES)):
         cells = [f"{loads[k, u]:.4g} ({samples[u, k]})" for u in range(len(units))]

@@ -138,8 +138,8 @@ def problem_of(args: argparse.Namespace, table: CostTable) -> Problem:
     table = table.take(slice(args.batch))
     topology = topology_of(args, table)
     problem = Problem.of(table, topology, execution_of(args, topology, table), seed=args.seed, pack_tokens=args.pack_tokens)
-    if problem.empty_places:
-        print(problem.empty_places, file=sys.stderr)
+    if problem.hint_on_empty_microbatches:
+        print(problem.hint_on_empty_microbatches, file=sys.stderr)
     return problem
 
 

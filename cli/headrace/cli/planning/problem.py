@@ -67,12 +67,12 @@ class Problem:
         return f"{count(len(self.samples.sample_ids), 'sample')}{packs}"
 
     @property
-    def planned(self) -> str:
+    def planned_noun(self) -> str:
         """Name of what is planned and counted in figures: `samples` or `packs`."""
         return "samples" if self.packs is None else "packs"
 
     @property
-    def empty_places(self) -> str:
+    def hint_on_empty_microbatches(self) -> str:
         """A hint for the user if there are fewer packs than microbatches to put them into; otherwise empty."""
         packs, places = len(self.batch.sample_ids), self.batch.num_slots
         if self.packs is None or packs >= places:

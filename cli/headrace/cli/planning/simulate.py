@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.output import attempted, make_folder
-from headrace.cli.planning.plan import COST_TABLE_HELP, print_whole, say_none_fits
+from headrace.cli.planning.plan import COST_TABLE_HELP, none_fits_message, print_uncut
 from headrace.cli.planning.planning_options import (
     STRATEGY_NAMES,
     add_pipeline_arguments,
@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
         source = Path(args.costs).stem if args.costs != "-" else "standard input"
         _, failure = attempted(args.out, lambda: _draw_all(rows, outcomes, source, problem, args.out))
     if not any(row["fits"] for row in rows):
-        print(say_none_fits(problem, [(row["strategy"], row["peak_memory"]) for row in rows]), file=sys.stderr)
+        print(none_fits_message(problem, [(row["strategy"], row["peak_memory"]) for row in rows]), file=sys.stderr)
     if args.format == "json":
         print(json.dumps(_settings(problem) | {"strategies": rows}))
     else:
-        print_whole(_table(problem, rows))
+        print_uncut(_table(problem, rows))
         if not args.no_pictures and failure is None:
             print(f"pictures and traces (for ui.perfetto.dev) in {args.out}/")
     if failure is not None:
@@ -105,14 +105,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, Any]:
     """Return the public JSON form of one strategy, except for the files that are written."""
+    from headrace.cli.planning.outcome import time_ratio
+
     predicted = outcome.predicted
     return {
         "strategy": outcome.plan.strategy,
         **({"chosen": outcome.plan.chosen} if outcome.plan.chosen else {}),
         "iteration_s": predicted.iteration_s,
-        "speedup": _ratio(baseline.predicted.iteration_s, predicted.iteration_s),
+        "speedup": time_ratio(baseline.predicted.iteration_s, predicted.iteration_s),
         "lower_bound_s": predicted.lower_bound_s,
-        "over_bound": _ratio(predicted.iteration_s, predicted.lower_bound_s),
+        "over_bound": time_ratio(predicted.iteration_s, predicted.lower_bound_s),
         "bubble": predicted.bubble,
         "spread": outcome.spread(),
         "peak_memory": float(outcome.peak_memory().max()),
@@ -122,11 +124,6 @@ def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, An
         "moved": outcome.num_moved(),
         "planning_s": planning_s,
     }
-
-
-def _ratio(above: float, below: float) -> float:
-    """Return above / below, or 1 if nothing costs anything and `below` is 0."""
-    return above / below if below > 0 else 1.0
 
 
 def _settings(problem: Problem) -> dict[str, Any]:

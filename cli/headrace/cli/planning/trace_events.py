@@ -59,7 +59,7 @@ def _about(replica: int, stage: int, what: str, **args: Any) -> dict[str, Any]:
 
 def _slices(outcome: Outcome, replicas: list[int]) -> Iterator[dict[str, Any]]:
     units, unit_of_stage = outcome.batch.units, outcome.unit_of_stage
-    samples, deferred = outcome.samples(), outcome.samples(outcome.deferred())
+    samples, deferred = outcome.num_samples(), outcome.num_samples(outcome.deferred())
     several_chunks = outcome.batch.execution.chunks > 1
     actions = outcome.timeline()
     drawn = np.isin(actions.replica, replicas) & (actions.end_s > actions.start_s)

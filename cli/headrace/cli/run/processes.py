@@ -20,8 +20,8 @@ from headrace.errors import HeadraceError
 START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner: half a minute on a free core
 POLL_S = 0.02
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
-SHORT_LIFE_S = 10.0  # a process that ends sooner could perhaps not start at all
-MAX_SHORT_LIVES = 3  # short lives in a row, each followed by another start
+EARLY_EXIT_S = 10.0  # a process that ends sooner could perhaps not start at all
+MAX_EARLY_EXITS = 3  # in a row, each followed by another start
 _PORTS = range(20000, 32000)  # below the ephemeral ports
 
 
@@ -35,7 +35,7 @@ class Process:
         self.log = log
         self._arguments = arguments
         log.write_bytes(b"")  # drops the log of an earlier run
-        self._short_lives = 0
+        self._early_exits = 0
         self.start()
 
     def start(self) -> None:
@@ -54,10 +54,10 @@ class Process:
 
     def restart(self) -> None:
         """Start the process again after it has ended. Raises HeadraceError if it has often ended soon after its start."""
-        short = time.monotonic() - self._started_s < SHORT_LIFE_S
-        self._short_lives = self._short_lives + 1 if short else 0
-        if self._short_lives > MAX_SHORT_LIVES:
-            raise HeadraceError(f"{self.name} ended {self._short_lives} times soon after its start: {self.last_words()}")
+        early = time.monotonic() - self._started_s < EARLY_EXIT_S
+        self._early_exits = self._early_exits + 1 if early else 0
+        if self._early_exits > MAX_EARLY_EXITS:
+            raise HeadraceError(f"{self.name} ended {self._early_exits} times soon after its start: {self.last_words()}")
         self.start()
 
     @property

@@ -14,7 +14,7 @@ from headrace.model_shape import MODEL_SHAPES
 
 TRANSPORTS = ("auto", "shared_memory", "ucx", "flight")
 """Choices of --transport: auto, and the names in headrace.transport.base, which takes a moment to import."""
-DEFAULT_EVERY = 100  # steps between checkpoints
+DEFAULT_CHECKPOINT_EVERY = 100  # steps between checkpoints
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every",
         type=int,
         metavar="N",
-        help=f"steps, and after the last; with --topology (default: {DEFAULT_EVERY})",
+        help=f"steps, and after the last; with --topology (default: {DEFAULT_CHECKPOINT_EVERY})",
     )
     checkpoints.add_argument(
         "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
                     args.endpoint,
                     topology=load_topology_yaml(args.topology),
                     checkpoint=args.checkpoint,
-                    checkpoint_every=args.checkpoint_every or DEFAULT_EVERY,
+                    checkpoint_every=args.checkpoint_every or DEFAULT_CHECKPOINT_EVERY,
                     resume=args.resume,
                     catch_up=args.catch_up,
                     **options,

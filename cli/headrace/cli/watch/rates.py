@@ -20,7 +20,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class DecodingRate:
     """Samples and bytes that a preprocessor decodes per second."""
 
     samples_per_s: float = 0.0
@@ -69,21 +69,21 @@ def data_wait(looks: Sequence[Look]) -> float | None:
     return last.data_wait_s / last.step_s if last.step_s else None
 
 
-def decoding_paces(looks: Sequence[Look]) -> dict[str, Pace]:
-    """Return the decoding pace of each preprocessor that is connected now, by name; zero until it has reported twice."""
+def decoding_rates(looks: Sequence[Look]) -> dict[str, DecodingRate]:
+    """Return the decoding rate of each preprocessor that is connected now, by name; zero until it has reported twice."""
     looks = recent(looks)
     # A preprocessor that has just connected (again) has not reported its counters yet: they would leap.
     before = {member.preprocessor: member for member in looks[0].status.preprocessors if member.HasField("occupancy")}
-    paces = {}
+    rates = {}
     for member in looks[-1].status.preprocessors:
         former = before.get(member.preprocessor)
-        paces[member.preprocessor] = Pace()
+        rates[member.preprocessor] = DecodingRate()
         if former is not None:
-            paces[member.preprocessor] = Pace(
+            rates[member.preprocessor] = DecodingRate(
                 samples_per_s=_rate(looks, former.samples_decoded, member.samples_decoded),
                 bytes_per_s=_rate(looks, former.bytes_decoded, member.bytes_decoded),
             )
-    return paces
+    return rates
 
 
 def _life(status: JobStatus) -> tuple[str, int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.cli.jobs_client import state_name
 from headrace.cli.watch.bottleneck import bottleneck
-from headrace.cli.watch.rates import Look, data_wait, decoding_paces, samples_per_s, steps_per_s
+from headrace.cli.watch.rates import Look, data_wait, decoding_rates, samples_per_s, steps_per_s
 from headrace.snapshot import NOBODY
 from headrace.v1.jobs_pb2 import JobStatus, RankStatus
 from headrace.v1.membership_pb2 import Recovered, Snapshot
@@ -113,12 +113,12 @@ def _recovery(recovered: Recovered) -> dict[str, Any]:
 
 
 def _preprocessors(looks: Sequence[Look]) -> list[dict[str, Any]]:
-    paces = decoding_paces(looks)
+    rates = decoding_rates(looks)
     return [
         {
             "preprocessor": member.preprocessor,
             "endpoint": member.endpoint,
-            **dataclasses.asdict(paces[member.preprocessor]),
+            **dataclasses.asdict(rates[member.preprocessor]),
             "leases": member.leases,
             "slots": member.slots,
             "ordered": member.occupancy.ordered,

@@ -51,7 +51,9 @@ def test_numbers_below_one_are_refused(arguments: list[str], capsys: pytest.Capt
 
 
 def test_the_slowest_stage_is_named_the_bottleneck() -> None:
-    figures = bench_preprocess.Figures(num_samples=10, num_refused=1, stages=(READ, IMAGES), samples_per_s={1: 120.0, 2: 216.0})
+    figures = bench_preprocess.PreprocessFigures(
+        num_samples=10, num_refused=1, stages=(READ, IMAGES), samples_per_s={1: 120.0, 2: 216.0}
+    )
     verdict = preprocess_verdict(figures)
     assert "images: 75%" in verdict
     assert "216 on 2 (1.80 x)" in verdict
@@ -67,7 +69,7 @@ def test_transports_are_measured_between_two_processes() -> None:
 
 
 def test_a_network_transport_far_below_a_raw_socket_is_itself_the_bottleneck() -> None:
-    figures = bench_transport.Figures(
+    figures = bench_transport.TransportFigures(
         raw={MIB: Rate(bytes_per_s=4e9, cpu_s_per_gb=0.2)},
         rates={"flight": {MIB: Rate(bytes_per_s=1e9, cpu_s_per_gb=0.5)}},
         single={},

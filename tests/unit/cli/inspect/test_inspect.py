@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from headrace.cli.inspect.inspect import spread
+from headrace.cli.inspect.inspect import evenly_spaced_samples
 from headrace.cli.main import main
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "data"
@@ -157,7 +157,7 @@ def test_a_limit_leaves_samples_out_and_damage_of_the_archive_in(data: Path, ins
 
 @given(rows=st.lists(st.integers(0, 40), max_size=12), limit=st.one_of(st.none(), st.integers(1, 500)))
 def test_samples_are_spread_evenly(rows: list[int], limit: int | None) -> None:
-    shards, places = spread(rows, limit)
+    shards, places = evenly_spaced_samples(rows, limit)
     total = sum(rows)
     assert len(shards) == len(places) == (total if limit is None else min(limit, total))
     assert all(0 <= place < rows[shard] for shard, place in zip(shards, places, strict=True))

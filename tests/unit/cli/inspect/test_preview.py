@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from headrace.cli.inspect.contact_sheet import Card, Medium, Token, cut, draw_sheet, lay_out
+from headrace.cli.inspect.contact_sheet import CaptionedPicture, Card, Token, cut, draw_sheet, lay_out
 from headrace.cli.inspect.inspect import reading_spec
 from headrace.cli.inspect.preview import reassemble, tokens_of
 from headrace.cli.main import _parse, main
@@ -187,11 +187,16 @@ def test_a_line_ends_behind_a_line_feed_which_is_seen() -> None:
 
 
 def test_any_card_can_be_drawn() -> None:
-    strip = Medium(picture=Image.new("RGB", (28, 28 * 400)), caption="c" * 300, cell_px=28)
+    strip = CaptionedPicture(picture=Image.new("RGB", (28, 28 * 400)), caption="c" * 300, cell_px=28)
     long = tuple(Token(text="word\n", kind="text", learnt=True) for _ in range(500))
     cards = [
         Card(name="n" * 300, detail="d"),
-        Card(name="many", detail="", images=(strip,) * 9, spectra=(Medium(picture=Image.new("RGB", (3, 128)), caption="s"),) * 5),
+        Card(
+            name="many",
+            detail="",
+            images=(strip,) * 9,
+            spectra=(CaptionedPicture(picture=Image.new("RGB", (3, 128)), caption="s"),) * 5,
+        ),
         Card(name="long", detail="", tokens=long, images=(strip,)),
         Card(name="refused", reason="corrupt_media", detail="x" * 2000),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.watch.bottleneck import Finding, bottleneck, decoding_threads
-from headrace.cli.watch.rates import MAX_SPAN_S, SPAN_S, Look, Looks, data_wait, decoding_paces, samples_per_s, steps_per_s
+from headrace.cli.watch.rates import MAX_SPAN_S, SPAN_S, Look, Looks, data_wait, decoding_rates, samples_per_s, steps_per_s
 from headrace.v1 import jobs_pb2
 from headrace.v1.common_pb2 import Occupancy
 from headrace.v1.jobs_pb2 import JobStatus, PreprocessorStatus, RankStatus
@@ -250,21 +250,21 @@ def test_rates_are_differences_over_the_time_between_the_looks() -> None:
     )
     looks = looked((10.0, before), (12.0, now))
     assert (steps_per_s(looks), samples_per_s(looks)) == (1.0, 16.0)
-    paces = decoding_paces(looks)
-    assert (paces["a"].samples_per_s, paces["a"].bytes_per_s) == (5.0, 1000.0)
-    assert paces["b"].samples_per_s == 0.0
+    rates = decoding_rates(looks)
+    assert (rates["a"].samples_per_s, rates["a"].bytes_per_s) == (5.0, 1000.0)
+    assert rates["b"].samples_per_s == 0.0
 
 
 def test_one_look_gives_no_rate() -> None:
     looks = looked((10.0, status(committed_samples=160)))
-    assert (steps_per_s(looks), samples_per_s(looks), decoding_paces(looks)["a"].samples_per_s) == (0.0, 0.0, 0.0)
+    assert (steps_per_s(looks), samples_per_s(looks), decoding_rates(looks)["a"].samples_per_s) == (0.0, 0.0, 0.0)
 
 
 def test_a_preprocessor_that_connects_again_does_not_leap() -> None:
     silent = PreprocessorStatus(preprocessor="a", slots=4)  # no heartbeat yet
     reported = member("a", samples_decoded=50_000)
     looks = looked((0.0, status(preprocessors=[silent])), (1.0, status(preprocessors=[reported])))
-    assert decoding_paces(looks)["a"].samples_per_s == 0.0
+    assert decoding_rates(looks)["a"].samples_per_s == 0.0
 
 
 def test_counters_that_began_anew_are_no_negative_rate() -> None:
