@@ -179,28 +179,31 @@ def test_zero_bubble_leaves_equal_stages_idle_for_what_its_weights_do_not_fill(n
 @given(topologies, st.integers(1, 13), st.lists(st.sampled_from([0.2, 1.0, 3.0]), min_size=5, max_size=5))
 def test_zero_bubble_is_never_slower_than_1f1b_on_equal_microbatches(stages, count, loads) -> None:
     stage_s = dict(zip(stages, loads, strict=False))
-    assert_never_slower_than_1f1b(stages, count, stage_s, Execution(schedule="zero-bubble"))
+    assert_no_slower_than_1f1b(stages, count, stage_s, Execution(schedule="zero-bubble"))
 
 
 @settings(max_examples=60)
 @given(topologies, st.integers(1, 13), st.data())
-def test_nor_is_it_on_equal_stages_of_which_some_are_frozen_or_run_again(stages, count, data) -> None:
+def test_where_units_are_frozen_or_run_again_it_costs_at_most_one_weight_gradient_more(stages, count, data) -> None:
+    """It costs nothing unless a unit that learns feeds a frozen one: its last weight gradient then hides behind nothing."""
     frozen, again = (data.draw(st.sets(st.sampled_from(list(stages)))) for _ in range(2))
     parts = {unit: weight_factor(frozen=unit in frozen) for unit in stages}
     factors = backward_factors(stages, frozen=frozen, checkpointing=again)
     execution = Execution(schedule="zero-bubble", backward_factors=factors, weight_gradient_factors=parts)
-    assert_never_slower_than_1f1b(stages, count, dict.fromkeys(stages, 1.0), execution)
+    feeds = Topology(replicas=1, microbatches=count, stages=stages).feeds
+    exposed = any(unit not in frozen and behind in frozen for unit, behind in feeds.items())
+    assert_no_slower_than_1f1b(stages, count, dict.fromkeys(stages, 1.0), execution, by=max(parts.values()) if exposed else 0.0)
 
 
-def assert_never_slower_than_1f1b(stages, count: int, stage_s: Mapping[str, float], execution: Execution) -> None:
-    """On microbatches that take `stage_s` on the stages of each unit."""
+def assert_no_slower_than_1f1b(stages, count: int, stage_s: Mapping[str, float], execution: Execution, by: float = 0.0) -> None:
+    """Check that microbatches that take `stage_s` on the stages of each unit take at most `by` longer than under 1F1B."""
     costs = {unit: np.full(count, size * stage_s[unit]) for unit, size in stages.items()}
     topology = Topology(replicas=1, microbatches=count, stages=stages)
     before, after = (
         plan("random", np.arange(count), costs, topology, 0, execution=how).predicted.iteration_s
         for how in (replace(execution, schedule="1f1b"), execution)
     )
-    assert after <= before * (1 + 1e-12)
+    assert after <= (before + by) * (1 + 1e-12)
 
 
 def test_interleaved_with_one_chunk_is_1f1b() -> None:
