@@ -208,7 +208,7 @@ def test_a_job_that_is_reset_or_cancelled_lets_its_nodes_go(calm, spec, join: Jo
 
 def test_nodes_that_commit_together_all_hear_of_a_step_and_one_commits_it(calm, spec) -> None:
     job = calm.submit(spec("together", steps=2))
-    clients = [SessionClient(calm.endpoint, job, rank, 0, together=True) for rank in (0, 7)]
+    clients = [SessionClient(calm.endpoint, job, rank, 0, shared_commit=True) for rank in (0, 7)]
     for client in clients:
         client.open()
     heard = []

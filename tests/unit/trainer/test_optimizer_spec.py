@@ -42,15 +42,15 @@ def test_a_line_falls_to_its_floor_and_stays_there() -> None:
 @pytest.mark.parametrize("name", PEAK_LEARNING_RATES)
 def test_without_settings_a_named_model_has_its_rate(name: str) -> None:
     """What models of ours learnt with before there were settings: a peak by size, and three steps of warm-up."""
-    settings, peak = OptimizerSpec().settled(name), PEAK_LEARNING_RATES[name]
+    settings, peak = OptimizerSpec().resolved(name), PEAK_LEARNING_RATES[name]
     assert [settings.rate(step) for step in range(5)] == [peak * (step + 1) / 4 for step in range(3)] + [peak] * 2
     assert settings.decay_embeddings
 
 
 def test_pretrained_weights_need_a_rate() -> None:
     with pytest.raises(UserError, match=r"/models/llm are pretrained, .* rate 0.003 .* set optimizer.learning_rate"):
-        OptimizerSpec().settled("tiny", [Path("/models/llm")])
-    settings = OptimizerSpec(learning_rate=1e-5).settled("tiny", [Path("/models/llm")])
+        OptimizerSpec().resolved("tiny", [Path("/models/llm")])
+    settings = OptimizerSpec(learning_rate=1e-5).resolved("tiny", [Path("/models/llm")])
     assert settings.rate(100) == 1e-5
     assert settings.decay_embeddings is False
 

@@ -18,7 +18,7 @@ from headrace.spec import JobSpec
 from headrace.trainer.loading.collate import collate
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.train_step import TrainStep, embeddings_of, make_optimizer
+from headrace.trainer.train_step import TrainStep, embedding_parameters, make_optimizer
 
 SPEC = {"name": "job", "sources": [{"path": "data"}], "image": {"patch": 2, "min_pixels": 16}, "audio": {"mel_bins": 4}}
 
@@ -180,7 +180,7 @@ def test_frozen_parameters_stay(mixed_rows, make_batch, make_model):
 def test_tiny_overfits_a_fixed_batch_in_forty_steps(mixed_rows, make_batch):
     model = build_model("tiny", JobSpec.model_validate(SPEC), 64, 1, 2, 0)
     step = TrainStep(model, make_optimizer(model.parameters()))
-    packed, settings = collate([make_batch(mixed_rows)]), OptimizerSpec().settled("tiny")
+    packed, settings = collate([make_batch(mixed_rows)]), OptimizerSpec().resolved("tiny")
     losses = []
     for number in range(40):
         step.accumulate(packed)
@@ -252,7 +252,7 @@ def test_embeddings_are_spared_where_the_settings_say_so(make_model):
     table = model.decoder.embed.weight
     for spared in (False, True):
         settings = OptimizerSpec(decay_embeddings=not spared)
-        decayed, kept = make_optimizer(model.parameters(), settings, embeddings=embeddings_of(model)).param_groups
+        decayed, kept = make_optimizer(model.parameters(), settings, embeddings=embedding_parameters(model)).param_groups
         assert (table in set(kept["params"])) == spared
         assert (table in set(decayed["params"])) != spared
 

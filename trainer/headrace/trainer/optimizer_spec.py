@@ -76,7 +76,7 @@ class OptimizerSpec(BaseModel):
             raise ValueError(f"decay_steps must be above warmup_steps {self.warmup_steps}, got {self.decay_steps}: raise it")
         return self
 
-    def settled(self, model_name: str, pretrained: Collection[Path] = ()) -> Self:
+    def resolved(self, model_name: str, pretrained: Collection[Path] = ()) -> Self:
         """Return a copy with `learning_rate` and `decay_embeddings` filled in for a model of PEAK_LEARNING_RATES.
 
         `pretrained`: folders that the model takes its initial weights from. Raises UserError where there are any and no
@@ -96,8 +96,8 @@ class OptimizerSpec(BaseModel):
         )
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0. `learning_rate` must be set, by the user or by `settled`."""
-        assert self.learning_rate is not None, "settled before"
+        """Return the learning rate of a step, counted from 0. `learning_rate` must be set, by the user or by `resolved`."""
+        assert self.learning_rate is not None, "resolved before"
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / (self.warmup_steps + 1)
         if self.decay_steps is None:

@@ -57,14 +57,14 @@ def process_group(device: torch.device) -> Iterator[None]:
     store, _, _ = next(rendezvous("env://"))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank(), world_size=num_ranks())
     try:
-        with _the_first_words(store):
+        with _first_failure_on_all_ranks(store):
             yield
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def _the_first_words(store: Store) -> Iterator[None]:
+def _first_failure_on_all_ranks(store: Store) -> Iterator[None]:
     """Have every rank raise the message of the rank that failed first, except those that raise a HeadraceError of their own."""
     try:
         yield

@@ -14,7 +14,7 @@ from headrace.trainer.loading.connecting import connect
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank
-from headrace.trainer.train_step import DEFAULTS, PRECISIONS, TrainStep, embeddings_of, log_step, make_optimizer
+from headrace.trainer.train_step import DEFAULTS, PRECISIONS, TrainStep, embedding_parameters, log_step, make_optimizer
 from headrace.transport.base import TRANSPORTS
 
 log = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ def train(
             seed=loader.spec.seed,
             device=device,
         )
-        settings = optimizer.settled(name)
-        adamw = make_optimizer(model.parameters(), settings, embeddings=embeddings_of(model))
+        settings = optimizer.resolved(name)
+        adamw = make_optimizer(model.parameters(), settings, embeddings=embedding_parameters(model))
         train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
         if loader.has_next():

@@ -76,7 +76,7 @@ class TrainStep:
         self._model = model
         self._optimizer = optimizer
         self._max_grad_norm = settings.max_grad_norm
-        self._skips = Skips(settings)
+        self._skip_policy = SkipPolicy(settings)
         self._group = group
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device = self._parameters[0].device
@@ -108,8 +108,8 @@ class TrainStep:
         grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
         loss = loss_sum / num_targets
         try:
-            updates = self._skips.is_finite(loss, grad_norm)
-            self._skips.count(skipped=not updates)
+            updates = self._skip_policy.may_update(loss, grad_norm)
+            self._skip_policy.record(skipped=not updates)
             if updates:
                 if learning_rate is not None:
                     for options in self._optimizer.param_groups:
@@ -117,7 +117,7 @@ class TrainStep:
                 self._optimizer.step()
         finally:
             self.discard()
-        return StepResult(loss=loss, num_targets=num_targets, grad_norm=grad_norm, skipped=self._skips.in_row)
+        return StepResult(loss=loss, num_targets=num_targets, grad_norm=grad_norm, skipped=self._skip_policy.in_row)
 
     def discard(self) -> None:
         """Clear the accumulated loss and gradients, for example before a step that was not committed is replayed."""
@@ -139,7 +139,7 @@ class TrainStep:
         return loss_sum, int(num_targets)
 
 
-class Skips:
+class SkipPolicy:
     """Counts steps whose update is skipped as not finite, and decides whether training may go on without it.
 
     All processes of a job count and decide alike.
@@ -152,7 +152,7 @@ class Skips:
         self.total = 0
         """Steps skipped in this run."""
 
-    def is_finite(self, loss: float, grad_norm: float, samples: Sequence[int] = ()) -> bool:
+    def may_update(self, loss: float, grad_norm: float, samples: Sequence[int] = ()) -> bool:
         """Return whether loss and gradient norm are finite, so that the update may be applied; if not, it must be skipped.
 
         `samples`: those of the microbatches whose loss is not finite, named in the error. Raises HeadraceError, before anything
@@ -175,7 +175,7 @@ class Skips:
             "it is not committed, and the weights are as before it"
         )
 
-    def count(self, *, skipped: bool) -> None:
+    def record(self, *, skipped: bool) -> None:
         """Count a step that had targets as skipped or not."""
         self.in_row = self.in_row + 1 if skipped else 0
         self.total += skipped
@@ -186,7 +186,7 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """Return AdamW over the parameters that require gradients, at the peak learning rate until another one is set.
 
-    `embeddings`: the embedding tables among them (see `embeddings_of`), which may be exempt from weight decay.
+    `embeddings`: the embedding tables among them (see `embedding_parameters`), which may be exempt from weight decay.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     exempt = set() if settings.decay_embeddings is not False else set(embeddings)
@@ -198,15 +198,15 @@ def make_optimizer(
     )
 
 
-def embeddings_of(module: nn.Module) -> set[nn.Parameter]:
+def embedding_parameters(module: nn.Module) -> set[nn.Parameter]:
     """Return the weights of all nn.Embedding modules in `module`, including one that is tied to the output head."""
     return {parameter for one in module.modules() if isinstance(one, nn.Embedding) for parameter in one.parameters()}
 
 
-def log_step(job: str, step: Step, result: StepResult, not_finite: Sequence[int] = ()) -> None:
+def log_step(job: str, step: Step, result: StepResult, non_finite_samples: Sequence[int] = ()) -> None:
     """Log a committed step, after a warning where its update was skipped.
 
-    `not_finite`: samples of this process's microbatches whose loss was not finite, named in the warning.
+    `non_finite_samples`: samples of this process's microbatches whose loss was not finite, named in the warning.
     """
     if result.skipped:
         log.warning(
@@ -217,7 +217,7 @@ def log_step(job: str, step: Step, result: StepResult, not_finite: Sequence[int]
                 loss=result.loss,
                 grad_norm=result.grad_norm,
                 skipped_in_row=result.skipped,
-                samples=",".join(map(str, not_finite)) or "unknown",
+                samples=",".join(map(str, non_finite_samples)) or "unknown",
             ),
         )
     log.info(

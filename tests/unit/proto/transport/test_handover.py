@@ -18,20 +18,20 @@ from headrace.errors import NotFoundError, UnavailableError, UserError
 from headrace.preprocessor.payload.arena import remove_stale
 from headrace.ticket import make_ticket
 from headrace.trainer.loading.fetch import PartFetcher
-from headrace.trainer.loading.session import Part, PartClient
+from headrace.trainer.loading.session import FetchedPart, PartClient
 from headrace.transport.base import DamagedError
 from headrace.transport.shared_memory import FOLDER, socket_path
 
 MIB = 1 << 20
 
 
-def rows(part: Part) -> pa.RecordBatch:
+def rows(part: FetchedPart) -> pa.RecordBatch:
     """All of its rows, in one batch."""
     (batch,) = pa.Table.from_batches(part.batches).combine_chunks().to_batches()
     return batch
 
 
-def payload(part: Part) -> np.ndarray:
+def payload(part: FetchedPart) -> np.ndarray:
     (batch,) = part.batches
     return batch.column("patches").values.to_numpy()
 
@@ -252,7 +252,7 @@ def test_parts_are_held_from_their_fetch_to_their_release(make_producer: Any, ma
     fetcher = PartFetcher(lambda ticket, lease: None, max_parts=8, max_bytes=99 * MIB, threads=1)
     fetcher.queue(tickets)
     for ticket in tickets:
-        fetcher.place(ticket, "lease", producer.endpoint)
+        fetcher.set_location(ticket, "lease", producer.endpoint)
     for ticket in tickets[:2]:
         fetcher.take(ticket)
     fetcher._futures[tickets[2]].result(timeout=10)
@@ -328,7 +328,7 @@ def test_a_preprocessor_started_anew_at_the_same_endpoint_is_read_through_its_ne
     assert parts[1].delivery.transport == "shared_memory"
 
 
-def fetch_again(client: PartClient, endpoint: str, ticket: str) -> Part:
+def fetch_again(client: PartClient, endpoint: str, ticket: str) -> FetchedPart:
     """A first attempt may find the old connection broken, as the fetcher's may."""
     try:
         return client.fetch(endpoint, ticket)

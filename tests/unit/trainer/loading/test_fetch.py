@@ -73,10 +73,10 @@ def test_a_part_that_is_told_elsewhere_is_asked_for_there_at_once_and_released_w
     hung.add_stuck("part")
     other.add("part", batch)
     fetcher = make_fetcher(hedge_s=NEVER_S)
-    fetcher.place("part", "first", hung.endpoint)
+    fetcher.set_location("part", "first", hung.endpoint)
     fetcher.queue(["part"])
     wait_for(lambda: is_asked(hung, "part"))
-    fetcher.place("part", "second", other.endpoint)
+    fetcher.set_location("part", "second", other.endpoint)
     assert sample_id(fetcher.take("part")) == 7
     wake(hung, {"part": batch})
     wait_for(lambda: fetcher.statistics().num_late)
@@ -94,14 +94,14 @@ def test_a_copy_with_samples_that_other_ranks_lack_is_not_taken(make_producer, m
     for producer in (hung, other):
         producer.add_stuck("part")
     fetcher = make_fetcher(hedge_s=NEVER_S)
-    fetcher.place("part", "first", hung.endpoint)
+    fetcher.set_location("part", "first", hung.endpoint)
     fetcher.queue(["part"])
     wait_for(lambda: is_asked(hung, "part"))
-    fetcher.place("part", "second", other.endpoint, left_out=[8])
+    fetcher.set_location("part", "second", other.endpoint, left_out=[8])
     hung.finish("part", make_part(1000, 8))
     wait_for(lambda: not is_asked(hung, "part"))
     wait_for(lambda: not held(hung, "part"))
-    assert not fetcher.have_come(["part"])
+    assert not fetcher.have_arrived(["part"])
     left_out = Rejected(name="s/8", reason=Reason.UNSUPPORTED_MEDIA, detail="no codec", sample_id=8)
     other.finish("part", make_part(1000, 7), (left_out,))
     part = fetcher.take("part")
@@ -118,12 +118,12 @@ def test_all_parts_of_a_preprocessor_that_hangs_move_as_they_are_awaited(make_pr
     def move(ticket: str, lease: str) -> None:
         reports.append((ticket, lease))
         other.add(ticket, batches[ticket])
-        fetcher.place(ticket, "second", other.endpoint)
+        fetcher.set_location(ticket, "second", other.endpoint)
 
     fetcher = make_fetcher(move, hedge_s=ONCE_S, threads=2, transports=("flight", transport))
     for ticket in batches:
         hung.add_stuck(ticket)
-        fetcher.place(ticket, "first", hung.endpoint)
+        fetcher.set_location(ticket, "first", hung.endpoint)
     fetcher.queue(batches)
     for number, ticket in enumerate(batches):
         assert sample_id(fetcher.take(ticket)) == number
@@ -151,7 +151,7 @@ def test_only_the_part_that_is_waited_for_is_asked_of_another_and_once_a_deadlin
     batches = {ticket: make_part(1000, number) for number, ticket in enumerate(["first", "second"])}
     for ticket in batches:
         hung.add_stuck(ticket)
-        fetcher.place(ticket, f"lease of {ticket}", hung.endpoint)
+        fetcher.set_location(ticket, f"lease of {ticket}", hung.endpoint)
     fetcher.queue(batches)
     wait_for(lambda: is_asked(hung, "second"))
     taking = threading.Thread(target=fetcher.take, args=("first",))
@@ -171,10 +171,10 @@ def test_a_preprocessor_that_hangs_holds_up_no_other(make_producer, make_part, m
     for number, ticket in enumerate(tickets):
         if ticket.startswith("hung"):
             hung.add_stuck(ticket)
-            fetcher.place(ticket, "lease", hung.endpoint)
+            fetcher.set_location(ticket, "lease", hung.endpoint)
         else:
             other.add(ticket, make_part(1000, number))
-            fetcher.place(ticket, "lease", other.endpoint)
+            fetcher.set_location(ticket, "lease", other.endpoint)
     fetcher.queue(tickets)
     assert [sample_id(fetcher.take(ticket)) for ticket in tickets[1::2]] == [1, 3, 5, 7]
     assert fetcher.statistics().num_pending == 1
@@ -188,18 +188,18 @@ def test_the_part_that_is_waited_for_is_asked_for_though_others_keep_its_preproc
     producer.add("first", make_part(1000, 7))
     fetcher = make_fetcher(hedge_s=NEVER_S, threads=1)
     fetcher.queue(["first", "second"])
-    fetcher.place("second", "lease", producer.endpoint)
+    fetcher.set_location("second", "lease", producer.endpoint)
     wait_for(lambda: is_asked(producer, "second"))
-    fetcher.place("first", "lease", producer.endpoint)
+    fetcher.set_location("first", "lease", producer.endpoint)
     assert sample_id(fetcher.take("first")) == 7
 
 
 def test_a_part_that_is_placed_where_it_is_asked_for_already_is_not_asked_for_twice(make_producer, make_part, make_fetcher):
     """As where there is one preprocessor: what is decoded there serves the newer lease too."""
     hung = make_producer()
-    fetcher = make_fetcher(lambda ticket, lease: fetcher.place(ticket, lease + "+", hung.endpoint), hedge_s=SOON_S)
+    fetcher = make_fetcher(lambda ticket, lease: fetcher.set_location(ticket, lease + "+", hung.endpoint), hedge_s=SOON_S)
     hung.add_stuck("part")
-    fetcher.place("part", "lease", hung.endpoint)
+    fetcher.set_location("part", "lease", hung.endpoint)
     fetcher.queue(["part"])
     taking = threading.Thread(target=fetcher.take, args=("part",))
     taking.start()
@@ -219,7 +219,7 @@ def test_a_part_whose_place_is_told_before_its_order_has_arrived_there_is_not_lo
     producer = make_producer()
     fetcher = make_fetcher(lambda ticket, lease: reports.append(ticket))
     with caplog.at_level(logging.DEBUG, "headrace.trainer.loading.fetch"):
-        fetcher.place("part", "lease", producer.endpoint)
+        fetcher.set_location("part", "lease", producer.endpoint)
         fetcher.queue(["part"])
         wait_for(lambda: "not there yet" in caplog.text)
     producer.add("part", make_part(1000, 7))
@@ -235,7 +235,7 @@ def test_a_rank_that_was_taken_over_is_told_when_it_reports(make_producer, make_
     hung = make_producer()
     hung.add_stuck("part")
     fetcher = make_fetcher(report, hedge_s=SOON_S)
-    fetcher.place("part", "lease", hung.endpoint)
+    fetcher.set_location("part", "lease", hung.endpoint)
     fetcher.queue(["part"])
     with pytest.raises(SupersededError):
         fetcher.take("part")
@@ -247,7 +247,7 @@ def test_closing_ends_the_wait_for_parts_that_no_thread_was_left_for(make_produc
     fetcher = make_fetcher(hedge_s=NEVER_S)
     for ticket in ("first", "second"):
         hung.add_stuck(ticket)
-        fetcher.place(ticket, "lease", hung.endpoint)
+        fetcher.set_location(ticket, "lease", hung.endpoint)
     fetcher.queue(["first", "second"])
     wait_for(lambda: is_asked(hung, "first"))
     fetcher.close()
@@ -259,7 +259,7 @@ def test_closing_ends_every_wait_whatever_hangs(make_producer, make_fetcher):
     hung = make_producer()
     hung.add_stuck("part")
     fetcher = make_fetcher(hedge_s=SOON_S)
-    fetcher.place("part", "lease", hung.endpoint)
+    fetcher.set_location("part", "lease", hung.endpoint)
     fetcher.queue(["part", "nowhere"])
     errors: list[BaseException] = []
 
@@ -292,7 +292,7 @@ def test_a_trainer_that_stops_reading_keeps_memory_flat_on_both_sides(make_produ
     tickets = [f"part-{number}" for number in range(num_parts)]
     for number, ticket in enumerate(tickets):
         producer.add(ticket, make_part(part_bytes, number), step=number)
-        fetcher.place(ticket, "lease", producer.endpoint)
+        fetcher.set_location(ticket, "lease", producer.endpoint)
     fetcher.queue(tickets)
     wait_for(lambda: fetcher.statistics().ready_bytes >= ahead_bytes and not fetcher.statistics().num_pending)
     wait_for(lambda: producer.store.held_bytes + 1.5 * part_bytes > budget_bytes)  # it decodes ahead until it is full

@@ -28,21 +28,21 @@ def test_a_part_is_due_a_deadline_after_it_was_asked_for_and_the_wait_for_it_beg
 def test_what_usually_takes_long_is_waited_for_longer():
     hedging = Hedging(5.0)
     for took_s in (1.0, 3.0, 30.0):
-        hedging.answered("busy", took_s)
+        hedging.record_answer("busy", took_s)
     assert hedging.deadline_s == 12.0, "four times the median"
     for _ in range(32):
-        hedging.answered("busy", 0.1)
+        hedging.record_answer("busy", 0.1)
     assert hedging.deadline_s == 5.0, "only deliveries of late count"
 
 
 def test_who_let_a_deadline_pass_is_not_waited_for_until_it_answers():
     hedging = Hedging(5.0)
-    hedging.passed("hung")
+    hedging.mark_stalled("hung")
     assert due_s(hedging, "hung") == 100.0
     assert due_s(hedging, "other") == 105.0
-    hedging.answered("other", 0.1)
+    hedging.record_answer("other", 0.1)
     assert due_s(hedging, "hung") == 100.0
-    hedging.answered("hung")
+    hedging.record_answer("hung")
     assert due_s(hedging, "hung") == 105.0
 
 
@@ -50,7 +50,7 @@ def test_who_let_a_deadline_pass_is_not_waited_for_until_it_answers():
 def test_nobody_who_has_passed_no_deadline_is_waited_for_less_than_the_user_said(took, hedge_s, awaited_s, asked_s):
     hedging = Hedging(hedge_s)
     for took_s in took:
-        hedging.answered("there", took_s)
+        hedging.record_answer("there", took_s)
     assert hedging.deadline_s >= hedge_s
     assert hedging.due_s("there", awaited_s=awaited_s, asked_s=asked_s) >= awaited_s + hedge_s
 

@@ -30,7 +30,7 @@ class Parts:
             raise self.error
         return "+".join(tickets)
 
-    def have_come(self, tickets: Sequence[str]) -> bool:
+    def have_arrived(self, tickets: Sequence[str]) -> bool:
         return self.ready.issuperset(tickets)
 
 
@@ -41,7 +41,7 @@ def parts() -> Parts:
 
 @pytest.fixture
 def packing(parts: Parts) -> Iterator[PackAhead[Sequence[str], str]]:
-    packing = PackAhead(parts.pack, parts.have_come)
+    packing = PackAhead(parts.pack, parts.have_arrived)
     yield packing
     packing.close()
 
@@ -65,12 +65,12 @@ def test_what_is_announced_is_packed_at_once_where_its_parts_are_there(
 def test_it_begins_with_the_last_part_that_comes(parts: Parts, packing: PackAhead[Sequence[str], str]) -> None:
     packing.announce(["a", "b"])
     parts.ready.add("a")
-    packing.look()
+    packing.start_if_ready()
     assert parts.packed == []
     parts.ready.add("b")
-    packing.look()
+    packing.start_if_ready()
     assert parts.seen.acquire(timeout=PATIENCE_S)
-    packing.look()
+    packing.start_if_ready()
     assert packing.take(["a", "b"]) == "a+b"
     assert parts.packed == [("a", "b")]
 
@@ -81,7 +81,7 @@ def test_the_consumer_does_not_wait_for_the_other_thread_where_a_part_is_missing
     packing.announce(["a"])
     assert packing.take(["a"]) == "a"
     parts.ready.add("a")
-    packing.look()
+    packing.start_if_ready()
     assert parts.threads == [threading.current_thread().name]
 
 
@@ -103,5 +103,5 @@ def test_nothing_begins_after_the_end(parts: Parts, packing: PackAhead[Sequence[
     packing.announce(["a"])
     packing.close()
     parts.ready.add("a")
-    packing.look()
+    packing.start_if_ready()
     assert parts.packed == []

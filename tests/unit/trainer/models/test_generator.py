@@ -89,9 +89,9 @@ def test_a_token_sees_its_own_image_and_its_own_condition(generator, make_row, m
     conditions = torch.zeros(8, generator.width)
 
     def hidden(told: torch.Tensor) -> torch.Tensor:
-        x = generator.enter(generator.flow(batch), told)
+        x = generator.embed_inputs(generator.flow(batch), told)
         for layer in generator.layers:
-            x = layer(x, *generator.surroundings(batch.image_grids, x.device))
+            x = layer(x, *generator.layer_args(batch.image_grids, x.device))
         return x
 
     with torch.no_grad():

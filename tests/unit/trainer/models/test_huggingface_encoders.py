@@ -161,7 +161,7 @@ def test_qwens_merge_and_stills_are_asked_for(tmp_path: Path) -> None:
     tower, merger = qwen_vision.qwen_vision(tmp_path, IMAGE, token_width=25)
     assert merger is None
     with pytest.raises(HeadraceError, match="several frames"):
-        tower.surroundings(torch.tensor([[2, 2, 2]]), torch.tensor([0, 8]), torch.device("cpu"))
+        tower.layer_args(torch.tensor([[2, 2, 2]]), torch.tensor([0, 8]), torch.device("cpu"))
 
 
 def random_patches(grids: Tensor) -> Tensor:

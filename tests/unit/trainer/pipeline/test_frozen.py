@@ -45,7 +45,7 @@ def microbatch(unit: str, samples: int = 4) -> PackedMicrobatch:
 def tokens_for_the_llm(batch: PackedMicrobatch, stage: Stage) -> dict[str, Tensor]:
     """Of both encoders, of which something learns."""
     generator = torch.Generator().manual_seed(0)
-    counts = {unit: int(stage.tokens_of(unit, batch).sum()) for unit in ("vision", "audio")}
+    counts = {unit: int(stage.input_token_counts(unit, batch).sum()) for unit in ("vision", "audio")}
     return {
         unit: torch.randn(count, stage.width, generator=generator).requires_grad_() for unit, count in counts.items() if count
     }

@@ -22,9 +22,9 @@ class _Rank:
     job: tuple[str, str]
     """(endpoint, job name): reorder services at other endpoints may have a job of the same name."""
     rank: int
-    takes: threading.Thread
+    taking_thread: threading.Thread
     """The thread that took the loader's last step or, before its first step, made the loader."""
-    commits: threading.Thread | None = None
+    committing_thread: threading.Thread | None = None
     """The thread that made the loader's last commit; None before the first one."""
     committed: int = 0
     """One more than the last step that the loader has committed; 0 before the first commit."""
@@ -35,9 +35,9 @@ class _Rank:
         That is the thread of its last commit. Before the first commit it is the thread that takes the loader's steps or, if
         `handed_over`, any thread, as other ranks of the job are committed by threads that do not take their steps.
         """
-        if self.commits is not None:
-            return self.commits is thread
-        return handed_over or self.takes is thread
+        if self.committing_thread is not None:
+            return self.committing_thread is thread
+        return handed_over or self.taking_thread is thread
 
 
 class Consumers:
@@ -50,13 +50,13 @@ class Consumers:
     def enter(self, loader: object, endpoint: str, job: str, rank: int) -> None:
         """Add a loader that has not committed yet. The calling thread counts as its consumer."""
         with self._lock:
-            self._ranks[loader] = _Rank(job=(endpoint, job), rank=rank, takes=threading.current_thread())
+            self._ranks[loader] = _Rank(job=(endpoint, job), rank=rank, taking_thread=threading.current_thread())
 
     def take(self, loader: object) -> None:
         """Note that the calling thread takes the loader's next step."""
         with self._lock:
             if loader in self._ranks:
-                self._ranks[loader].takes = threading.current_thread()
+                self._ranks[loader].taking_thread = threading.current_thread()
 
     def leave(self, loader: object) -> None:
         """Remove a loader that commits no more steps."""
@@ -73,11 +73,11 @@ class Consumers:
             mine = self._ranks.get(loader)
             if mine is None:
                 return True
-            mine.commits, mine.committed = thread, max(mine.committed, step + 1)
+            mine.committing_thread, mine.committed = thread, max(mine.committed, step + 1)
             return not any(
                 other.job == mine.job
                 and other.rank != mine.rank  # a former loader of the same rank commits nothing more, even if never closed
                 and other.committed <= step
-                and other.will_be_committed_by(thread, handed_over=mine.takes is not thread)
+                and other.will_be_committed_by(thread, handed_over=mine.taking_thread is not thread)
                 for other in self._ranks.values()
             )

@@ -11,7 +11,7 @@ from torch.distributed import distributed_c10d
 from headrace.errors import UserError
 
 _SAME_SAMPLES = re.compile(r"(?<![a-z])(tp|cp|sp|pp|tensor|context|sequence|ulysses|pipeline)(?![a-z])", re.IGNORECASE)
-_OTHERS = re.compile(r"(?<![a-z])(dp|ddp|fsdp|hsdp|ep|data|expert|embedding|embd)(?![a-z])", re.IGNORECASE)
+_EXEMPT = re.compile(r"(?<![a-z])(dp|ddp|fsdp|hsdp|ep|data|expert|embedding|embd)(?![a-z])", re.IGNORECASE)
 """Words that exempt a process group whose description matches _SAME_SAMPLES as well.
 
 A device mesh describes a group as `mesh_tp`, for example, and Megatron as TENSOR_MODEL_PARALLEL_GROUP.
@@ -28,7 +28,7 @@ def check_ranks(num_ranks: int) -> None:
         return
     for group in _groups():
         name = group.group_desc.replace("_", " ")
-        if group.size() > 1 and _SAME_SAMPLES.search(name) and not _OTHERS.search(name):
+        if group.size() > 1 and _SAME_SAMPLES.search(name) and not _EXEMPT.search(name):
             raise UserError(
                 f"num_ranks={num_ranks} counts every process, but the {group.size()} of group {group.group_desc!r} train on the "
                 "same samples: connect on one of them, with rank= and num_ranks= of the data-parallel group, and broadcast "

@@ -10,14 +10,14 @@ from headrace.trainer.loading.collate import PAYLOAD, PackedMicrobatch
 
 
 @dataclass(frozen=True, slots=True)
-class OnItsWay:
+class PendingCopy:
     """A microbatch on its device whose copy may still be in progress."""
 
     microbatch: PackedMicrobatch
     end: torch.cuda.Event | None
     """Recorded behind the copies; None: they are complete."""
 
-    def arrived(self) -> PackedMicrobatch:
+    def wait(self) -> PackedMicrobatch:
         """Return the microbatch after making the caller's current stream wait for the copy; the host does not wait."""
         if self.end is not None:
             stream = torch.cuda.current_stream(self.microbatch.patches.device)
@@ -34,9 +34,9 @@ class DeviceCopy:
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def begin(self, microbatch: PackedMicrobatch) -> OnItsWay:
+    def begin(self, microbatch: PackedMicrobatch) -> PendingCopy:
         """Start the copy of a microbatch; tensors already on the device are not copied. From any thread, one at a time."""
         if self._stream is None:
-            return OnItsWay(microbatch.to(self._device), end=None)
+            return PendingCopy(microbatch.to(self._device), end=None)
         with torch.cuda.stream(self._stream):
-            return OnItsWay(microbatch.to(self._device), self._stream.record_event())
+            return PendingCopy(microbatch.to(self._device), self._stream.record_event())

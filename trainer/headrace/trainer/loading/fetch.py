@@ -17,18 +17,18 @@ from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
 from headrace.ticket import part_of
 from headrace.trainer.loading.hedging import HEDGE_S, Hedging
-from headrace.trainer.loading.session import RETRY_S, Part, PartClient
+from headrace.trainer.loading.session import RETRY_S, FetchedPart, PartClient
 from headrace.trainer.loading.statistics import FetchStatistics
 from headrace.transport.base import TRANSPORTS, DamagedError
 
 log = logging.getLogger(__name__)
 
-_ORDER_S = 0.5  # a preprocessor may get the order to decode a part so long after the part's place is known here
+_ORDER_S = 0.5  # a preprocessor may get the order to decode a part so long after the part's location is known here
 _ORDER_RETRY_S = 0.01  # pause before a part is requested again within _ORDER_S
 _MAX_THREADS = 256  # reached only if a whole fleet hangs; threads are started as they are needed
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """The preprocessor where a part is, under a lease, and when this was told (monotonic seconds)."""
 
     lease: str
@@ -43,7 +43,7 @@ class _Wanted:
     """A part that is wanted but not received yet, and the attempts to fetch it."""
 
     ticket: str
-    future: Future[Part]
+    future: Future[FetchedPart]
     attempts: dict[str, float] = field(default_factory=dict)
     """Pending attempts: the endpoints that were asked, and when (monotonic seconds)."""
     asked_lease: str = ""
@@ -55,8 +55,8 @@ class _Wanted:
 class PartFetcher:
     """Fetches parts ahead of their consumer, in the order in which they are queued, so that few of them lie ready. Thread-safe.
 
-    A part is fetched once its place, the preprocessor that has it, is known, and from every newer place as well: the first
-    delivery counts, later ones are released at once. A place that fails, or from which the consumer waits for a part past its
+    A part is fetched once its location, the preprocessor that has it, is known, and from every newer location as well: the first
+    delivery counts, later ones are released at once. A location that fails, or from which the consumer waits for a part past its
     deadline (`Hedging`), is reported, so that the part gets another one. No more than `threads` attempts, and one more for the
     part that the consumer waits for, are pending at a preprocessor: one that hangs blocks only its own threads.
     """
@@ -75,7 +75,7 @@ class PartFetcher:
         hedge_s: float = HEDGE_S,
         on_delivered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`report_lost(ticket, lease)`: asks for another place. At most `max_parts` parts, and about `max_bytes`, lie ready.
+        """`report_lost(ticket, lease)`: asks for another location. At most `max_parts` parts, and about `max_bytes`, lie ready.
 
         `on_delivered()`: called, in any thread, when a part has come. `columns`: those of headrace.sample.SCHEMA to fetch;
         None: all. `tls_ca`: the CA of the preprocessors' certificates, in PEM; None: no TLS. Raises UserError where a transport
@@ -92,9 +92,9 @@ class PartFetcher:
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="fetch")
         self._closed = threading.Event()
         self._lock = threading.Lock()  # guards everything below
-        self._places: dict[str, _Place] = {}
+        self._locations: dict[str, _Location] = {}
         self._queue: deque[str] = deque()
-        self._futures: dict[str, Future[Part]] = {}  # parts being fetched or ready, until they are taken
+        self._futures: dict[str, Future[FetchedPart]] = {}  # parts being fetched or ready, until they are taken
         self._wanted: dict[str, _Wanted] = {}  # parts not received yet, in the order of consumption
         self._pending: Counter[str] = Counter()  # number of pending attempts by endpoint
         self._taken: dict[str, tuple[Callable[[], None], int]] = {}  # release function and size in bytes
@@ -109,19 +109,19 @@ class PartFetcher:
             self._queue.extend(tickets)
             self._fetch_ahead()
 
-    def place(self, ticket: str, lease: str, endpoint: str, left_out: Iterable[int] = ()) -> None:
-        """Set the place of a part. `left_out`: samples that no copy may have from now on; a copy that has them is refused."""
+    def set_location(self, ticket: str, lease: str, endpoint: str, left_out: Iterable[int] = ()) -> None:
+        """Set the location of a part. `left_out`: samples that no copy may have from now on; a copy that has them is refused."""
         with self._lock:
-            self._places[ticket] = _Place(lease, endpoint, time.monotonic(), frozenset(left_out))
+            self._locations[ticket] = _Location(lease, endpoint, time.monotonic(), frozenset(left_out))
             if ticket in self._wanted:
                 self._ask(self._wanted[ticket])
 
-    def have_come(self, tickets: Iterable[str]) -> bool:
+    def have_arrived(self, tickets: Iterable[str]) -> bool:
         """Return whether `take` would return each of these parts without waiting."""
         with self._lock:
             return all(ticket in self._futures and self._futures[ticket].done() for ticket in tickets)
 
-    def take(self, ticket: str) -> Part:
+    def take(self, ticket: str) -> FetchedPart:
         """Wait for a queued part and return it; it may be read until it is released.
 
         Raises the error given to `fail` if the part can no longer come.
@@ -181,13 +181,13 @@ class PartFetcher:
         former.close()
 
     def forget(self, tickets: Iterable[str]) -> None:
-        """Forget the places of parts that are not needed any more."""
+        """Forget the locations of parts that are not needed any more."""
         with self._lock:
             for ticket in tickets:
-                self._places.pop(ticket, None)
+                self._locations.pop(ticket, None)
 
     def fail(self, error: BaseException) -> None:
-        """Raise `error` in whoever takes a part that still needs a place, since no further places will be told."""
+        """Raise `error` in whoever takes a part that still needs a location, since no further locations will be told."""
         with self._lock:
             self._error = error
             self._ask_all()
@@ -233,7 +233,7 @@ class PartFetcher:
             if bounded and (needed is None or needed in self._futures):
                 break
             ticket = self._queue.popleft()
-            future: Future[Part] = Future()
+            future: Future[FetchedPart] = Future()
             self._futures[ticket] = future
             self._wanted[ticket] = _Wanted(ticket=ticket, future=future)
         self._ask_all()
@@ -243,29 +243,29 @@ class PartFetcher:
             self._ask(wanted)
 
     def _ask(self, wanted: _Wanted) -> None:
-        """Start to fetch a part from its present place, unless that was done or a bound on attempts or bytes is reached."""
-        place = self._places.get(wanted.ticket)
+        """Start to fetch a part from its present location, unless that was done or a bound on attempts or bytes is reached."""
+        location = self._locations.get(wanted.ticket)
         if wanted.future.done():
             return
         if self._error is not None:
             if not wanted.attempts:
                 self._settle(wanted, self._error)
             return
-        if place is None or place.lease == wanted.failed_lease or place.endpoint in wanted.attempts:
+        if location is None or location.lease == wanted.failed_lease or location.endpoint in wanted.attempts:
             return
-        if self._pending[place.endpoint] >= self._threads + wanted.is_awaited:
+        if self._pending[location.endpoint] >= self._threads + wanted.is_awaited:
             return
         if self._ready_bytes >= self._max_bytes and not wanted.is_awaited:
             return
-        if wanted.asked_lease not in ("", place.lease):
+        if wanted.asked_lease not in ("", location.lease):
             self._num_fetched_again += 1
             metrics.PARTS_REFETCHED.inc()
-        self._pending[place.endpoint] += 1
-        wanted.asked_lease = place.lease
-        wanted.attempts[place.endpoint] = time.monotonic()
-        self._pool.submit(self._attempt, wanted, place)
+        self._pending[location.endpoint] += 1
+        wanted.asked_lease = location.lease
+        wanted.attempts[location.endpoint] = time.monotonic()
+        self._pool.submit(self._attempt, wanted, location)
 
-    def _settle(self, wanted: _Wanted, result: Part | BaseException) -> None:
+    def _settle(self, wanted: _Wanted, result: FetchedPart | BaseException) -> None:
         """Set the result or error of a wanted part, unless it has one already."""
         if wanted.future.done():
             return
@@ -278,34 +278,34 @@ class PartFetcher:
 
     # -- attempts: threads of the pool --------------------------------------------------------------------------------
 
-    def _attempt(self, wanted: _Wanted, place: _Place) -> None:
-        """Fetch a part once, from one place."""
+    def _attempt(self, wanted: _Wanted, location: _Location) -> None:
+        """Fetch a part once, from one location."""
         try:
-            with tracing.span("fetch", wanted.ticket, endpoint=place.endpoint):
-                part = self._client.fetch(place.endpoint, wanted.ticket)
+            with tracing.span("fetch", wanted.ticket, endpoint=location.endpoint):
+                part = self._client.fetch(location.endpoint, wanted.ticket)
         except (NotFoundError, UnavailableError) as err:
-            self._failed(wanted, place, err)
+            self._failed(wanted, location, err)
         except Exception as err:  # of any kind: the consumer raises it
             with self._lock:
-                self._ended(wanted, place)
+                self._pop_attempt(wanted, location)
                 self._settle(wanted, err)
         else:
             if self._is_current(wanted, part):
-                self._delivered(wanted, place, part)
+                self._delivered(wanted, location, part)
             else:
                 part.delivery.release()
-                self._failed(wanted, place, UnavailableError("the copy has samples that other ranks' copies lack"))
+                self._failed(wanted, location, UnavailableError("the copy has samples that other ranks' copies lack"))
 
-    def _is_current(self, wanted: _Wanted, part: Part) -> bool:
+    def _is_current(self, wanted: _Wanted, part: FetchedPart) -> bool:
         """Return whether the copy lacks all samples that, as known by now, no copy may have."""
         with self._lock:
-            place = self._places.get(wanted.ticket)
-        return place is None or place.left_out <= {item.sample_id for item in part.rejected}
+            location = self._locations.get(wanted.ticket)
+        return location is None or location.left_out <= {item.sample_id for item in part.rejected}
 
-    def _delivered(self, wanted: _Wanted, place: _Place, part: Part) -> None:
+    def _delivered(self, wanted: _Wanted, location: _Location, part: FetchedPart) -> None:
         with self._lock:
-            asked_s = self._ended(wanted, place)
-            self._hedging.answered(place.endpoint, time.monotonic() - asked_s)
+            asked_s = self._pop_attempt(wanted, location)
+            self._hedging.record_answer(location.endpoint, time.monotonic() - asked_s)
             is_late = wanted.future.done()
             self._num_parts[part.delivery.transport] += 1
             self._received_bytes += part.num_bytes
@@ -319,26 +319,26 @@ class PartFetcher:
         else:
             self._on_delivered()
 
-    def _failed(self, wanted: _Wanted, place: _Place, err: Exception) -> None:
-        """Note a failed attempt. Unless the part has come or moved, report the place as lost or, after a pause, ask it again."""
+    def _failed(self, wanted: _Wanted, location: _Location, err: Exception) -> None:
+        """Note a failed attempt. Unless the part came or moved, report the location as lost or, after a pause, ask it again."""
         if isinstance(err, DamagedError):
             metrics.PARTS_CORRUPT.inc()
         with self._lock:
-            self._ended(wanted, place)
-            self._hedging.answered(place.endpoint)
-            current = self._places.get(wanted.ticket)
-            is_lost = current is not None and current.lease == place.lease and not wanted.future.done() and self._error is None
+            self._pop_attempt(wanted, location)
+            self._hedging.record_answer(location.endpoint)
+            current = self._locations.get(wanted.ticket)
+            is_lost = current is not None and current.lease == location.lease and not wanted.future.done() and self._error is None
             if is_lost:
-                wanted.failed_lease = place.lease  # not asked until the part has a new lease, or is asked again below
+                wanted.failed_lease = location.lease  # not asked until the part has a new lease, or is asked again below
             self._ask_all()
         if not is_lost:
             return
-        if isinstance(err, NotFoundError) and time.monotonic() < place.told_s + _ORDER_S:
-            log.debug("not there yet part=%s endpoint=%s", part_of(wanted.ticket), place.endpoint)
+        if isinstance(err, NotFoundError) and time.monotonic() < location.told_s + _ORDER_S:
+            log.debug("not there yet part=%s endpoint=%s", part_of(wanted.ticket), location.endpoint)
             pause_s = _ORDER_RETRY_S
         else:
-            log.warning("fetch failed part=%s endpoint=%s: %s", part_of(wanted.ticket), place.endpoint, err)
-            if self._report(wanted, place):
+            log.warning("fetch failed part=%s endpoint=%s: %s", part_of(wanted.ticket), location.endpoint, err)
+            if self._report(wanted, location):
                 return
             pause_s = RETRY_S
         self._closed.wait(pause_s)
@@ -346,36 +346,36 @@ class PartFetcher:
             wanted.failed_lease = ""
             self._ask(wanted)
 
-    def _ended(self, wanted: _Wanted, place: _Place) -> float:
+    def _pop_attempt(self, wanted: _Wanted, location: _Location) -> float:
         """Remove a pending attempt, and return when it began (monotonic seconds). The caller holds the lock."""
-        self._pending[place.endpoint] -= 1
-        if not self._pending[place.endpoint]:
-            del self._pending[place.endpoint]
-        return wanted.attempts.pop(place.endpoint)
+        self._pending[location.endpoint] -= 1
+        if not self._pending[location.endpoint]:
+            del self._pending[location.endpoint]
+        return wanted.attempts.pop(location.endpoint)
 
     def _hedge(self, wanted: _Wanted, awaited_s: float) -> float:
-        """Report the place of an awaited part as lost if its deadline has passed. Return the time at which to call this again."""
+        """Report the location of an awaited part as lost if its deadline has passed. Return when to call this again."""
         with self._lock:
             now_s = time.monotonic()
             next_s = now_s + self._hedging.deadline_s
-            place = self._places.get(wanted.ticket)
-            if place is None or place.lease == wanted.failed_lease or self._error is not None:
+            location = self._locations.get(wanted.ticket)
+            if location is None or location.lease == wanted.failed_lease or self._error is not None:
                 return next_s
-            asked_s = wanted.attempts.get(place.endpoint, awaited_s)
-            due_s = self._hedging.due_s(place.endpoint, awaited_s=awaited_s, asked_s=asked_s)
+            asked_s = wanted.attempts.get(location.endpoint, awaited_s)
+            due_s = self._hedging.due_s(location.endpoint, awaited_s=awaited_s, asked_s=asked_s)
             if now_s < due_s or wanted.future.done():
                 return due_s
-            self._hedging.passed(place.endpoint)
+            self._hedging.mark_stalled(location.endpoint)
             self._num_hedged += 1
             metrics.PARTS_HEDGED.inc()
-            self._pool.submit(self._report, wanted, place)
-        log.warning("hedged %s", pairs(part=part_of(wanted.ticket), endpoint=place.endpoint, waited_s=now_s - awaited_s))
+            self._pool.submit(self._report, wanted, location)
+        log.warning("hedged %s", pairs(part=part_of(wanted.ticket), endpoint=location.endpoint, waited_s=now_s - awaited_s))
         return next_s
 
-    def _report(self, wanted: _Wanted, place: _Place) -> bool:
-        """Report a place as lost. Return False if the service could not be told, so that the same place is to be asked again."""
+    def _report(self, wanted: _Wanted, location: _Location) -> bool:
+        """Report a location as lost. Return False if the service could not be told: the location is to be asked again."""
         try:
-            self._report_lost(wanted.ticket, place.lease)
+            self._report_lost(wanted.ticket, location.lease)
         except (NotFoundError, UnavailableError) as err:
             log.warning("report of a lost part failed part=%s: %s", part_of(wanted.ticket), err)
             return False

@@ -44,11 +44,11 @@ class Hedging:
         since_s = max(awaited_s, asked_s)
         return since_s if endpoint in self._stalled else since_s + self.deadline_s
 
-    def passed(self, endpoint: str) -> None:
-        """Note that an awaited part did not come from `endpoint` until it was due: the preprocessor counts as stalled."""
+    def mark_stalled(self, endpoint: str) -> None:
+        """Note that an awaited part did not come from `endpoint` until it was due."""
         self._stalled.add(endpoint)
 
-    def answered(self, endpoint: str, took_s: float | None = None) -> None:
+    def record_answer(self, endpoint: str, took_s: float | None = None) -> None:
         """Note that `endpoint` delivered a part after `took_s`, or failed to (None): it is not stalled any more."""
         self._stalled.discard(endpoint)
         if took_s is not None:

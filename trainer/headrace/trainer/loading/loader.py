@@ -1,6 +1,6 @@
 """The step loader: it holds a session with the reorder service, yields steps of packed microbatches, and can be checkpointed.
 
-A thread of its own listens for plans and for the places of parts; `headrace.trainer.loading.fetch` fetches the parts ahead.
+A thread of its own listens for plans and for the locations of parts; `headrace.trainer.loading.fetch` fetches the parts ahead.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class StepLoader:
         columns: Sequence[str] | None,
         hedge_s: float,
         replicas: Sequence[int] = (),
-        together: bool = False,
+        shared_commit: bool = False,
         token: str | None = None,
         catch_up: int = 1,
     ) -> None:
-        """`columns`: those to fetch; None: all. `replicas`, `together` and `token`: see SessionClient. All others: see
+        """`columns`: those to fetch; None: all. `replicas`, `shared_commit` and `token`: see SessionClient. All others: see
         `headrace.trainer.connect`.
         """
         if catch_up < 0:
             raise UserError(f"catch_up is {catch_up}, but must be at least 0: steps that a state may be ahead of the last commit")
         self._rank, self._num_ranks = rank, num_ranks
-        self._counts_ranks = not replicas and not together  # processes of a pipeline name their replicas instead
-        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, together=together, token=token)
+        self._counts_ranks = not replicas and not shared_commit  # processes of a pipeline name their replicas instead
+        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, shared_commit=shared_commit, token=token)
         self._parts = PartFetcher(
             self._client.report_lost,
             max_parts=prefetch_parts,
@@ -79,9 +79,9 @@ class StepLoader:
             tls_ca=tls_ca,
             token=token,
             hedge_s=hedge_s,
-            on_delivered=self._part_came,
+            on_delivered=self._on_part_arrived,
         )
-        self._packing = PackAhead(self._pack, self._parts.have_come)
+        self._packing = PackAhead(self._pack, self._parts.have_arrived)
         self._buffers = BufferPool(prefetch_bytes, pinned=torch.cuda.is_available())
         self._data_wait_s = 0.0
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
@@ -294,9 +294,9 @@ class StepLoader:
                 data = in_packs(data, [pack.sample_ids for pack in message.packs])
             yield Microbatch(replica=message.replica, index=message.index, data=data)
 
-    def _part_came(self) -> None:
+    def _on_part_arrived(self) -> None:
         """Handle the arrival of a part: pack the next microbatch if it was the last one missing."""
-        self._packing.look()
+        self._packing.start_if_ready()
 
     def _announce(self, plan: sessions_pb2.RankPlan, number: int) -> None:
         """Announce the next microbatch for packing, after `number` of them of the plan were taken.
@@ -368,8 +368,8 @@ class StepLoader:
     def _hear(self, event: sessions_pb2.PlanEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "location":
-            place = event.location
-            self._parts.place(place.ticket, place.lease, place.endpoint, place.left_out)
+            location = event.location
+            self._parts.set_location(location.ticket, location.lease, location.endpoint, location.left_out)
         elif kind == "plan":
             with self._changed:
                 if event.plan.step >= self._committed:

@@ -27,9 +27,9 @@ class PackAhead(Generic[_What, _Packed]):
         """Announce the item that is taken next."""
         with self._lock:
             self._announced, self._ahead = what, None
-        self.look()
+        self.start_if_ready()
 
-    def look(self) -> None:
+    def start_if_ready(self) -> None:
         """Start packing the announced item if its parts are there. To be called whenever a part has come."""
         with self._lock:
             if self._announced is not None and self._is_ready(self._announced):

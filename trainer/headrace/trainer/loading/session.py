@@ -45,7 +45,7 @@ REMIND_S = 30.0  # interval at which the reason for a wait is logged again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FetchedPart:
     """A fetched part: one Arrow row per sample, and the samples that turned out to be damaged."""
 
     batches: tuple[pa.RecordBatch, ...]
@@ -56,7 +56,7 @@ class Part:
     delivery: Delivery
 
 
-class Repeated:
+class LogThrottle:
     """Limits the log messages of a wait: a changed message is due at once, the same one again only every `every_s` seconds."""
 
     def __init__(self, every_s: float) -> None:
@@ -85,14 +85,14 @@ class SessionClient:
         num_ranks: int,
         replicas: Sequence[int] = (),
         *,
-        together: bool = False,
+        shared_commit: bool = False,
         token: str | None = None,
     ) -> None:
         """`replicas`: those that a process of a pipeline takes; it gets whole plans. Empty: every `num_ranks`-th replica.
-        `together`: the rank is one of several nodes of which one commits for all: it gets whole plans and all parts, and
+        `shared_commit`: the rank is one of several nodes of which one commits for all: it gets whole plans and all parts, and
         `num_ranks` does not matter. `token`: the cluster's token; None: the environment's."""
         self._replicas = replicas
-        self._together = together
+        self._shared_commit = shared_commit
         self.endpoint = endpoint
         self.job = job
         self._rank = rank
@@ -159,13 +159,13 @@ class SessionClient:
             catch_up=catch_up,
             generation=generation,
             replicas=self._replicas,
-            together=self._together,
+            together=self._shared_commit,
             patient=True,
             continues=self._session,
         )
         deadline = time.monotonic() + timeout_s
         occupied_s: float | None = None  # since when another process is connected as the rank
-        waits = Repeated(REMIND_S)
+        throttle = LogThrottle(REMIND_S)
         while True:
             try:
                 reply: sessions_pb2.OpenReply = rpc.call(self._stub.Open, request, self.endpoint)
@@ -180,7 +180,7 @@ class SessionClient:
             except UnavailableError as err:
                 if time.monotonic() > deadline or self._closed.is_set():
                     raise
-                if waits.is_due(str(err), time.monotonic()):
+                if throttle.is_due(str(err), time.monotonic()):
                     log.info("waiting for job=%s: %s", self.job, err)
                 self._closed.wait(RETRY_S)
         self._session, self._generation = reply.session, reply.generation
@@ -196,17 +196,17 @@ class SessionClient:
         try:
             return rpc.call(method, message, self.endpoint)
         except SupersededError as err:
-            raise self._replaced(session) or err from err
+            raise self._error_if_replaced(session) or err from err
         except ValueError as err:  # gRPC raises it for a call on a closed channel
             raise UnavailableError("the session is closed") from err
 
-    def _replaced(self, session: str) -> UnavailableError | None:
+    def _error_if_replaced(self, session: str) -> UnavailableError | None:
         """Return an UnavailableError if this client itself has replaced the session; None if it is the present one."""
         with self._lock:
             return UnavailableError("the session was opened again meanwhile") if self._session != session else None
 
     def events(self) -> Iterator[sessions_pb2.PlanEvent]:
-        """Yield plans and places of parts until the job or the session ends. Raises as `headrace.errors.from_rpc`."""
+        """Yield plans and locations of parts until the job or the session ends. Raises as `headrace.errors.from_rpc`."""
         session = self._session
         try:
             with rpc.translated(self.endpoint):
@@ -214,7 +214,7 @@ class SessionClient:
                 for message in self._stream:
                     yield from message.events
         except SupersededError as err:
-            raise self._replaced(session) or err from err
+            raise self._error_if_replaced(session) or err from err
         except ValueError as err:
             raise UnavailableError("the session is closed") from err
 
@@ -251,7 +251,7 @@ class SessionClient:
         asked = sessions_pb2.CommitRequest(wait=wait)
         asked.MergeFrom(request)
         away_s, missed_s = time.monotonic() + AWAY_TIMEOUT_S, time.monotonic() + MISSING_TIMEOUT_S
-        waits = Repeated(REMIND_S)
+        throttle = LogThrottle(REMIND_S)
         while True:
             session = self._session
             try:
@@ -272,7 +272,7 @@ class SessionClient:
             words = f"job={self.job} step={request.step} missing={','.join(map(str, reply.missing))}"
             if time.monotonic() > missed_s or self._closed.is_set():
                 raise UnavailableError(f"other ranks have not committed the step: {words}")
-            if waits.is_due(words, time.monotonic()):
+            if throttle.is_due(words, time.monotonic()):
                 log.info("waiting for other ranks to commit %s", words)
             away_s = time.monotonic() + AWAY_TIMEOUT_S
             self._closed.wait(RETRY_S)
@@ -318,7 +318,7 @@ class PartClient:
         self._connections: dict[str, Connection] = {}
         self._lock = threading.Lock()
 
-    def fetch(self, endpoint: str, ticket: str) -> Part:
+    def fetch(self, endpoint: str, ticket: str) -> FetchedPart:
         """Fetch a part from the preprocessor at `endpoint`; it is valid until its delivery is released.
 
         Raises NotFoundError where the preprocessor does not hold the part or rejects the ticket (either way the part must be
@@ -360,7 +360,7 @@ class PartClient:
         self._terms.ucx.close()
 
 
-def _part(delivery: Delivery, columns: tuple[str, ...], what: str) -> Part:
+def _part(delivery: Delivery, columns: tuple[str, ...], what: str) -> FetchedPart:
     """Verify and read a delivery. Raises DamagedError where its checksum differs."""
     header, buffer = delivery.header, delivery.buffer
     if buffer is not None:
@@ -369,4 +369,4 @@ def _part(delivery: Delivery, columns: tuple[str, ...], what: str) -> Part:
     else:
         batches, num_bytes = delivery.batches, sum(batch.get_total_buffer_size() for batch in delivery.batches)
     rejected = tuple(rejection_value(item) for item in header.rejections)
-    return Part(batches=batches, rejected=rejected, num_bytes=num_bytes, delivery=delivery)
+    return FetchedPart(batches=batches, rejected=rejected, num_bytes=num_bytes, delivery=delivery)

@@ -14,9 +14,9 @@ class FetchStatistics:
     """Number of parts received, by transport."""
     received_bytes: int
     num_hedged: int
-    """Hedging deadlines that passed while the consumer waited for a part; at each, another place for the part was requested."""
+    """Hedging deadlines that passed while the consumer waited for a part; at each, another location was requested."""
     num_fetched_again: int
-    """Repeated fetches of a part from another place, after a failure, a hedge or a move."""
+    """Repeated fetches of a part from another location, after a failure, a hedge or a move."""
     num_late: int
     """Duplicate deliveries, of parts that had come from elsewhere before; they are released at once."""
     hedge_deadline_s: float

@@ -31,20 +31,20 @@ class AudioEncoder(nn.Module):
 
     def forward(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
         """Encode all recordings. `mel_frames`: (A,) frames of each recording, on the host."""
-        x = self.enter(mel, mel_frames)
-        surroundings = self.surroundings(mel_frames, x.device)
+        x = self.embed_inputs(mel, mel_frames)
+        layer_args = self.layer_args(mel_frames, x.device)
         for layer in self.layers:
-            x = layer(x, *surroundings)
+            x = layer(x, *layer_args)
         output: Tensor = self.norm(x)
         return output
 
-    def enter(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
+    def embed_inputs(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
         """Return the input of the first layer, (sum of ceil(frames / 2), width), from mel (F, bins)."""
         dtype = self.conv1.linear.weight.dtype
         x = functional.gelu(self.conv1(mel.to(dtype), mel_frames))
         return functional.gelu(self.conv2(x, mel_frames)).to(dtype)
 
-    def surroundings(self, mel_frames: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
+    def layer_args(self, mel_frames: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
         """Return what every layer takes besides its hidden states: rotary angles and segments, one per recording."""
         lengths = encoder_frames(mel_frames)
         cu_seqlens = cumulative(lengths)

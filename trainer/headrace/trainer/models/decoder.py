@@ -32,13 +32,13 @@ class Decoder(nn.Module):
     def forward(self, embeddings: Tensor, position_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return the normed hidden states. `position_ids` (T,) is on the device, `cu_seqlens` (n + 1,) on the host."""
         x = embeddings
-        surroundings = self.surroundings(position_ids, cu_seqlens)
+        layer_args = self.layer_args(position_ids, cu_seqlens)
         for layer in self.layers:
-            x = layer(x, *surroundings)
+            x = layer(x, *layer_args)
         output: Tensor = self.norm(x)
         return output
 
-    def surroundings(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Rotation, Segments]:
+    def layer_args(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Rotation, Segments]:
         """Return what every layer takes besides its hidden states: rotary angles and segments, one per sample."""
         return rotation(position_ids[:, None], self.head_dim, theta=_THETA), Segments.of(cu_seqlens, position_ids.device)
 

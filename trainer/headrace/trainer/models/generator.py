@@ -59,13 +59,13 @@ class Generator(nn.Module):
     def forward(self, microbatch: PackedMicrobatch, conditions: Tensor) -> Tensor:
         """Return the loss summed over all image tokens, a float32 scalar. The microbatch must have at least one image."""
         flow = self.flow(microbatch)
-        x = self.enter(flow, conditions)
-        surroundings = self.surroundings(microbatch.image_grids, x.device)
+        x = self.embed_inputs(flow, conditions)
+        layer_args = self.layer_args(microbatch.image_grids, x.device)
         for layer in self.layers:
-            x = layer(x, *surroundings)
+            x = layer(x, *layer_args)
         return self.loss(x, flow)
 
-    def tokens(self, lengths: Tensor) -> Tensor:
+    def token_counts(self, lengths: Tensor) -> Tensor:
         """Return the (I,) numbers of tokens of images with these (I,) numbers of patches."""
         return lengths // self.group
 
@@ -79,7 +79,7 @@ class Generator(nn.Module):
         Both follow from the job's seed and the sample's id alone: every process draws the same, in any microbatch and as often
         as it likes.
         """
-        lengths = self.tokens(microbatch.image_cu_seqlens.diff())
+        lengths = self.token_counts(microbatch.image_cu_seqlens.diff())
         times, noises = [], []
         for sample, images in zip(
             microbatch.sample_ids.tolist(), torch.split(lengths, microbatch.images_per_sample.tolist()), strict=True
@@ -93,7 +93,7 @@ class Generator(nn.Module):
         noise = torch.cat(noises).to(image.device, non_blocking=True)
         return Flow(noisy=torch.lerp(image, noise, time[:, None]), time=time, velocity=noise - image)
 
-    def enter(self, flow: Flow, conditions: Tensor) -> Tensor:
+    def embed_inputs(self, flow: Flow, conditions: Tensor) -> Tensor:
         """Return the input of the first layer: (L, width)."""
         dtype = self.embed.weight.dtype
         angles = rotation(_TIME_SCALE * flow.time[:, None], self.width, theta=_THETA)
@@ -101,7 +101,7 @@ class Generator(nn.Module):
         x: Tensor = self.embed(flow.noisy.to(dtype)) + self.time(waves.to(dtype)) + conditions
         return x.to(dtype)
 
-    def surroundings(self, image_grids: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
+    def layer_args(self, image_grids: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
         """Return the rotary angles and segments, one per image, that every layer takes. `image_grids` (I, 3) is on the host."""
         grids = image_grids // torch.tensor([1, self.merge, self.merge])
         positions = patch_positions(grids, merge=1).to(device, non_blocking=True)

@@ -39,11 +39,11 @@ def token_loss(hidden: Tensor, labels: Tensor, output_weight: Tensor, *, max_log
         return functional.cross_entropy(logits.float(), targets, reduction="sum")
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    loss: Tensor = _InPieces.apply(hidden[rows], targets, output_weight, chunk, dtype)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedCrossEntropy.apply(hidden[rows], targets, output_weight, chunk, dtype)  # type: ignore[no-untyped-call]
     return loss
 
 
-class _InPieces(torch.autograd.Function):
+class _ChunkedCrossEntropy(torch.autograd.Function):
     """Summed cross entropy of a linear head in chunks of tokens, with matrix products in `dtype`.
 
     The weight's gradient is summed over the chunks. Autograd would sum it in the dtype of the products, which in bfloat16 loses

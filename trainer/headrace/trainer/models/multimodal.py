@@ -86,8 +86,8 @@ class MultimodalModel(nn.Module):
         """Return the decoder's input (T, width): token embeddings, with media tokens in place of their placeholders."""
         ids = microbatch.input_ids
         x: Tensor = self.decoder.embed(ids)
-        x = fill(x, ids == self.image_token_id, self.image_tokens(microbatch), "image")
-        return fill(x, ids == self.audio_token_id, self.audio_tokens(microbatch), "audio")
+        x = fill_placeholders(x, ids == self.image_token_id, self.image_tokens(microbatch), "image")
+        return fill_placeholders(x, ids == self.audio_token_id, self.audio_tokens(microbatch), "audio")
 
     def image_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
         """Return the projected tokens (t, LLM's width) of all images in order; None without images."""
@@ -113,7 +113,7 @@ class MultimodalModel(nn.Module):
         return tokens
 
 
-def fill(x: Tensor, is_placeholder: Tensor, tokens: Tensor | None, what: str) -> Tensor:
+def fill_placeholders(x: Tensor, is_placeholder: Tensor, tokens: Tensor | None, what: str) -> Tensor:
     """Return x (T, width) with its placeholder rows replaced by `tokens`, in order. Raises HeadraceError if the counts differ."""
     rows = is_placeholder.nonzero().squeeze(1)
     count = 0 if tokens is None else len(tokens)

@@ -25,18 +25,18 @@ class Projector(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
         """Project all segments. `lengths`: (n,) of the segments, on the host."""
-        joined = self._fill(self.norm(features), lengths).view(-1, self.group * features.shape[1])
+        joined = self._pad_groups(self.norm(features), lengths).view(-1, self.group * features.shape[1])
         output: Tensor = self.down(functional.gelu(self.up(joined)))
         return output
 
-    def tokens(self, lengths: Tensor) -> Tensor:
+    def token_counts(self, lengths: Tensor) -> Tensor:
         """Return the (n,) numbers of tokens that segments of these (n,) lengths become."""
         return (lengths + self.group - 1) // self.group
 
-    def _fill(self, x: Tensor, lengths: Tensor) -> Tensor:
-        filled = self.tokens(lengths) * self.group
-        if torch.equal(filled, lengths):
+    def _pad_groups(self, x: Tensor, lengths: Tensor) -> Tensor:
+        padded = self.token_counts(lengths) * self.group
+        if torch.equal(padded, lengths):
             return x
-        moved = cumulative(filled)[:-1] - cumulative(lengths)[:-1]
+        moved = cumulative(padded)[:-1] - cumulative(lengths)[:-1]
         rows = torch.arange(len(x)) + torch.repeat_interleave(moved, lengths)
-        return x.new_zeros(int(filled.sum()), x.shape[1]).index_copy(0, rows.to(x.device, non_blocking=True), x)
+        return x.new_zeros(int(padded.sum()), x.shape[1]).index_copy(0, rows.to(x.device, non_blocking=True), x)

@@ -32,10 +32,10 @@ class VisionEncoder(nn.Module):
 
     def forward(self, patches: Tensor, image_grids: Tensor, image_cu_seqlens: Tensor) -> Tensor:
         """Encode all images. `image_grids` (I, 3) and `image_cu_seqlens` (I + 1,) are on the host."""
-        x = self.enter(patches)
-        surroundings = self.surroundings(image_grids, image_cu_seqlens, x.device)
+        x = self.embed_inputs(patches)
+        layer_args = self.layer_args(image_grids, image_cu_seqlens, x.device)
         for layer in self.layers:
-            x = layer(x, *surroundings)
+            x = layer(x, *layer_args)
         output: Tensor = self.norm(x)
         return output
 
@@ -43,13 +43,13 @@ class VisionEncoder(nn.Module):
         """Return the number of rows, the patches, in the hidden states between layers."""
         return int(image_cu_seqlens[-1])
 
-    def enter(self, patches: Tensor) -> Tensor:
+    def embed_inputs(self, patches: Tensor) -> Tensor:
         """Return the input of the first layer, (P, width), from uint8 patches."""
         dtype = self.embed.weight.dtype
         x: Tensor = self.embed(centred(patches, dtype))
         return x.to(dtype)
 
-    def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
+    def layer_args(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
         """Return what every layer takes besides its hidden states: rotary angles and segments, one per image."""
         positions = patch_positions(image_grids, self.merge).to(device, non_blocking=True)
         return rotation(positions, self.head_dim, theta=_THETA), Segments.of(image_cu_seqlens, device)

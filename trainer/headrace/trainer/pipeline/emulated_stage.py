@@ -72,10 +72,10 @@ class EmulatedChunk:
     def num_rows(self, data: PackedMicrobatch) -> int:
         return data.sample_ids.numel()
 
-    def tokens(self, data: PackedMicrobatch) -> Tensor:
+    def token_counts(self, data: PackedMicrobatch) -> Tensor:
         return data.images_per_sample
 
-    def tokens_of(self, _: str, data: PackedMicrobatch) -> Tensor:
+    def input_token_counts(self, _: str, data: PackedMicrobatch) -> Tensor:
         return data.images_per_sample
 
     def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:

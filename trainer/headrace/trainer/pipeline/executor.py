@@ -49,8 +49,8 @@ class Chunk(Protocol):
     @property
     def token_width(self) -> int: ...
     def num_rows(self, data: PackedMicrobatch) -> int: ...
-    def tokens(self, data: PackedMicrobatch) -> Tensor: ...
-    def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor: ...
+    def token_counts(self, data: PackedMicrobatch) -> Tensor: ...
+    def input_token_counts(self, unit: str, data: PackedMicrobatch) -> Tensor: ...
     def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output: ...
     def put_off(self) -> Callable[[], None]:
         """Return a function that computes the weight gradients that the last backward put off; only under `zero-bubble`."""
@@ -62,7 +62,7 @@ class Totals:
 
     loss_sum: float = 0.0
     num_targets: int = 0
-    not_finite: list[int] = field(default_factory=list)
+    non_finite_samples: list[int] = field(default_factory=list)
     """Samples of portions whose loss is not finite."""
 
 
@@ -295,7 +295,7 @@ class _Run:
     def _count(self, loss: StepLoss, portion: int) -> None:
         loss_sum = float(loss.loss_sum.detach())
         if not math.isfinite(loss_sum):
-            self.totals.not_finite.extend(self._portions[portion].samples)
+            self.totals.non_finite_samples.extend(self._portions[portion].samples)
         self.totals.loss_sum += loss_sum
         self.totals.num_targets += loss.num_targets
 
@@ -374,12 +374,12 @@ class _Run:
     def _arriving(self, number: int, data: PackedMicrobatch) -> Sequence[Exchange]:
         handovers = self._routes.into(self._portions[number])
         units = {handover.source.unit for handover in handovers}
-        ranges = {unit: row_ranges(data, self._stages[0].tokens_of(unit, data)) for unit in units}
+        ranges = {unit: row_ranges(data, self._stages[0].input_token_counts(unit, data)) for unit in units}
         return self._exchanges.arriving(handovers, ranges)
 
     def _leaving(self, number: int, data: PackedMicrobatch) -> Sequence[Exchange]:
         handovers = self._routes.out_of(self._portions[number])
-        return self._exchanges.leaving(handovers, row_ranges(data, self._stages[-1].tokens(data))) if handovers else ()
+        return self._exchanges.leaving(handovers, row_ranges(data, self._stages[-1].token_counts(data))) if handovers else ()
 
 
 _RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}

@@ -19,11 +19,11 @@ from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.loading.connecting import PREFETCH_BYTES, PREFETCH_PARTS, THREADS
-from headrace.trainer.loading.device_copy import DeviceCopy, OnItsWay
+from headrace.trainer.loading.device_copy import DeviceCopy, PendingCopy
 from headrace.trainer.loading.hedging import HEDGE_S
 from headrace.trainer.loading.loader import StepLoader
 from headrace.trainer.loading.pack_ahead import PackAhead
-from headrace.trainer.loading.session import Part
+from headrace.trainer.loading.session import FetchedPart
 from headrace.trainer.loading.steps import Step
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
@@ -43,8 +43,8 @@ class Where:
 class Parts(Protocol):
     """Protocol of a source of parts, such as `headrace.trainer.loading.fetch.PartFetcher`."""
 
-    def have_come(self, tickets: Sequence[str]) -> bool: ...
-    def take(self, ticket: str) -> Part: ...
+    def have_arrived(self, tickets: Sequence[str]) -> bool: ...
+    def take(self, ticket: str) -> FetchedPart: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class StepFeed:
     _samples: Mapping[str, Sequence[int]]
     """The samples of each part that this process needs, by ticket."""
     _parts: Parts
-    _packing: PackAhead[tuple[StepFeed, Portion], OnItsWay]
+    _packing: PackAhead[tuple[StepFeed, Portion], PendingCopy]
     rejected: list[Rejected] = field(default_factory=list)
     data_wait_s: float = 0.0
     """Seconds that the stage waited for portions that were not packed yet when it asked for them."""
@@ -76,7 +76,7 @@ class StepFeed:
     def __call__(self, portion: Portion) -> PackedMicrobatch:
         """Return the unit's columns of the portion's samples, in its order, without samples that could not be decoded."""
         began_s = time.perf_counter()
-        packed = self._packing.take((self, portion)).arrived()
+        packed = self._packing.take((self, portion)).wait()
         self.data_wait_s += time.perf_counter() - began_s
         self.announce()
         return packed
@@ -87,9 +87,9 @@ class StepFeed:
         if following is not None:
             self._packing.announce((self, following))
 
-    def has_come(self, portion: Portion) -> bool:
+    def has_arrived(self, portion: Portion) -> bool:
         """Whether the portion's parts have all come, so that `rows` would not wait."""
-        return self._parts.have_come(self._tickets(portion))
+        return self._parts.have_arrived(self._tickets(portion))
 
     def rows(self, portion: Portion) -> list[pa.RecordBatch]:
         """Return the rows of the portion's samples, in its order, without samples that could not be decoded.
@@ -107,7 +107,7 @@ class StepFeed:
         """Return the tickets of the portion's parts that were not taken yet."""
         return list(dict.fromkeys(self._to_come[sample] for sample in portion.samples if sample in self._to_come))
 
-    def _note(self, part: Part) -> None:
+    def _note(self, part: FetchedPart) -> None:
         self.rejected.extend(part.rejected)
         for batch in part.batches:
             for row, sample in enumerate(batch.column("sample_id").to_pylist()):
@@ -122,7 +122,7 @@ class PortionLoader(StepLoader):
         arguments of StepLoader.
         """
         self._copy = DeviceCopy(device)
-        self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_come(announced[1]))
+        self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_arrived(announced[1]))
         super().__init__(
             endpoint,
             prefetch_parts=PREFETCH_PARTS,
@@ -138,10 +138,10 @@ class PortionLoader(StepLoader):
         self._portions.close()
         super().close()
 
-    def _part_came(self) -> None:
-        self._portions.look()
+    def _on_part_arrived(self) -> None:
+        self._portions.start_if_ready()
 
-    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> OnItsWay:
+    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> PendingCopy:
         feed, portion = what
         return self._copy.begin(collate(feed.rows(portion), **self._sizes, buffers=self._buffers))
 

@@ -20,7 +20,7 @@ from headrace.trainer.pipeline.stage_building import LlmStage
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.pipeline.zero1 import COPIES, ShardedAdamW
-from headrace.trainer.train_step import DEFAULTS, Skips, StepResult, embeddings_of
+from headrace.trainer.train_step import DEFAULTS, SkipPolicy, StepResult, embedding_parameters
 
 
 class PipelineStep:
@@ -53,10 +53,10 @@ class PipelineStep:
         self.groups = groups
         self._tied = _tied_weight(stages) if groups.tied is not None else None
         self._max_grad_norm = settings.max_grad_norm
-        self._skips = Skips(settings)
-        self.not_finite: Sequence[int] = ()
+        self._skip_policy = SkipPolicy(settings)
+        self.non_finite_samples: Sequence[int] = ()
         """Samples of this process's portions of the last step whose loss was not finite."""
-        embeddings = embeddings_of(nn.ModuleList(stages))
+        embeddings = embedding_parameters(nn.ModuleList(stages))
         self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, settings=settings, embeddings=embeddings)
 
     def run(self, routes: Routes, feed: Feed, learning_rate: float) -> StepResult:
@@ -68,13 +68,13 @@ class PipelineStep:
         result = self.accumulate(routes, feed)
         try:
             if result.num_targets:
-                updates = self._skips.is_finite(result.loss, result.grad_norm, self.not_finite)
-                self._skips.count(skipped=not updates)
+                updates = self._skip_policy.may_update(result.loss, result.grad_norm, self.non_finite_samples)
+                self._skip_policy.record(skipped=not updates)
                 if updates:
                     self.optimizer.step(learning_rate)
         finally:
             self.discard()
-        return replace(result, skipped=self._skips.in_row if result.num_targets else 0)
+        return replace(result, skipped=self._skip_policy.in_row if result.num_targets else 0)
 
     def accumulate(self, routes: Routes, feed: Feed) -> StepResult:
         """Run forward and backward, and leave the clipped gradients of the global batch in the parameters.
@@ -84,7 +84,7 @@ class PipelineStep:
         with self._autocast:  # around all microbatches: weights are cast once
             totals = self._executor.run(routes, feed)
             self._executor.wire.flush()
-        self.not_finite = totals.not_finite
+        self.non_finite_samples = totals.non_finite_samples
         loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
         if not num_targets:
             return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)

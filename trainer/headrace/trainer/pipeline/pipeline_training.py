@@ -87,7 +87,7 @@ def train_pipeline(
         topology.check_strategy(loader.spec.strategy)
         model = _model(loader, name, topology.model)
         topology.check(num_ranks(), model.shape)
-        settings = topology.optimizer.settled(name, model.pretrained)
+        settings = topology.optimizer.resolved(name, model.pretrained)
         with process_group(device):
             groups = ProcessGroups.make(topology)
             dtype = PRECISIONS[precision]
@@ -134,7 +134,7 @@ def _train(
         except UserError as err:
             raise UserError(f"step {planned.index}: {err}") from err
         loader.commit_fed(planned, feed, loss=result.recorded_loss)
-        log_step(job, planned, result, step.not_finite)
+        log_step(job, planned, result, step.non_finite_samples)
         committed = planned.index + 1
         if writer is not None and committed % every == 0:
             writer.save(committed, loader.state_dict())

@@ -50,35 +50,35 @@ class Stage(nn.Module, ABC):
         """Width of tokens for the downstream unit; 0 in an LLM without a generator."""
         self.model = model
         kept = {f"{TRUNKS[unit]}.layers.{index}" for index in range(first, last)}
-        kept |= {f"{TRUNKS[unit]}.{name}" for name in self._ends()}
+        kept |= {f"{TRUNKS[unit]}.{name}" for name in self._end_modules()}
         if self.is_last and unit in PROJECTORS:
             kept.add(PROJECTORS[unit])
         prune(model, kept)
 
     @abstractmethod
-    def _ends(self) -> Sequence[str]:
+    def _end_modules(self) -> Sequence[str]:
         """Return the names of the trunk's modules, besides its layers, that this stage keeps."""
 
     @abstractmethod
     def num_rows(self, data: PackedMicrobatch) -> int:
         """Return the number of rows of a portion's hidden states; 0 if the unit has nothing to do for the portion."""
 
-    def tokens(self, _: PackedMicrobatch) -> Tensor:
+    def token_counts(self, _: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that the last stage makes of each sample for the downstream unit, on the host."""
         raise AssertionError(f"nothing is behind {self.unit}")
 
-    def tokens_of(self, unit: str, _: PackedMicrobatch) -> Tensor:
+    def input_token_counts(self, unit: str, _: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that each sample takes from an upstream unit, on the host."""
         raise AssertionError(f"{unit} is not in front of {self.unit}")
 
     @abstractmethod
-    def _enter(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor: ...
+    def _embed_inputs(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor: ...
 
     @abstractmethod
-    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]: ...
+    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]: ...
 
     @abstractmethod
-    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output: ...
+    def _make_output(self, x: Tensor, data: PackedMicrobatch) -> Output: ...
 
     def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
         """Return hidden states for the next stage, or on the last stage tokens for the downstream unit and the unit's loss.
@@ -86,11 +86,11 @@ class Stage(nn.Module, ABC):
         data: this unit's columns of a portion, on the device. hidden: (rows, width) from the stage before, None on the first
         stage. arrived: on the first stage, the tokens (t, width) of each upstream unit, in the order of the portion's samples.
         """
-        x = self._enter(data, arrived) if hidden is None else hidden.float()
-        surroundings = self._surroundings(data)
+        x = self._embed_inputs(data, arrived) if hidden is None else hidden.float()
+        layer_args = self._layer_args(data)
         for layer in self.layers:
-            x = checkpoint(layer, x, *surroundings, use_reentrant=False) if self.checkpointing else layer(x, *surroundings)
-        return self._leave(x, data) if self.is_last else Output(rows=x)
+            x = checkpoint(layer, x, *layer_args, use_reentrant=False) if self.checkpointing else layer(x, *layer_args)
+        return self._make_output(x, data) if self.is_last else Output(rows=x)
 
     def put_off_weights(self) -> None:
         """Make backwards leave the weight gradients of linear layers to `put_off`. Call it after `freeze`."""

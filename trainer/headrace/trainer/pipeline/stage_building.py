@@ -15,7 +15,7 @@ from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
 from headrace.trainer.models.audio_encoder import encoder_frames
 from headrace.trainer.models.generator import Generator
 from headrace.trainer.models.loss import StepLoss, token_loss
-from headrace.trainer.models.multimodal import MultimodalModel, fill, initialise
+from headrace.trainer.models.multimodal import MultimodalModel, fill_placeholders, initialise
 from headrace.trainer.pipeline.executor import Output
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, Stage, prune
 from headrace.trainer.pipeline.tensor_parallel import shard
@@ -25,46 +25,46 @@ from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
 class VisionStage(Stage):
     """A stage of the vision encoder, the last one with its projector; a row is a patch."""
 
-    def _ends(self) -> Sequence[str]:
+    def _end_modules(self) -> Sequence[str]:
         return ["embed"] * self.is_first + ["norm"] * self.is_last
 
     def num_rows(self, data: PackedMicrobatch) -> int:
         return self.model.vision.num_rows(data.image_cu_seqlens)
 
-    def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
-        return self.model.vision.enter(data.patches)
+    def _embed_inputs(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
+        return self.model.vision.embed_inputs(data.patches)
 
-    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        return self.model.vision.surroundings(data.image_grids, data.image_cu_seqlens, self.device)
+    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self.model.vision.layer_args(data.image_grids, data.image_cu_seqlens, self.device)
 
-    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
+    def _make_output(self, x: Tensor, data: PackedMicrobatch) -> Output:
         return Output(rows=self.model.vision_projector(self.model.vision.norm(x), data.image_cu_seqlens.diff()))
 
-    def tokens(self, data: PackedMicrobatch) -> Tensor:
-        lengths = self.model.vision_projector.tokens(data.image_cu_seqlens.diff())
+    def token_counts(self, data: PackedMicrobatch) -> Tensor:
+        lengths = self.model.vision_projector.token_counts(data.image_cu_seqlens.diff())
         return _sums(lengths, cumulative(data.images_per_sample))
 
 
 class AudioStage(Stage):
     """A stage of the audio encoder, the last one with its projector; a row is an encoder frame."""
 
-    def _ends(self) -> Sequence[str]:
+    def _end_modules(self) -> Sequence[str]:
         return ["conv1", "conv2"] * self.is_first + ["norm"] * self.is_last
 
     def num_rows(self, data: PackedMicrobatch) -> int:
         return int(encoder_frames(data.mel_frames).sum())
 
-    def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
-        return self.model.audio.enter(data.mel, data.mel_frames)
+    def _embed_inputs(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
+        return self.model.audio.embed_inputs(data.mel, data.mel_frames)
 
-    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        return self.model.audio.surroundings(data.mel_frames, self.device)
+    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self.model.audio.layer_args(data.mel_frames, self.device)
 
-    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
+    def _make_output(self, x: Tensor, data: PackedMicrobatch) -> Output:
         return Output(rows=self.model.audio_projector(self.model.audio.norm(x), encoder_frames(data.mel_frames)))
 
-    def tokens(self, data: PackedMicrobatch) -> Tensor:
-        lengths = self.model.audio_projector.tokens(encoder_frames(data.mel_frames))
+    def token_counts(self, data: PackedMicrobatch) -> Tensor:
+        lengths = self.model.audio_projector.token_counts(encoder_frames(data.mel_frames))
         return _sums(lengths, cumulative(data.recordings_per_sample))
 
 
@@ -85,33 +85,35 @@ class JointEncoderStage(Stage):
     def num_rows(self, data: PackedMicrobatch) -> int:
         return int(data.image_cu_seqlens[-1]) + int(data.mel_frames.sum())
 
-    def _ends(self) -> Sequence[str]:
+    def _end_modules(self) -> Sequence[str]:
         return ()
 
     @property
     def layers(self) -> list[nn.Module]:
         return []
 
-    def _surroundings(self, _: PackedMicrobatch) -> tuple[Any, ...]:
+    def _layer_args(self, _: PackedMicrobatch) -> tuple[Any, ...]:
         return ()
 
-    def _leave(self, x: Tensor, _: PackedMicrobatch) -> Output:
+    def _make_output(self, x: Tensor, _: PackedMicrobatch) -> Output:
         return Output(rows=x)
 
-    def _enter(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
+    def _embed_inputs(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
         tokens = [self.model.image_tokens(data), self.model.audio_tokens(data)]
-        sample = torch.cat([torch.repeat_interleave(torch.arange(len(counts)), counts) for counts in self._tokens(data)])
+        sample = torch.cat(
+            [torch.repeat_interleave(torch.arange(len(counts)), counts) for counts in self._counts_by_encoder(data)]
+        )
         order = sample.argsort(stable=True).to(self.device, non_blocking=True)
         return torch.cat([some for some in tokens if some is not None])[order]
 
-    def tokens(self, data: PackedMicrobatch) -> Tensor:
-        images, recordings = self._tokens(data)
+    def token_counts(self, data: PackedMicrobatch) -> Tensor:
+        images, recordings = self._counts_by_encoder(data)
         return images + recordings
 
-    def _tokens(self, data: PackedMicrobatch) -> tuple[Tensor, Tensor]:
+    def _counts_by_encoder(self, data: PackedMicrobatch) -> tuple[Tensor, Tensor]:
         """Return the (n,) counts of image tokens and of audio tokens of each sample."""
-        patches = self.model.vision_projector.tokens(data.image_cu_seqlens.diff())
-        frames = self.model.audio_projector.tokens(encoder_frames(data.mel_frames))
+        patches = self.model.vision_projector.token_counts(data.image_cu_seqlens.diff())
+        frames = self.model.audio_projector.token_counts(encoder_frames(data.mel_frames))
         return (
             _sums(patches, cumulative(data.images_per_sample)),
             _sums(frames, cumulative(data.recordings_per_sample)),
@@ -121,7 +123,7 @@ class JointEncoderStage(Stage):
 class LlmStage(Stage):
     """A stage of the LLM's decoder; a row is a token."""
 
-    def _ends(self) -> Sequence[str]:
+    def _end_modules(self) -> Sequence[str]:
         if not self.is_last:
             return ["embed"] * self.is_first
         return ["norm", "embed"] if self.is_tied else ["norm", "head"] + ["embed"] * self.is_first
@@ -129,32 +131,32 @@ class LlmStage(Stage):
     def num_rows(self, data: PackedMicrobatch) -> int:
         return len(data.input_ids)
 
-    def _enter(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
+    def _embed_inputs(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
         x: Tensor = self.model.decoder.embed(data.input_ids).float()
         if ENCODER in arrived:
-            counts = torch.stack([self.tokens_of(unit, data) for unit in ENCODERS], dim=1).flatten()
+            counts = torch.stack([self.input_token_counts(unit, data) for unit in ENCODERS], dim=1).flatten()
             kind = torch.repeat_interleave(torch.arange(len(ENCODERS)).repeat(len(data.sample_ids)), counts).to(x.device)
             arrived = {unit: arrived[ENCODER][kind == number] for number, unit in enumerate(ENCODERS)}
         for unit in ENCODERS:
-            x = fill(x, data.input_ids == self._placeholder(unit), arrived.get(unit), unit)
+            x = fill_placeholders(x, data.input_ids == self._placeholder(unit), arrived.get(unit), unit)
         return x
 
-    def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor:
+    def input_token_counts(self, unit: str, data: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that each sample takes from an encoder unit, on the host."""
         if unit == ENCODER:
-            return self.tokens_of("vision", data) + self.tokens_of("audio", data)
+            return self.input_token_counts("vision", data) + self.input_token_counts("audio", data)
         return _sums((data.input_ids == self._placeholder(unit)).cpu(), data.cu_seqlens)
 
-    def tokens(self, data: PackedMicrobatch) -> Tensor:
-        return self.tokens_of("vision", data)
+    def token_counts(self, data: PackedMicrobatch) -> Tensor:
+        return self.input_token_counts("vision", data)
 
     def _placeholder(self, unit: str) -> int:
         return self.model.image_token_id if unit == "vision" else self.model.audio_token_id
 
-    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        return self.model.decoder.surroundings(data.position_ids, data.cu_seqlens)
+    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self.model.decoder.layer_args(data.position_ids, data.cu_seqlens)
 
-    def _leave(self, x: Tensor, data: PackedMicrobatch) -> Output:
+    def _make_output(self, x: Tensor, data: PackedMicrobatch) -> Output:
         decoder = self.model.decoder
         hidden = decoder.norm(x)
         loss = StepLoss(loss_sum=token_loss(hidden, data.labels, decoder.output_weight), num_targets=data.num_targets)
@@ -165,7 +167,7 @@ class LlmStage(Stage):
 class GeneratorStage(Stage):
     """A stage of the image generator; a row is a merged token of an image."""
 
-    def _ends(self) -> Sequence[str]:
+    def _end_modules(self) -> Sequence[str]:
         return ["embed", "time"] * self.is_first + ["norm", "head"] * self.is_last
 
     @property
@@ -176,10 +178,10 @@ class GeneratorStage(Stage):
     def num_rows(self, data: PackedMicrobatch) -> int:
         return self._generator.num_rows(data.image_cu_seqlens)
 
-    def tokens_of(self, unit: str, data: PackedMicrobatch) -> Tensor:
+    def input_token_counts(self, unit: str, data: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that each sample takes from the LLM, on the host."""
         assert unit == LLM, "nothing else is in front"
-        return _sums(self._generator.tokens(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
+        return _sums(self._generator.token_counts(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
 
     def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
         """Run the stage, after drawing time and noise once for the unit's entry and its loss (see `Stage.forward`)."""
@@ -187,13 +189,13 @@ class GeneratorStage(Stage):
             self._flow = self._generator.flow(data)
         return super().forward(data, hidden, arrived)
 
-    def _enter(self, _: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
-        return self._generator.enter(self._flow, arrived[LLM])
+    def _embed_inputs(self, _: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
+        return self._generator.embed_inputs(self._flow, arrived[LLM])
 
-    def _surroundings(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        return self._generator.surroundings(data.image_grids, self.device)
+    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
+        return self._generator.layer_args(data.image_grids, self.device)
 
-    def _leave(self, x: Tensor, _: PackedMicrobatch) -> Output:
+    def _make_output(self, x: Tensor, _: PackedMicrobatch) -> Output:
         return Output(loss=StepLoss(loss_sum=self._generator.loss(x, self._flow), num_targets=len(x)))
 
 

@@ -14,7 +14,7 @@ from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS, Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
 from headrace.trainer.recovery.layout import Layout
-from headrace.trainer.train_step import DEFAULTS, embeddings_of, make_optimizer
+from headrace.trainer.train_step import DEFAULTS, embedding_parameters, make_optimizer
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
@@ -32,7 +32,7 @@ class Holding:
         self.stage, self._layers = stage, layers
         self.parameters: dict[str, nn.Parameter] = dict(stage.model.named_parameters())
         self.learning = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
-        self._adamw = make_optimizer(self.learning.values(), settings, embeddings=embeddings_of(stage))
+        self._adamw = make_optimizer(self.learning.values(), settings, embeddings=embedding_parameters(stage))
 
     def covers(self, unit: str, first: int, end: int) -> bool:
         """Whether the stage has exactly the layers `first` to `end` - 1 of this unit."""

@@ -15,7 +15,7 @@ from headrace import message_codec
 from headrace.errors import JobFailedError
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.fetch import PartFetcher
-from headrace.trainer.loading.session import Part
+from headrace.trainer.loading.session import FetchedPart
 from headrace.trainer.loading.steps import Step
 from headrace.trainer.pipeline.feed import PortionLoader, StepFeed, columns_of, tickets_of
 from headrace.trainer.pipeline.routes import Routes
@@ -32,13 +32,13 @@ class KeptParts:
     def __init__(self, parts: PartFetcher) -> None:
         self._parts = parts
         self._lock = threading.Lock()
-        self._taken: dict[str, Future[Part]] = {}
+        self._taken: dict[str, Future[FetchedPart]] = {}
 
-    def have_come(self, tickets: Sequence[str]) -> bool:
+    def have_arrived(self, tickets: Sequence[str]) -> bool:
         """Whether these parts have come or were taken before, so that `take` need not wait for the network."""
-        return self._parts.have_come([ticket for ticket in tickets if ticket not in self._taken])
+        return self._parts.have_arrived([ticket for ticket in tickets if ticket not in self._taken])
 
-    def take(self, ticket: str) -> Part:
+    def take(self, ticket: str) -> FetchedPart:
         """Wait for a part and return it (`PartFetcher.take`), or return it again if an earlier attempt took it."""
         with self._lock:
             taken = self._taken.get(ticket)
@@ -107,7 +107,7 @@ class NodeLoader(PortionLoader):
             transports=transports,
             tls_ca=tls_ca,
             columns=None,
-            together=True,
+            shared_commit=True,
         )
         self._kept = KeptParts(self._parts)
 

@@ -30,7 +30,7 @@ from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.nodes_spec import RecoverySpec
 from headrace.trainer.recovery.recoverable_step import RecoverableStep, Share, apply
 from headrace.trainer.starting import check_fresh
-from headrace.trainer.train_step import Skips, StepResult, log_step, make_optimizer
+from headrace.trainer.train_step import SkipPolicy, StepResult, log_step, make_optimizer
 from headrace.v1 import sessions_pb2
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ class Training:
         """
         self.spec, self.job = spec, loader.spec.name
         self._loader, self._device, self._dtype = loader, device, dtype
-        self._settings = spec.optimizer.settled(model_name)
-        self._skips = Skips(self._settings)
+        self._settings = spec.optimizer.resolved(model_name)
+        self._skip_policy = SkipPolicy(self._settings)
         self._way = way_of_training(model_name, dtype, spec.units)
         vocabulary = loader.vocabulary
         self._make_model: Callable[[], MultimodalModel] = lambda: build_model(
@@ -153,7 +153,7 @@ class Training:
         target.stage.hold_frozen(self._dtype)  # only now, as weights are initialised and transferred in float32
         ended("state")
         self._layout, self._mesh, self._holders = layout, mesh, agreement.holders
-        self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, self._skips, dtype=self._dtype)
+        self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, self._skip_policy, dtype=self._dtype)
         if layout.rank == 0 and agreement.standing.applied > 0:
             self._commit(self.next_step - 1)  # the former first node may have been lost before it committed
         self._loader.assign(layout, self.next_step)
@@ -187,7 +187,7 @@ class Training:
             self._standing = Standing(applied=plan.step + 1, generation=self._layout.generation, grad_norm=result.grad_norm)
             self._rejected = b"".join(outcome.said)  # concatenated protobuf messages merge into one
             self._loader.finish(step)
-            log_step(self.job, step, result, self._step.not_finite)
+            log_step(self.job, step, result, self._step.non_finite_samples)
             all_applied = self._arrive()
             if self._layout.rank == 0 and all_applied is not None:
                 once = partial(self._mesh.all_arrive, all_applied)
@@ -317,8 +317,8 @@ class Training:
         """
         apply(self._held[0], voted.grad_norm, self._settings.rate(step), self._settings.max_grad_norm)
         if voted.num_targets:
-            self._skips.count(skipped=not math.isfinite(voted.grad_norm))
-        return replace(voted, skipped=self._skips.in_row if voted.num_targets else 0)
+            self._skip_policy.record(skipped=not math.isfinite(voted.grad_norm))
+        return replace(voted, skipped=self._skip_policy.in_row if voted.num_targets else 0)
 
     def _catch_up(self, agreement: Agreement) -> None:
         """Apply the step whose gradients this node has, and whose outcome only other nodes have seen."""

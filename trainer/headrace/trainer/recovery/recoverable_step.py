@@ -20,7 +20,7 @@ from headrace.trainer.pipeline.feed import StepFeed
 from headrace.trainer.recovery.held_layers import Holding
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
-from headrace.trainer.train_step import Skips, StepResult
+from headrace.trainer.train_step import SkipPolicy, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Share:
     """Numbers of the microbatches done, as `headrace.trainer.recovery.layout.Layout.assigned` counts them."""
     loss_sum: float = 0.0
     num_targets: int = 0
-    not_finite: tuple[int, ...] = ()
+    non_finite_samples: tuple[int, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     """Rejected samples that this node found in its parts."""
     data_wait_s: float = 0.0
@@ -63,16 +63,16 @@ class RecoverableStep:
         mesh: Mesh,
         holding: Holding,
         holders: Mapping[str, Sequence[int]],
-        skips: Skips,
+        skip_policy: SkipPolicy,
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Create the groups for messages within the pipeline and for sums of gradients. Raises MeshCutError.
 
-        `holders`: ranks that have each parameter. `skips`: this node's count of skipped updates, which votes change.
+        `holders`: ranks that have each parameter. `skip_policy`: this node's count of skipped updates, which votes change.
         `dtype`: torch.autocast dtype.
         """
-        self._mesh, self._holding, self._skips = mesh, holding, skips
+        self._mesh, self._holding, self._skip_policy = mesh, holding, skip_policy
         stage = holding.stage
         self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
         present = [rank for rank in layout.ranks if rank != NOBODY]
@@ -90,7 +90,7 @@ class RecoverableStep:
             if mesh.rank in ranks and parameters:
                 self._sums.append((mesh.group(f"sum/{number}", ranks), parameters))
         self._counted = [p for name, p in holding.learning.items() if holders[name][0] == mesh.rank]
-        self.not_finite: Sequence[int] = ()
+        self.non_finite_samples: Sequence[int] = ()
         """Samples of this node's portions of the last step whose loss was not finite."""
 
     def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
@@ -105,7 +105,7 @@ class RecoverableStep:
             numbers=share.numbers.union(numbers),
             loss_sum=share.loss_sum + totals.loss_sum,
             num_targets=share.num_targets + totals.num_targets,
-            not_finite=(*share.not_finite, *totals.not_finite),
+            non_finite_samples=(*share.non_finite_samples, *totals.non_finite_samples),
             rejected=(*share.rejected, *feed.rejected),
             data_wait_s=share.data_wait_s + feed.data_wait_s,
         )
@@ -116,7 +116,7 @@ class RecoverableStep:
         The gradient norm of the result is nan, as it is not known yet. Raises MeshCutError if a node was lost meanwhile, but not
         before this pipeline has done its share.
         """
-        self.not_finite = share.not_finite
+        self.non_finite_samples = share.non_finite_samples
         sums = torch.tensor([share.loss_sum, share.num_targets], dtype=torch.float64)
         try:
             with self._mesh.interruptible():
@@ -153,16 +153,20 @@ class RecoverableStep:
         is raised on all nodes, as the settings say. Raises MeshCutError.
         """
         squares = float(nn.utils.get_total_norm([p.grad for p in self._counted if p.grad is not None])) ** 2
-        skips = self._skips
-        own = torch.tensor([squares, generation, len(said), data_wait_s, skips.in_row, skips.total], dtype=torch.float64)
+        skip_policy = self._skip_policy
+        own = torch.tensor(
+            [squares, generation, len(said), data_wait_s, skip_policy.in_row, skip_policy.total], dtype=torch.float64
+        )
         everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
         with self._mesh.interruptible():
             self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
         norm = math.sqrt(float(table[:, 0].sum())) if result.num_targets else 0.0
-        skips.in_row, skips.total = (int(of_nodes.max()) for of_nodes in table[:, 4:6].T)  # a node that just joined has 0
-        if result.num_targets and not skips.is_finite(result.loss, norm, self.not_finite):
+        skip_policy.in_row, skip_policy.total = (
+            int(of_nodes.max()) for of_nodes in table[:, 4:6].T
+        )  # a node that just joined has 0
+        if result.num_targets and not skip_policy.may_update(result.loss, norm, self.non_finite_samples):
             norm = math.nan
         return Outcome(
             result=StepResult(loss=result.loss, num_targets=result.num_targets, grad_norm=norm),

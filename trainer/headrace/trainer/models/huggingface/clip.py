@@ -103,11 +103,11 @@ class ClipVision(Adapted, VisionEncoder):
         """Return the number of rows, patches and class tokens, in the hidden states between layers."""
         return int(image_cu_seqlens[-1]) + self.extra_rows * (len(image_cu_seqlens) - 1)
 
-    def enter(self, patches: Tensor) -> Tensor:
+    def embed_inputs(self, patches: Tensor) -> Tensor:
         """Return the input of the first layer, (P, width), from uint8 patches."""
         return embed_patches(patches, self.embed.weight, self.embed.bias, self._mean, self._std)
 
-    def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
+    def layer_args(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
         """Return what every layer takes besides its hidden states: the layout of the packed images."""
         lengths = image_cu_seqlens.diff()
         number = torch.repeat_interleave(torch.arange(len(lengths)), lengths)

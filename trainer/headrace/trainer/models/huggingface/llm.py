@@ -46,7 +46,7 @@ class AdaptedDecoder(Adapted, Decoder):
         self._rotary, self._config = type(model.model.rotary_emb), model.config
         self.adopt(model, path)
 
-    def surroundings(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Any, ...]:
+    def layer_args(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Any, ...]:
         """Return what every layer takes besides its hidden states: the samples' segments and rotary angles."""
         with torch.device(position_ids.device):
             rotary = self._rotary(self._config)

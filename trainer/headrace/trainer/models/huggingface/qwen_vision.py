@@ -32,13 +32,13 @@ class Windows:
 
     order: Tensor
     """(P,) int64: index in packed order of the patch at each place in window order."""
-    back: Tensor
+    inverse_order: Tensor
     """(P,) int64, the inverse of `order`: place in window order of each patch in packed order."""
     rotations: Rotations
     """Rotary cosine and sine, each (P, head_dim), in window order."""
-    images: Segments
+    image_segments: Segments
     """Segments of the images, valid in window order too: patches change places only inside their image."""
-    inside: Segments
+    window_segments: Segments
     """Segments of the windows, in window order."""
 
 
@@ -58,10 +58,10 @@ class WindowLayer(nn.Module):
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
         """Apply the layer to the patches of the packed images that `windows` describes."""
         x = x[windows.order] if self.is_first else x
-        segments = windows.images if self.sees_image else windows.inside
+        segments = windows.image_segments if self.sees_image else windows.window_segments
         whole = torch.tensor([0, len(x)])  # no cuts by transformers: packed attention takes the segments
         output: Tensor = self.layer(x, cu_seqlens=whole, position_embeddings=windows.rotations, segments=segments)
-        return output[windows.back] if self.is_last else output
+        return output[windows.inverse_order] if self.is_last else output
 
 
 class QueryKeyValue(nn.Module):
@@ -105,12 +105,12 @@ class QwenVision(Adapted, VisionEncoder):
         self.adopt(model, path)
         self.stored_names = {name: _OF_FUSED.sub("", stored) for name, stored in self.stored_names.items()}
 
-    def enter(self, patches: Tensor) -> Tensor:
+    def embed_inputs(self, patches: Tensor) -> Tensor:
         """Return the input of the first layer, (P, width), from uint8 patches in packed order."""
         kernel = self.embed.get_parameter("proj.weight").sum(dim=2)
         return embed_patches(patches, kernel, None, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
 
-    def surroundings(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
+    def layer_args(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
         """Return the windows, which every layer takes besides its hidden states. Raises HeadraceError for several frames."""
         if (image_grids[:, 0] != 1).any():
             raise HeadraceError("a sample has an image of several frames, which Qwen2.5-VL joins two by two: it must have one")
@@ -122,10 +122,10 @@ class QwenVision(Adapted, VisionEncoder):
             rotary = self._rotary(self._config)
         windows = Windows(
             order=order.to(device, non_blocking=True),
-            back=order.argsort().to(device, non_blocking=True),
+            inverse_order=order.argsort().to(device, non_blocking=True),
             rotations=rotary(positions, positions),
-            images=Segments.of(image_cu_seqlens, device),
-            inside=Segments.of(cu_windows, device),
+            image_segments=Segments.of(image_cu_seqlens, device),
+            window_segments=Segments.of(cu_windows, device),
         )
         return (windows,)
 

@@ -56,7 +56,7 @@ class WhisperAudio(Adapted, AudioEncoder):
         self.norm = model.layer_norm
         self.adopt(model, path)
 
-    def enter(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
+    def embed_inputs(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
         """Return the input of the first layer, (sum of ceil(frames / 2), width), from mel (F, bins)."""
         lengths = encoder_frames(mel_frames)
         dtype = self.conv1.get_parameter("weight").dtype
@@ -67,7 +67,7 @@ class WhisperAudio(Adapted, AudioEncoder):
             table: Tensor = sinusoids(int(lengths.max()), self.width)
         return x + table[place.to(x.device, non_blocking=True)]
 
-    def surroundings(self, mel_frames: Tensor, device: torch.device) -> tuple[Any, ...]:
+    def layer_args(self, mel_frames: Tensor, device: torch.device) -> tuple[Any, ...]:
         """Return what every layer takes besides its hidden states: the segments, one per recording."""
         return (Segments.of(cumulative(encoder_frames(mel_frames)), device),)
 
