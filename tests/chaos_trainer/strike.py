@@ -21,7 +21,7 @@ from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.recovery import node_training
 from headrace.trainer.recovery import recoverable_step as recovery_step
 from headrace.trainer.recovery.layout import Layout
-from headrace.trainer.recovery.membership_client import Membership
+from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.node_training import Training
@@ -224,7 +224,7 @@ def install(strikes: Strikes) -> None:
         strikes.computes(feed)
         return run(step, share, numbers, feed)
 
-    def take(run: Any, membership: Membership, snapshot: membership_pb2.Snapshot) -> None:
+    def take(run: Any, membership: MembershipClient, snapshot: membership_pb2.Snapshot) -> None:
         run(membership, snapshot)
         strikes.newest = max(strikes.newest, snapshot.generation)
 
@@ -244,7 +244,7 @@ def install(strikes: Strikes) -> None:
     _wrap(Training, "prepare", prepare)
     _wrap(Training, "rescue", rescue)
     _wrap(NodeLoader, "begin", begin)
-    _wrap(Membership, "_take", take)
+    _wrap(MembershipClient, "_take", take)
     _wrap(NodeLoader, "commit_for_all", commit_for_all)
     _wrap(node_training, "log_step", log_step)
 

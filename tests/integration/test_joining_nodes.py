@@ -18,7 +18,7 @@ import pytest
 from headrace import trainer
 from headrace.errors import ConflictError, SupersededError, UserError
 from headrace.trainer.loading.session import SessionClient
-from headrace.trainer.recovery.membership_client import Membership
+from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.node import Node
 from headrace.v1.membership_pb2 import NodeHello, NodesSpec, Snapshot
 from tests.integration.node import SPEC, membership
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT_S = 30.0
 LEAVES_AFTER_S = 0.5
 
-Join = Callable[..., Membership]
+Join = Callable[..., MembershipClient]
 Spawn = Callable[..., subprocess.Popen[str]]
 
 
@@ -37,7 +37,7 @@ def join() -> Iterator[Join]:
     """(endpoint, job, name) -> the membership of a node in this process, which is closed at the end."""
     with ExitStack() as stack:
 
-        def open_membership(endpoint: str, job: str, name: str) -> Membership:
+        def open_membership(endpoint: str, job: str, name: str) -> MembershipClient:
             member = membership(endpoint, job, name)
             member.open()
             stack.callback(member.close)
@@ -179,7 +179,7 @@ def test_a_node_without_a_place_ends_when_it_is_to_leave(calm, spec) -> None:
 def test_a_node_that_does_not_fit_is_told_why(calm, spec, join: Join, fields: dict[str, Any], words: str) -> None:
     job = calm.submit(spec("misfits", steps=1))
     join(calm.endpoint, job, "a")
-    member = Membership(calm.endpoint, NodeHello(**({"job": job, "node": "b", "address": "x:1", "spec": SPEC} | fields)))
+    member = MembershipClient(calm.endpoint, NodeHello(**({"job": job, "node": "b", "address": "x:1", "spec": SPEC} | fields)))
     member.open()
     with pytest.raises(UserError, match=words):
         member.wait(0, TIMEOUT_S)

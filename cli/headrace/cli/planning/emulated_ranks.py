@@ -75,7 +75,7 @@ class MeasuredStep:
             microbatch=microbatch,
             kind=kind,
             chunk=chunk,
-            start_s=np.array([event.busy_from_s - origin_s for event in events]),
+            start_s=np.array([event.drawn_start_s - origin_s for event in events]),
             end_s=np.array([event.end_s - origin_s for event in events]),
             critical=np.zeros(len(events), np.bool_),
             memory_after=np.zeros(len(events)),

@@ -9,7 +9,7 @@ from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.reorder_service.nodes.membership import Record
 from headrace.reorder_service.nodes.snapshots import shape, templates_of
 from headrace.snapshot import NOBODY, is_rerouted
-from headrace.trainer.recovery.layout import Layout, Resumed, finishes
+from headrace.trainer.recovery.layout import Layout, Resumed, finishes_step_first
 from headrace.trainer.recovery.nodes_spec import RecoverableUnit, RecoverySpec
 from headrace.v1.membership_pb2 import NodesSpec, Snapshot
 from tests.unit.reorder_service.nodes.test_membership import World, make_spec
@@ -160,10 +160,10 @@ def test_only_nodes_of_whole_pipelines_finish_their_share(world: World) -> None:
     running.CopyFrom(world.membership.snapshot)
     world.membership.lose("d", "its stream ended")
     (rerouted,) = world.settle()
-    assert [name for name in "abcefg" if finishes(name, running, rerouted)] == list("abcfg")
+    assert [name for name in "abcefg" if finishes_step_first(name, running, rerouted)] == list("abcfg")
     world.membership.recovered(2)
     (rebuilt,) = world.settle()
-    assert not any(finishes(name, rerouted, rebuilt) for name in "abcefg")
+    assert not any(finishes_step_first(name, rerouted, rebuilt) for name in "abcefg")
 
 
 NONE = frozenset[int]()
@@ -199,10 +199,10 @@ def test_only_the_step_that_was_cut_off_is_resumed(world: World) -> None:
     (rerouted,) = world.settle()
     done = [*[frozenset({0, 1, 2})] * 3, NONE, *[frozenset({6, 7})] * 2]
     layout = layout_of(rerouted, "f").resume(5, done)
-    assert layout.keeps
+    assert layout.keeps_share
     assert {*assigned(layout, 5), *assigned(layout_of(rerouted, "a").resume(5, done), 5)} == {3, 4, 5}
     assert len(assigned(layout, 6)) == 3
-    assert not layout_of(rerouted, "e").resume(5, done).keeps
+    assert not layout_of(rerouted, "e").resume(5, done).keeps_share
 
 
 def test_a_specification_of_another_way_is_refused() -> None:

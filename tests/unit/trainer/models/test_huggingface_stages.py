@@ -14,7 +14,7 @@ from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.huggingface import model as adapted
-from headrace.trainer.pipeline.executor import Output
+from headrace.trainer.pipeline.chunk import Output
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
@@ -57,7 +57,7 @@ def test_stages_one_behind_the_other_are_the_whole_model(vision: str, frozen: bo
     result.loss.loss_sum.backward()
     if schedule == "zero-bubble":
         for stage in itertools.chain.from_iterable(stages.values()):
-            stage.put_off()()
+            stage.take_weight_gradients()()
 
     assert_close(result.loss.loss_sum, expected.loss_sum)
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}

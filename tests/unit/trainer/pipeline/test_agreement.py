@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from headrace.errors import UserError
-from headrace.trainer.pipeline.agreement import check_alike, check_replicas, fingerprint, tell_differences
+from headrace.trainer.pipeline.agreement import check_alike, check_replicas, fingerprint, warn_differences
 
 CPU = torch.device("cpu")
 RANKS = range(3)
@@ -74,10 +74,10 @@ def test_processes_that_were_started_otherwise_are_named_with_what_to_give_them(
 
 def test_what_differs_from_a_checkpoint_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        tell_differences({}, {"precision": "bf16"})
-        tell_differences({"precision": "bf16"}, {"precision": "bf16", "model": "tiny"})
+        warn_differences({}, {"precision": "bf16"})
+        warn_differences({"precision": "bf16"}, {"precision": "bf16", "model": "tiny"})
         assert not caplog.messages
-        tell_differences({"precision": "bf16", "frozen": {"llm": True}}, {"precision": "fp32", "frozen": {"llm": False}})
+        warn_differences({"precision": "bf16", "frozen": {"llm": True}}, {"precision": "fp32", "frozen": {"llm": False}})
     assert len(caplog.messages) == 2
     assert "precision" in caplog.messages[0]
     assert "frozen" in caplog.messages[1]

@@ -29,7 +29,7 @@ def boxes(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_time_is_waiting_computing_and_the_rest() -> None:
     event = Event(LLM_0, FORWARD, 10.0, 14.0, 1.0, 2.5)
-    assert (event.busy_from_s, event.overhead_s) == (11.0, 0.5)
+    assert (event.drawn_start_s, event.overhead_s) == (11.0, 0.5)
 
 
 def test_a_step_lasts_from_the_first_start_to_the_last_end() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.trainer.pipeline.feed import columns_of
-from headrace.trainer.pipeline.gradient_flow import GradientFlow, learns
+from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 
@@ -53,9 +53,9 @@ def test_a_stage_has_a_backward_where_anything_learns_from_it(
 ) -> None:
     topology = topology_of(**{unit: {"pp": 2, **units.get(unit, {})} for unit in ("vision", "llm", "generator")})
     flows = {unit: GradientFlow.of(topology, unit) for unit in topology.units}
-    assert [flows["llm"].enters(position) for position in (0, 1)] == llm
-    assert [flows["generator"].enters(position) for position in (0, 1)] == generator
-    assert learns(topology, "llm") == any(llm) == flows["generator"].leaves(0)
+    assert [flows["llm"].has_backward(position) for position in (0, 1)] == llm
+    assert [flows["generator"].has_backward(position) for position in (0, 1)] == generator
+    assert needs_output_gradient(topology, "llm") == any(llm) == flows["generator"].sends_gradient(0)
 
 
 def test_the_stages_of_a_generator_that_read_pixels_are_its_first_and_last() -> None:

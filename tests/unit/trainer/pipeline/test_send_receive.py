@@ -65,7 +65,7 @@ def test_a_tensor_without_an_answer_is_kept_until_all_have_left(wires: list[Wire
 @pytest.mark.parametrize("receiver", [0, 1], ids=["to itself", "to another"])
 def test_what_arrives_is_cut_off_from_what_it_was_made_of(wires: list[Wire], receiver: int) -> None:
     source = torch.ones(SHAPE, requires_grad=True)
-    wires[receiver].expect(SHAPE, 0, tag=0, learns=True)
+    wires[receiver].expect(SHAPE, 0, tag=0, requires_grad=True)
     wires[0].send(source * 2, receiver, tag=0)
     arrived = wires[receiver].receive(0, tag=0)
     (arrived * 3).sum().backward()
@@ -78,7 +78,7 @@ def test_what_arrives_is_cut_off_from_what_it_was_made_of(wires: list[Wire], rec
 def test_rows_go_in_the_dtype_of_the_wire_one_behind_the_other(groups: list[ProcessGroupGloo], receiver: int) -> None:
     wires = [Wire(CPU, torch.bfloat16, group) for group in groups]
     rows = torch.arange(6.0, requires_grad=True).reshape(2, 3).T
-    wires[receiver].expect(SHAPE, 0, tag=0, learns=True)
+    wires[receiver].expect(SHAPE, 0, tag=0, requires_grad=True)
     wires[0].send(rows, receiver, tag=0)
     arrived = wires[receiver].receive(0, tag=0)
     assert arrived.dtype == torch.bfloat16

@@ -90,7 +90,7 @@ def agreed(*nodes: tuple[Standing, str], done: Sequence[set[int]] = ()) -> list[
 
 def test_who_has_all_of_the_gradients_catches_up_with_who_saw_the_outcome() -> None:
     seen = Standing(applied=8, generation=2, grad_norm=0.5)
-    waits = Standing(applied=7, generation=1, awaited=2)
+    waits = Standing(applied=7, generation=1, vote_pending_generation=2)
     first, second = agreed((waits, "front"), (seen, "back"))
     assert first.standing == second.standing == seen
     assert (first.catches_up, second.catches_up) == (True, False)
@@ -99,7 +99,7 @@ def test_who_has_all_of_the_gradients_catches_up_with_who_saw_the_outcome() -> N
 
 def test_who_waits_for_a_step_that_was_skipped_is_told_so() -> None:
     seen = Standing(applied=8, generation=2, grad_norm=math.nan)
-    waits = Standing(applied=7, generation=1, awaited=2)
+    waits = Standing(applied=7, generation=1, vote_pending_generation=2)
     first, second, third = agreed((waits, "front"), (seen, "back"), (seen, "back"))
     assert all(math.isnan(one.standing.grad_norm) and one.standing.applied == 8 for one in (first, second, third))
     assert (first.catches_up, second.catches_up, third.catches_up) == (True, False, False)
@@ -107,7 +107,7 @@ def test_who_waits_for_a_step_that_was_skipped_is_told_so() -> None:
 
 def test_a_vote_of_another_generation_is_another_step() -> None:
     """A node that was away asked for a vote in generation 2; the others have voted on that step again in generation 3."""
-    away = Standing(applied=7, generation=1, awaited=2)
+    away = Standing(applied=7, generation=1, vote_pending_generation=2)
     others = Standing(applied=8, generation=3)
     first, second = agreed((away, "front back"), (others, "front back"))
     assert not first.is_current
@@ -142,7 +142,7 @@ def test_gradients_of_the_next_step_count() -> None:
 
 
 def test_gradients_of_a_step_that_others_have_applied_count_no_more() -> None:
-    seen, waits = Standing(applied=8, generation=2), Standing(applied=7, generation=1, awaited=2)
+    seen, waits = Standing(applied=8, generation=2), Standing(applied=7, generation=1, vote_pending_generation=2)
     for agreement in agreed((waits, "front back"), (seen, "front back"), done=[{0, 2}, {1}]):
         assert agreement.done == [set(), {1}]
 

@@ -64,14 +64,14 @@ class FrozenFlags(Protocol):
     def frozen_projector(self) -> bool: ...
 
 
-def way_of_training(model: str, dtype: torch.dtype, units: Mapping[str, FrozenFlags]) -> dict[str, Any]:
+def training_record(model: str, dtype: torch.dtype, units: Mapping[str, FrozenFlags]) -> dict[str, Any]:
     """Return the record, in JSON values, that a checkpoint keeps of how its weights are trained: model, dtype, frozen units."""
     frozen = {unit: [flags.frozen, flags.frozen_projector] for unit, flags in units.items()}
     return {"model": model, "products": str(dtype).removeprefix("torch."), "frozen unit and projector": frozen}
 
 
-def tell_differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Log a warning for each entry of `way_of_training` that differs between a checkpoint and the run that resumes it.
+def warn_differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Log a warning for each entry of `training_record` that differs between a checkpoint and the run that resumes it.
 
     `saved`: the checkpoint's record, empty if it has none. `present`: that of this run.
     """

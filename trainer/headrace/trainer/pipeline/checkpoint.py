@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
 from headrace.trainer.pipeline.checkpoint_files import (
-    WAY,
+    TRAINING_RECORD,
     WEIGHT,
     Checkpoint,
     TensorKey,
@@ -40,11 +40,13 @@ class CheckpointWriter:
     parameters and their optimizer state by their first owner among the replicas, frozen ones by the first replica.
     """
 
-    def __init__(self, folder: Path, step: PipelineStep, *, goes_on: bool = False, way: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, step: PipelineStep, *, goes_on: bool = False, record: Mapping[str, Any] | None = None
+    ) -> None:
         """Remove incomplete checkpoints from the folder. All processes of the pipeline wait for each other here.
 
-        `goes_on`: whether this run continues the one whose checkpoints are in `folder`. `way`: the result of
-        `agreement.way_of_training`, saved with each checkpoint.
+        `goes_on`: whether this run continues the one whose checkpoints are in `folder`. `record`: the result of
+        `agreement.training_record`, saved with each checkpoint.
 
         Raises UserError if the folder has complete checkpoints and this run does not continue from them.
         """
@@ -56,7 +58,7 @@ class CheckpointWriter:
         dist.barrier(group=step.groups.everybody)
         self._folder = folder
         self._step = step
-        self._way = {} if way is None else {WAY: dict(way)}
+        self._training_record = {} if record is None else {TRAINING_RECORD: dict(record)}
         self._rank, self._num_ranks = dist.get_rank(), step.topology.world_size
         self._buffers: dict[TensorKey, Tensor] = {}
         self._writing: Future[None] | None = None
@@ -75,7 +77,7 @@ class CheckpointWriter:
         copies = {key: self._copy(key, tensor) for key, tensor in _written(self._step)}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        self._writing = self._thread.submit(self._write, step, {**loader, **self._way}, copies)
+        self._writing = self._thread.submit(self._write, step, {**loader, **self._training_record}, copies)
 
     def close(self) -> None:
         """Wait until the last checkpoint is on disk, and end the thread."""

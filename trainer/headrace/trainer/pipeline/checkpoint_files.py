@@ -27,9 +27,9 @@ from headrace.errors import UserError
 
 WEIGHT = "weight"
 """The `TensorKey.kind` of a weight; all other kinds are optimizer state."""
-WAY = "way"
-"""The key of the record of how the weights were trained (`agreement.way_of_training`), in a checkpoint's loader state."""
-KEPT = 2
+TRAINING_RECORD = "way"
+"""The key of the record of how the weights were trained (`agreement.training_record`), in a checkpoint's loader state."""
+NUM_KEPT = 2
 """Number of complete checkpoints that `prune` keeps: more than one, as the newest may turn out to be unreadable."""
 _ATTEMPT = "attempt-"
 _LOADER = b"loader"
@@ -114,8 +114,8 @@ def complete_steps(folder: Path) -> list[int]:
 
 
 def prune(folder: Path) -> None:
-    """Remove all checkpoints, complete or not, that are older than the newest KEPT complete ones."""
-    for step in complete_steps(folder)[-KEPT:][:1]:
+    """Remove all checkpoints, complete or not, that are older than the newest NUM_KEPT complete ones."""
+    for step in complete_steps(folder)[-NUM_KEPT:][:1]:
         for path in folder.glob("step-[0-9]*"):
             if path.name < step_folder(folder, step).name:
                 shutil.rmtree(path)

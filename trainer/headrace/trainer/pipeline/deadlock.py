@@ -39,7 +39,7 @@ def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> Non
 
     Replicas that it exchanges samples with through others count too.
     """
-    _Rehearsal(topology, routes, _together(routes, place)).run()
+    _Rehearsal(topology, routes, _connected_replicas(routes, place)).run()
 
 
 def check_rows(
@@ -53,9 +53,9 @@ def check_rows(
     size, flow = topology.units[place.unit], GradientFlow.of(topology, place.unit)
     if size.max_rows is None:
         return
-    keeps = np.array([flow.enters(action.chunk * size.pp + place.stage) for action in actions])
+    has_backward = np.array([flow.has_backward(action.chunk * size.pp + place.stage) for action in actions])
     takes, gives = (
-        keeps * np.array([rows.get(action.microbatch, 0) for action in actions])
+        has_backward * np.array([rows.get(action.microbatch, 0) for action in actions])
         for rows in (num_rows(Kind.FORWARD), num_rows(Kind.BACKWARD))
     )
     kinds = np.array([action.kind for action in actions], np.int64)
@@ -69,7 +69,7 @@ def check_rows(
         )
 
 
-def _together(routes: Routes, place: Place) -> set[tuple[str, int]]:
+def _connected_replicas(routes: Routes, place: Place) -> set[tuple[str, int]]:
     """Return the (unit, replica) pairs that exchange samples with this place's replica, directly or through others, and it."""
     neighbours: dict[tuple[str, int], set[tuple[str, int]]] = {}
     for handover in routes.handovers:
@@ -84,7 +84,7 @@ def _together(routes: Routes, place: Place) -> set[tuple[str, int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _PortionAction:
     """The forward, backward or weight action of one portion at one position of its unit."""
 
     kind: Kind
@@ -95,13 +95,13 @@ class _Step:
 class _Rehearsal:
     """A dry run of all stages: each in turn takes its actions for as long as their inputs are available."""
 
-    def __init__(self, topology: PipelineTopology, routes: Routes, together: Collection[tuple[str, int]]) -> None:
+    def __init__(self, topology: PipelineTopology, routes: Routes, replicas: Collection[tuple[str, int]]) -> None:
         self._topology, self._routes = topology, routes
-        self._done: set[_Step] = set()
+        self._done: set[_PortionAction] = set()
         self._left: dict[tuple[str, int, int], list[Action]] = {}
         self._forward: dict[tuple[str, int, int], list[Portion]] = {}
         self._backward: dict[tuple[str, int, int], list[Portion]] = {}
-        for unit, replica in sorted(together):
+        for unit, replica in sorted(replicas):
             for portion in routes.portions(unit, replica):
                 self._forward.setdefault((unit, replica, portion.forward), []).append(portion)
                 self._backward.setdefault((unit, replica, portion.backward), []).append(portion)
@@ -129,27 +129,29 @@ class _Rehearsal:
         """Run an action if its inputs are available; return whether it ran."""
         portions = self._forward if action.kind == Kind.FORWARD else self._backward  # a weight action has its backward's portions
         position = action.chunk * self._topology.units[unit].pp + stage
-        steps = [_Step(action.kind, portion, position) for portion in portions.get((unit, replica, action.microbatch), ())]
+        steps = [
+            _PortionAction(action.kind, portion, position) for portion in portions.get((unit, replica, action.microbatch), ())
+        ]
         if not all(needed in self._done for step in steps for needed in self._needs(step)):
             return False
         self._done.update(steps)
         return True
 
-    def _needs(self, step: _Step) -> list[_Step]:
+    def _needs(self, step: _PortionAction) -> list[_PortionAction]:
         here, last = step.position, self._topology.num_parts(step.portion.unit) - 1
         if step.kind == Kind.WEIGHT:
-            return [_Step(Kind.BACKWARD, step.portion, here)]
+            return [_PortionAction(Kind.BACKWARD, step.portion, here)]
         if step.kind == Kind.FORWARD:
             if here > 0:
-                return [_Step(step.kind, step.portion, here - 1)]
+                return [_PortionAction(step.kind, step.portion, here - 1)]
             return self._of_others(step.kind, self._routes.into(step.portion), lambda handover: handover.source, first=False)
-        needs = [_Step(Kind.FORWARD, step.portion, here)]
+        needs = [_PortionAction(Kind.FORWARD, step.portion, here)]
         if here < last:
-            return [*needs, _Step(step.kind, step.portion, here + 1)]
+            return [*needs, _PortionAction(step.kind, step.portion, here + 1)]
         return needs + self._of_others(step.kind, self._routes.out_of(step.portion), lambda handover: handover.target, first=True)
 
     def _of_others(
         self, kind: Kind, handovers: Sequence[Handover], side: Callable[[Handover], Portion], *, first: bool
-    ) -> list[_Step]:
+    ) -> list[_PortionAction]:
         portions = [side(handover) for handover in handovers]
-        return [_Step(kind, portion, 0 if first else self._topology.num_parts(portion.unit) - 1) for portion in portions]
+        return [_PortionAction(kind, portion, 0 if first else self._topology.num_parts(portion.unit) - 1) for portion in portions]

@@ -19,8 +19,9 @@ from headrace.plan import StepPlan
 from headrace.schedule import Kind
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.models.loss import StepLoss
+from headrace.trainer.pipeline.chunk import Output
 from headrace.trainer.pipeline.events import Recording
-from headrace.trainer.pipeline.executor import Executor, Output
+from headrace.trainer.pipeline.executor import Executor
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
 
@@ -67,7 +68,7 @@ class EmulatedChunk:
         self._forward_s, self._factors, self._is_last = forward_s, factors, is_last
         self._weights_s = 0.0
         """Seconds of the weight action that the last backward put off."""
-        self._learns = torch.zeros((), requires_grad=True)
+        self._trainable = torch.zeros((), requires_grad=True)
 
     def num_rows(self, data: PackedMicrobatch) -> int:
         return data.sample_ids.numel()
@@ -80,11 +81,11 @@ class EmulatedChunk:
 
     def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
         seconds = sum(self._forward_s[sample] for sample in data.sample_ids.tolist())
-        inputs = [self._learns, *([hidden] if hidden is not None else arrived.values())]
+        inputs = [self._trainable, *([hidden] if hidden is not None else arrived.values())]
         rows: Tensor = _Sleep.apply(self, seconds, self.num_rows(data), *inputs)  # type: ignore[no-untyped-call]
         return Output(loss=StepLoss(loss_sum=rows.sum(), num_targets=rows.shape[0])) if self._is_last else Output(rows=rows)
 
-    def put_off(self) -> Callable[[], None]:
+    def take_weight_gradients(self) -> Callable[[], None]:
         return partial(self.sleep, self._weights_s)
 
     def backward(self, forward_s: float) -> None:

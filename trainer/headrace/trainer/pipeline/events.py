@@ -31,7 +31,7 @@ class Event:
     """Seconds of the action that the stage computed."""
 
     @property
-    def busy_from_s(self) -> float:
+    def drawn_start_s(self) -> float:
         """Start of the action in a drawing, in which all of its waiting is put before it."""
         return self.start_s + self.wait_s
 
@@ -87,8 +87,8 @@ def trace(recordings: Iterable[Recording], *, label: str = "") -> dict[str, Any]
                 "cat": action.kind.name.lower(),
                 "pid": processes.index((place.unit, place.replica)),
                 "tid": places.index(place),
-                "ts": (event.busy_from_s + unix_s - origin_s) * _US_PER_S,
-                "dur": (event.end_s - event.busy_from_s) * _US_PER_S,
+                "ts": (event.drawn_start_s + unix_s - origin_s) * _US_PER_S,
+                "dur": (event.end_s - event.drawn_start_s) * _US_PER_S,
                 "args": {"microbatch": action.microbatch, "chunk": action.chunk, "wait_us": event.wait_s * _US_PER_S},
             }
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,10 @@ from torch import Tensor
 from headrace.schedule import ZERO_BUBBLE, Action, Kind
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.loss import StepLoss
+from headrace.trainer.pipeline.chunk import Chunk, Output
 from headrace.trainer.pipeline.deadlock import actions_of, check_order, check_rows
 from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s
-from headrace.trainer.pipeline.gradient_flow import GradientFlow, learns
+from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
@@ -27,33 +28,6 @@ from headrace.trainer.pipeline.unit_exchange import Exchange, Exchanges, in_orde
 
 Feed = Callable[[Portion], PackedMicrobatch]
 """A function that returns the unit's columns of a portion's samples, on the device, without samples that failed to decode."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Output:
-    """The output of a stage for one portion, connected to the stage's inputs by autograd."""
-
-    rows: Tensor | None = None
-    """Hidden states for the next stage, or on a unit's last stage tokens for the downstream unit; None if nothing follows."""
-    loss: StepLoss | None = None
-    """Loss of the portion on the last stage of the LLM and of the generator; None on all other stages."""
-
-
-class Chunk(Protocol):
-    """Protocol of one chunk of a stage in an executor: a `headrace.trainer.pipeline.stage.Stage`, or an emulated one."""
-
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def token_width(self) -> int: ...
-    def num_rows(self, data: PackedMicrobatch) -> int: ...
-    def token_counts(self, data: PackedMicrobatch) -> Tensor: ...
-    def input_token_counts(self, unit: str, data: PackedMicrobatch) -> Tensor: ...
-    def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output: ...
-    def put_off(self) -> Callable[[], None]:
-        """Return a function that computes the weight gradients that the last backward put off; only under `zero-bubble`."""
 
 
 @dataclass(slots=True)
@@ -105,7 +79,7 @@ class _Move:
 
     kind: Kind
     portion: int
-    stage: Chunk
+    chunk: Chunk
     position: int
     source: _Link | None
     """Message from the adjacent position that the input comes from; None at the unit's end, where it comes by exchanges."""
@@ -113,11 +87,10 @@ class _Move:
     """Message to the adjacent position that the output goes to; None at the unit's end, where it goes by exchanges."""
     width: int
     """Row width of the input."""
-    enters: bool
-    """Whether the position has a backward (`GradientFlow.enters`)."""
-    leaves: bool
-    """Whether the position sends gradients of its input back (`GradientFlow.leaves`)."""
-    ends: bool
+    has_backward: bool
+    sends_gradient: bool
+    """Both as in `GradientFlow`, for this position."""
+    frees_cargo: bool
     """Whether no later action needs the portion's cargo."""
 
 
@@ -128,7 +101,7 @@ class Executor:
         self,
         topology: PipelineTopology,
         place: Place,
-        stages: Sequence[Chunk],
+        chunks: Sequence[Chunk],
         dtype: torch.dtype,
         group: dist.ProcessGroup | None = None,
         wait: Callable[[dist.Work], object] = dist.Work.wait,
@@ -138,13 +111,13 @@ class Executor:
         """
         self.topology = topology
         self.place = place
-        self.stages = stages
+        self.chunks = chunks
         self.flow = GradientFlow.of(topology, place.unit)
-        self.learning = {unit for unit in topology.units if learns(topology, unit)}
+        self.units_needing_gradient = {unit for unit in topology.units if needs_output_gradient(topology, unit)}
         self.exchanges = Exchanges(topology, place)
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Ranks of the stages of this replica and TP slice, in stage order."""
-        self.wire = Wire(stages[0].device, dtype, group, wait)
+        self.wire = Wire(chunks[0].device, dtype, group, wait)
         self.recording = Recording((), 0.0)
         """The events of the last step."""
 
@@ -185,8 +158,8 @@ class _Run:
         self.totals = Totals()
         self.computed_s = 0.0
         """Seconds that the stages have computed so far in this step."""
-        self._place, self._flow, self._learning = executor.place, executor.flow, executor.learning
-        self._stages, self._wire, self._peers = executor.stages, executor.wire, executor.peers
+        self._place, self._flow, self._units_needing_gradient = executor.place, executor.flow, executor.units_needing_gradient
+        self._chunks, self._wire, self._peers = executor.chunks, executor.wire, executor.peers
         self._routes, self._feed, self._exchanges = routes, feed, executor.exchanges
         self._last = self._flow.num_parts - 1  # the unit's last position
         self._is_first, self._is_last = self._place.stage == 0, self._place.stage == len(self._peers) - 1
@@ -199,9 +172,9 @@ class _Run:
         self._by_kind[Kind.WEIGHT] = self._by_kind[Kind.BACKWARD]
         self._cargo: dict[int, _Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
-        self._autocasts = torch.is_autocast_enabled(self._stages[0].device.type)
-        self._puts_off = executor.topology.schedule == ZERO_BUBBLE
-        self._weights: dict[int, Callable[[], None]] = {}  # by portion
+        self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
+        self._defers_weights = executor.topology.schedule == ZERO_BUBBLE
+        self._deferred_weights: dict[int, Callable[[], None]] = {}  # by portion
 
     def num_rows(self, kind: Kind) -> dict[int, int]:
         """Return the number of rows of each microbatch in actions of this kind. Waits for the data of all portions."""
@@ -217,19 +190,19 @@ class _Run:
         position = action.chunk * len(self._peers) + self._place.stage
         before, behind = position - 1, position + 1
         source, target = (behind, before) if action.kind == Kind.BACKWARD else (before, behind)
-        stage = self._stages[action.chunk]
+        chunk = self._chunks[action.chunk]
         return [
             _Move(
                 kind=action.kind,
                 portion=portion,
-                stage=stage,
+                chunk=chunk,
                 position=position,
                 source=self._link(action.kind, portion, position, source),
                 target=self._link(action.kind, portion, position, target),
-                width=stage.token_width if source > self._last else stage.width,
-                enters=self._flow.enters(position),
-                leaves=self._flow.leaves(position),
-                ends=action.kind == Kind.BACKWARD and action.chunk == 0,
+                width=chunk.token_width if source > self._last else chunk.width,
+                has_backward=self._flow.has_backward(position),
+                sends_gradient=self._flow.sends_gradient(position),
+                frees_cargo=action.kind == Kind.BACKWARD and action.chunk == 0,
             )
             for portion in self._by_kind[action.kind].get(action.microbatch, ())
         ]
@@ -247,23 +220,24 @@ class _Run:
         """Post the receives of an action."""
         for move in moves:
             is_forward = move.kind == Kind.FORWARD
-            if not is_forward and (move.kind == Kind.WEIGHT or not move.enters):
+            if not is_forward and (move.kind == Kind.WEIGHT or not move.has_backward):
                 return
             cargo = self._cargo.get(move.portion) or self._load(move.portion)
             if move.source is not None:
                 if cargo.num_rows:
-                    self._wire.expect((cargo.num_rows, move.width), *move.source, learns=is_forward and move.leaves)
+                    shape = (cargo.num_rows, move.width)
+                    self._wire.expect(shape, *move.source, requires_grad=is_forward and move.sends_gradient)
                 continue
             for exchange in cargo.arriving if is_forward else cargo.leaving:
-                learns = is_forward and exchange.unit in self._learning
+                requires_grad = is_forward and exchange.unit in self._units_needing_gradient
                 source, tag = exchange.neighbours.source, _tag(move.kind, exchange.number)
-                self._wire.expect((exchange.num_rows, move.width), source, tag, learns=learns)
+                self._wire.expect((exchange.num_rows, move.width), source, tag, requires_grad=requires_grad)
 
     def take(self, moves: Sequence[_Move]) -> None:
         """Run an action whose receives were posted."""
         for move in moves:
             _RUN[move.kind](self, move)
-            if move.ends:
+            if move.frees_cargo:
                 del self._cargo[move.portion]
 
     def _run_forward(self, move: _Move) -> None:
@@ -279,9 +253,9 @@ class _Run:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived)
         began_s = time.monotonic()
-        output = move.stage(cargo.data, hidden, tokens)
+        output = move.chunk(cargo.data, hidden, tokens)
         self.computed_s += time.monotonic() - began_s
-        if move.enters:
+        if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
         if output.loss is not None:
             self._count(output.loss, move.portion)
@@ -318,10 +292,10 @@ class _Run:
         if ends:
             with self._as_in_forward():
                 torch.autograd.backward(ends, gradients)
-            if self._puts_off:
-                self._weights[move.portion] = move.stage.put_off()
+            if self._defers_weights:
+                self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
         self.computed_s += time.monotonic() - began_s
-        if move.leaves and move.target is not None and held.hidden is not None:
+        if move.sends_gradient and move.target is not None and held.hidden is not None:
             self._wire.send(_gradient_of(held.hidden), *move.target)
         arriving = self._cargo[move.portion].arriving
         for exchange, tensor in zip(arriving, held.arrived, strict=False):  # nothing arrives by exchange after the first position
@@ -340,7 +314,7 @@ class _Run:
         return gradient
 
     def _run_weights(self, move: _Move) -> None:
-        compute = self._weights.pop(move.portion, None)
+        compute = self._deferred_weights.pop(move.portion, None)
         if compute is None:
             return
         began_s = time.monotonic()
@@ -350,7 +324,7 @@ class _Run:
 
     def _as_in_forward(self) -> AbstractContextManager[object]:
         """Return a context for a backward with autocast off, so that its dtypes are those of its forward."""
-        return torch.autocast(self._stages[0].device.type, enabled=False) if self._autocasts else nullcontext()
+        return torch.autocast(self._chunks[0].device.type, enabled=False) if self._autocasts else nullcontext()
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
@@ -365,7 +339,7 @@ class _Run:
 
     def _load(self, number: int) -> _Cargo:
         data = self._feed(self._portions[number])
-        num_rows = self._stages[0].num_rows(data)
+        num_rows = self._chunks[0].num_rows(data)
         arriving = self._arriving(number, data) if num_rows and self._is_first else ()
         leaving = self._leaving(number, data) if num_rows and self._is_last else ()
         cargo = self._cargo[number] = _Cargo(data, num_rows, arriving, leaving)
@@ -374,12 +348,12 @@ class _Run:
     def _arriving(self, number: int, data: PackedMicrobatch) -> Sequence[Exchange]:
         handovers = self._routes.into(self._portions[number])
         units = {handover.source.unit for handover in handovers}
-        ranges = {unit: row_ranges(data, self._stages[0].input_token_counts(unit, data)) for unit in units}
+        ranges = {unit: row_ranges(data, self._chunks[0].input_token_counts(unit, data)) for unit in units}
         return self._exchanges.arriving(handovers, ranges)
 
     def _leaving(self, number: int, data: PackedMicrobatch) -> Sequence[Exchange]:
         handovers = self._routes.out_of(self._portions[number])
-        return self._exchanges.leaving(handovers, row_ranges(data, self._stages[-1].token_counts(data))) if handovers else ()
+        return self._exchanges.leaving(handovers, row_ranges(data, self._chunks[-1].token_counts(data))) if handovers else ()
 
 
 _RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}

@@ -33,7 +33,7 @@ from headrace.v1 import sessions_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class RowRef:
     """The location of a sample: a record batch and the row in it."""
 
     batch: pa.RecordBatch
@@ -65,7 +65,7 @@ class StepFeed:
     """Seconds that the stage waited for portions that were not packed yet when it asked for them."""
     _portions: Iterator[Portion] = field(init=False)
     """Portions still to be announced for packing, in the order in which the stage asks for them."""
-    _where: dict[int, Where] = field(default_factory=dict)
+    _row_refs: dict[int, RowRef] = field(default_factory=dict)
     _to_come: dict[int, str] = field(init=False)
     """Ticket of the part of each sample whose part was not taken yet."""
 
@@ -101,7 +101,7 @@ class StepFeed:
             for sample in self._samples[ticket]:
                 del self._to_come[sample]
             self._note(part)
-        return list(_runs(self._where[sample] for sample in portion.samples if sample in self._where))
+        return list(_runs(self._row_refs[sample] for sample in portion.samples if sample in self._row_refs))
 
     def _tickets(self, portion: Portion) -> list[str]:
         """Return the tickets of the portion's parts that were not taken yet."""
@@ -111,7 +111,7 @@ class StepFeed:
         self.rejected.extend(part.rejected)
         for batch in part.batches:
             for row, sample in enumerate(batch.column("sample_id").to_pylist()):
-                self._where[sample] = Where(batch, row)
+                self._row_refs[sample] = RowRef(batch, row)
 
 
 class PortionLoader(StepLoader):
@@ -263,15 +263,15 @@ def _check_replicas(step: int, plan: StepPlan, topology: PipelineTopology) -> No
         )
 
 
-def _runs(places: Iterable[Where]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows at these places in order, consecutive rows of a batch as one slice."""
+def _runs(refs: Iterable[RowRef]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows that these refer to in order, consecutive rows of a batch as one slice."""
     current: list[Any] = []  # batch, first row, number of rows
-    for place in places:
-        if current and current[0] is place.batch and current[1] + current[2] == place.row:
+    for ref in refs:
+        if current and current[0] is ref.batch and current[1] + current[2] == ref.row:
             current[2] += 1
             continue
         if current:
             yield current[0].slice(current[1], current[2])
-        current = [place.batch, place.row, 1]
+        current = [ref.batch, ref.row, 1]
     if current:
         yield current[0].slice(current[1], current[2])

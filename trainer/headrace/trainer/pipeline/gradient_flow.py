@@ -17,9 +17,9 @@ class GradientFlow:
 
     frozen: bool
     """Whether all of the unit's layers are frozen."""
-    projects: bool
+    has_trainable_projector: bool
     """Whether the unit ends in a trainable projector."""
-    behind_learners: bool
+    has_trainable_upstream: bool
     """Whether anything is trainable in the upstream units."""
     num_parts: int
 
@@ -29,29 +29,31 @@ class GradientFlow:
         here = topology.units[unit]
         return cls(
             frozen=here.frozen,
-            projects=_projects(topology, unit),
-            behind_learners=any(_learns(topology, other) for other in in_front(unit, topology.units)),
+            has_trainable_projector=_has_trainable_projector(topology, unit),
+            has_trainable_upstream=any(_is_trainable(topology, other) for other in in_front(unit, topology.units)),
             num_parts=topology.num_parts(unit),
         )
 
-    def leaves(self, position: int) -> bool:
+    def sends_gradient(self, position: int) -> bool:
         """Whether the position sends the gradients of its inputs back to where the inputs came from."""
-        return self.behind_learners or (position > 0 and not self.frozen)
+        return self.has_trainable_upstream or (position > 0 and not self.frozen)
 
-    def enters(self, position: int) -> bool:
+    def has_backward(self, position: int) -> bool:
         """Whether the position has a backward at all: something in it or upstream of it is trainable."""
-        return self.leaves(position) or not self.frozen or (self.projects and position == self.num_parts - 1)
+        return (
+            self.sends_gradient(position) or not self.frozen or (self.has_trainable_projector and position == self.num_parts - 1)
+        )
 
 
-def learns(topology: PipelineTopology, unit: str) -> bool:
+def needs_output_gradient(topology: PipelineTopology, unit: str) -> bool:
     """Whether a unit takes gradients of its outputs: something in it or upstream of it is trainable."""
-    return _learns(topology, unit) or GradientFlow.of(topology, unit).behind_learners
+    return _is_trainable(topology, unit) or GradientFlow.of(topology, unit).has_trainable_upstream
 
 
-def _learns(topology: PipelineTopology, unit: str) -> bool:
-    return not topology.units[unit].frozen or _projects(topology, unit)
+def _is_trainable(topology: PipelineTopology, unit: str) -> bool:
+    return not topology.units[unit].frozen or _has_trainable_projector(topology, unit)
 
 
-def _projects(topology: PipelineTopology, unit: str) -> bool:
+def _has_trainable_projector(topology: PipelineTopology, unit: str) -> bool:
     is_last = unit == list(topology.units)[-1]
     return not is_last and not topology.units[unit].frozen_projector

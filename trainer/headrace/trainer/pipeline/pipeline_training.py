@@ -19,9 +19,9 @@ from headrace.trainer.devices import check_pipeline, local_device
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.agreement import check_alike, check_replicas, tell_differences, way_of_training
+from headrace.trainer.pipeline.agreement import check_alike, check_replicas, training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
-from headrace.trainer.pipeline.checkpoint_files import WAY, Checkpoint
+from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
@@ -94,25 +94,25 @@ def train_pipeline(
             document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
             alike = {"--topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
             check_alike(alike, groups.everybody, device)
-            way = way_of_training(name, dtype, topology.units)
+            record = training_record(name, dtype, topology.units)
             stages = _stages(loader, topology, model, device, groups, dtype)
             step = PipelineStep(topology, stages, groups, dtype=dtype, settings=settings)
             if begin is not None:
                 load(begin, step)
-                tell_differences(begin.loader.get(WAY, {}), way)
+                warn_differences(begin.loader.get(TRAINING_RECORD, {}), record)
                 del begin  # it is mapped into memory, and its files may soon be removed
             elif loader.has_next():
                 check_fresh(job, loader.next_step, allowed=fresh_weights)
             weights = [weight for stage in stages for weight in stage.parameters()]
             check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
-            with _saving(checkpoint, step, goes_on=resume == checkpoint, way=way) as writer:
+            with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
                 _train(job, loader, step, writer, settings, every=checkpoint_every)
 
 
 def _saving(
-    folder: Path | None, step: PipelineStep, *, goes_on: bool, way: Mapping[str, Any]
+    folder: Path | None, step: PipelineStep, *, goes_on: bool, record: Mapping[str, Any]
 ) -> AbstractContextManager[CheckpointWriter | None]:
-    return nullcontext() if folder is None else CheckpointWriter(folder, step, goes_on=goes_on, way=way)
+    return nullcontext() if folder is None else CheckpointWriter(folder, step, goes_on=goes_on, record=record)
 
 
 def _train(

@@ -59,10 +59,10 @@ class Wire:
         else:
             self._sent[to, tag] = self._backend.send([tensor], to, tag)
 
-    def expect(self, shape: tuple[int, int], source: int, tag: int, *, learns: bool = False) -> None:
-        """Post the receive of a message, before or after it is sent. learns: whether the received tensor requires a gradient."""
+    def expect(self, shape: tuple[int, int], source: int, tag: int, *, requires_grad: bool = False) -> None:
+        """Post the receive of a message, before or after it is sent. requires_grad: whether the received tensor does."""
         if source != self._rank:
-            tensor = torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=learns)
+            tensor = torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=requires_grad)
             self._expected[source, tag] = self._backend.recv([tensor], source, tag), tensor
 
     def receive(self, source: int, tag: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from headrace.plan import GENERATOR, LLM
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.multimodal import MultimodalModel
-from headrace.trainer.pipeline.executor import Output
+from headrace.trainer.pipeline.chunk import Output
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
 
 TRUNKS = {"vision": "vision", "audio": "audio", LLM: "decoder", GENERATOR: "generator"}
@@ -92,11 +92,11 @@ class Stage(nn.Module, ABC):
             x = checkpoint(layer, x, *layer_args, use_reentrant=False) if self.checkpointing else layer(x, *layer_args)
         return self._make_output(x, data) if self.is_last else Output(rows=x)
 
-    def put_off_weights(self) -> None:
-        """Make backwards leave the weight gradients of linear layers to `put_off`. Call it after `freeze`."""
+    def defer_weight_gradients(self) -> None:
+        """Make backwards leave the weight gradients of linear layers to `take_weight_gradients`. Call it after `freeze`."""
         self._weight_gradients = WeightGradients(self.model)
 
-    def put_off(self) -> Callable[[], None]:
+    def take_weight_gradients(self) -> Callable[[], None]:
         """Return a function that computes the weight gradients that the last backward put off; only under `zero-bubble`."""
         return self._weight_gradients.take()
 

@@ -16,7 +16,7 @@ from headrace.trainer.models.audio_encoder import encoder_frames
 from headrace.trainer.models.generator import Generator
 from headrace.trainer.models.loss import StepLoss, token_loss
 from headrace.trainer.models.multimodal import MultimodalModel, fill_placeholders, initialise
-from headrace.trainer.pipeline.executor import Output
+from headrace.trainer.pipeline.chunk import Output
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, Stage, prune
 from headrace.trainer.pipeline.tensor_parallel import shard
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
@@ -243,7 +243,7 @@ def build_stages(
         stage.freeze(trunk=unit.frozen, projector=unit.frozen_projector)
         stage.hold_frozen(dtype)
         if topology.schedule == ZERO_BUBBLE:
-            stage.put_off_weights()
+            stage.defer_weight_gradients()
     return stages
 
 

@@ -38,7 +38,7 @@ _ROWS = (
     *("attention.out", "mlp.out"),
     *("self_attn.o_proj", "self_attn.out_proj", "attn.proj", "mlp.down_proj", "mlp.fc2", "layer.fc2"),
 )
-_OF_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
+_SHARED_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 _ATTENTIONS = ("self_attn", "attn")
 
 
@@ -56,7 +56,7 @@ def shard(layers: Sequence[nn.Module], group: dist.ProcessGroup, device_type: st
                     "set the unit's tp to 1"
                 )
     mesh = DeviceMesh.from_group(group, device_type)
-    styles = {_ENTRIES: _Entry(), _COLUMNS: _Columns(), _ROWS: _Rows(), _OF_HEADS: _OfHeads(), _ATTENTIONS: _Heads()}
+    styles = {_ENTRIES: _Entry(), _COLUMNS: _Columns(), _ROWS: _Rows(), _SHARED_NORMS: _SharedNorm(), _ATTENTIONS: _HeadCount()}
     for layer in layers:
         for names, style in styles.items():
             present = [name for name, _ in layer.named_modules() if f".{name}".endswith(tuple(f".{end}" for end in names))]
@@ -114,7 +114,7 @@ class _Rows(ParallelStyle):
         return module
 
 
-class _OfHeads(ParallelStyle):
+class _SharedNorm(ParallelStyle):
     """Style of a norm shared by all heads: sums its gradient over the slices, each of which sees its own heads only."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -123,7 +123,7 @@ class _OfHeads(ParallelStyle):
         return module
 
 
-class _Heads(ParallelStyle):
+class _HeadCount(ParallelStyle):
     """Style of an attention of `transformers`: sets `num_heads`, if it has that attribute, to the heads of the slice."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

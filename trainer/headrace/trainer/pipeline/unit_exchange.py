@@ -75,7 +75,7 @@ class Exchanges:
         rows = [some for sample in handover.samples if (some := ranges.get(sample))]
         if rows:
             neighbours = self._neighbours[other.unit, other.replica]
-            yield Exchange(handover.number, other.unit, _place(rows), sum(map(len, rows)), neighbours)
+            yield Exchange(handover.number, other.unit, _row_index(rows), sum(map(len, rows)), neighbours)
 
 
 def _neighbours(topology: PipelineTopology, place: Place, unit: str, replica: int) -> Neighbours:
@@ -109,7 +109,7 @@ def _joined(pieces: Sequence[tuple[slice | Tensor, Tensor]]) -> Tensor:
     return torch.cat([tensor for _, tensor in pieces])[place.argsort()]
 
 
-def _place(rows: Sequence[range]) -> slice | Tensor:
+def _row_index(rows: Sequence[range]) -> slice | Tensor:
     """Return a slice if the ranges are adjacent, as indexing with it makes no copy; else the indices of the rows."""
     if all(one.stop == other.start for one, other in pairwise(rows)):
         return slice(rows[0].start, rows[-1].stop)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class _Left(NamedTuple):
+class _DeferredGradient(NamedTuple):
     """The weight gradient of one linear layer that a backward put off, with the tensors it needs."""
 
     layer: nn.Linear
@@ -31,21 +31,21 @@ class WeightGradients:
     """Makes the backwards of a module put off the weight gradients of its trainable linear layers until they are taken."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._left: list[_Left] = []
+        self._deferred: list[_DeferredGradient] = []
         for layer in module.modules():
             if type(layer) is nn.Linear and layer.weight.requires_grad:  # a subclass may compute something else
                 layer.forward = partial(self._forward, layer)  # type: ignore[method-assign]
 
     def take(self) -> Callable[[], None]:
         """Return a function that adds to `grad` the weight gradients put off since the last `take`. Call the function once."""
-        left = self._left.copy()
-        self._left.clear()
-        return partial(_add_gradients, left)
+        deferred = self._deferred.copy()
+        self._deferred.clear()
+        return partial(_add_gradients, deferred)
 
     def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # cast once, and kept in that dtype for the weight gradient
-        y: Tensor = _Linear.apply(x, layer.weight, layer.bias, layer, self._left)  # type: ignore[no-untyped-call]
+        y: Tensor = _Linear.apply(x, layer.weight, layer.bias, layer, self._deferred)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -53,22 +53,24 @@ class _Linear(torch.autograd.Function):
     """`functional.linear` whose backward puts off the gradients of weight and bias, and keeps the tensors that they need."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, left: list[_Left]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Linear, deferred: list[_DeferredGradient]
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.layer, ctx.left = layer, left
+        ctx.layer, ctx.deferred = layer, deferred
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        ctx.left.append(_Left(ctx.layer, x.detach(), gradient))
+        ctx.deferred.append(_DeferredGradient(ctx.layer, x.detach(), gradient))
         of_x = gradient @ weight.to(gradient.dtype) if ctx.needs_input_grad[0] else None
         return of_x, None, None, None, None
 
 
 @torch.no_grad()
-def _add_gradients(left: Sequence[_Left]) -> None:
-    for layer, x, gradient in left:
+def _add_gradients(deferred: Sequence[_DeferredGradient]) -> None:
+    for layer, x, gradient in deferred:
         rows = gradient.reshape(-1, gradient.shape[-1])
         _add(layer.weight, rows.T @ x.reshape(-1, x.shape[-1]))
         if layer.bias is not None and layer.bias.requires_grad:

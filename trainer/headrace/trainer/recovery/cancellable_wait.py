@@ -16,13 +16,13 @@ import torch.distributed as dist
 _CHECK_S = 0.02  # how often a wait that may have to be abandoned checks whether it must be
 
 _Outcome = dist.Work | BaseException | None
-"""The result of a wait: the work that is done, the error with which it failed, or None as the signal of `Waiter.look`."""
+"""The result of a wait: the work that is done, the error with which it failed, or None, the signal of `start_polling`."""
 
 
 class Waiter:
     """Waits for messages in a thread of its own, which can be abandoned; it then lives, with its work, until gloo's timeout.
 
-    It uses queues written in C, and does not poll before `look` is called: a step has many waits, each after a computation that
+    It uses queues written in C, and does not poll before `start_polling`: a step has many waits, each after a computation that
     leaves no Python in the caches.
     """
 
@@ -33,20 +33,20 @@ class Waiter:
         """
         self._works: queue.SimpleQueue[dist.Work | None] = queue.SimpleQueue()
         self._outcomes: queue.SimpleQueue[_Outcome] = queue.SimpleQueue()
-        self._looks = False
+        self._polls = False
         threading.Thread(target=_wait_for_each, args=(self._works, self._outcomes, groups), name="wait", daemon=True).start()
 
-    def wait(self, work: dist.Work, leaves: Callable[[], bool]) -> bool:
-        """Wait for a message; return False if `leaves` returned True before it came. Raises the error of `work` if it failed.
+    def wait(self, work: dist.Work, should_abandon: Callable[[], bool]) -> bool:
+        """Wait for a message; return False if `should_abandon` returned True before it came. Raises `work`'s error if it failed.
 
-        After False the waiter cannot be used any more. `leaves` is not called before the first `look`.
+        After False the waiter cannot be used any more. `should_abandon` is not called before the first `start_polling`.
         """
         self._works.put(work)
         while True:
             try:
-                outcome = self._outcomes.get(timeout=_CHECK_S if self._looks else None)
+                outcome = self._outcomes.get(timeout=_CHECK_S if self._polls else None)
             except queue.Empty:
-                if not leaves():
+                if not should_abandon():
                     continue
                 self.close()
                 return False
@@ -55,9 +55,9 @@ class Waiter:
             if outcome is not None:
                 return True
 
-    def look(self) -> None:
-        """Make present and future waits poll `leaves`. May be called from any thread."""
-        self._looks = True
+    def start_polling(self) -> None:
+        """Make present and future waits poll `should_abandon`. May be called from any thread."""
+        self._polls = True
         self._outcomes.put(None)
 
     def close(self, last: Sequence[dist.Work] = ()) -> None:

@@ -29,7 +29,7 @@ class Standing:
     """Generation in which the last applied step was voted on: a node that was away may have another version of the same step."""
     grad_norm: float = 0.0
     """Gradient norm of the last applied step."""
-    awaited: int = -1
+    vote_pending_generation: int = -1
     """Generation in which the node asked for the vote on the next step without seeing its outcome."""
 
 
@@ -86,7 +86,7 @@ def agree(
     Raises UnrecoverableError, on all nodes, if no node has a parameter that some node needs, and MeshCutError.
     """
     names = list(sizes)
-    said = [float(standing.applied), standing.generation, standing.grad_norm, standing.awaited, len(rejected)]
+    said = [float(standing.applied), standing.generation, standing.grad_norm, standing.vote_pending_generation, len(rejected)]
     masks = [float(name in some) for some in (has, needs) for name in names]
     own = torch.tensor([*said, *masks, *(float(number in done) for number in range(num_microbatches))], dtype=torch.float64)
     everybody = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
@@ -94,7 +94,7 @@ def agree(
         mesh.wait(mesh.everybody.allgather([everybody], [own]))
         messages = mesh.gather(rejected, [int(one[len(said) - 1]) for one in everybody])
     standings = [
-        Standing(applied=int(a), generation=int(g), grad_norm=n, awaited=int(w))
+        Standing(applied=int(a), generation=int(g), grad_norm=n, vote_pending_generation=int(w))
         for a, g, n, w, _ in (one[: len(said)].tolist() for one in everybody)
     ]
     table = torch.stack(everybody)[:, len(said) :].bool()
@@ -130,7 +130,7 @@ def _is_current(one: Standing, furthest: Standing) -> bool:
 
 def _waits_for(one: Standing, furthest: Standing) -> bool:
     """Whether a node asked for the vote whose outcome others have seen: it then has all gradients of that step."""
-    return 0 <= one.applied == furthest.applied - 1 and one.awaited == furthest.generation
+    return 0 <= one.applied == furthest.applied - 1 and one.vote_pending_generation == furthest.generation
 
 
 def plan_transfers(

@@ -100,7 +100,7 @@ class Layout:
         return replace(self, resumed=Resumed.of(step, done, self.pipelines))
 
     @property
-    def keeps(self) -> bool:
+    def keeps_share(self) -> bool:
         """Whether this node's pipeline has done a part of the resumed step."""
         return self.resumed is not None and bool(self.resumed.done[self.pipeline])
 
@@ -114,20 +114,20 @@ class Layout:
         seconds: predicted time of each microbatch of the plan. Raises UserError if the plan does not have the number of
         microbatches that the nodes were told.
         """
-        together, first = _together(plan, sum(self.shares)), sum(self.shares[: self.pipeline])
+        whole, first = _all_microbatches(plan, sum(self.shares)), sum(self.shares[: self.pipeline])
         done = self.resumed.done if self.resumed is not None and self.resumed.step == step else ()
         if not done and _is_followed(plan, self.shares):
             numbers: Sequence[int] = range(first, first + self.shares[self.pipeline])
             microbatches = list(plan.replicas[self.pipeline])
         else:
-            numbers = deal(seconds, self.shares, set(range(len(together))).difference(*done))[self.pipeline]
-            microbatches = [together[number] for number in numbers]
+            numbers = deal(seconds, self.shares, set(range(len(whole))).difference(*done))[self.pipeline]
+            microbatches = [whole[number] for number in numbers]
         microbatches = microbatches or [Microbatch(units=dict.fromkeys(plan.topology.stages, ()))]
         topology = Topology(replicas=1, microbatches=len(microbatches), stages=plan.topology.stages)
         return numbers, StepPlan(strategy=plan.strategy, seed=plan.seed, topology=topology, replicas=[microbatches])
 
 
-def finishes(name: str, running: membership_pb2.Snapshot, newer: membership_pb2.Snapshot) -> bool:
+def finishes_step_first(name: str, running: membership_pb2.Snapshot, newer: membership_pb2.Snapshot) -> bool:
     """Whether a node's pipeline has to finish its share of the current step before it follows a newer snapshot.
 
     It does if the newer snapshot reroutes the microbatches of a pipeline that lost a node, and keeps this pipeline as it is.
@@ -170,7 +170,7 @@ def _is_followed(plan: StepPlan, shares: Sequence[int]) -> bool:
     return as_planned and not any(map(_crosses, plan.replicas))
 
 
-def _together(plan: StepPlan, count: int) -> list[Microbatch]:
+def _all_microbatches(plan: StepPlan, count: int) -> list[Microbatch]:
     """Return all microbatches of the plan, with the LLM's samples in every unit. Raises UserError unless there are `count`."""
     whole = [microbatch for microbatches in plan.replicas for microbatch in microbatches]
     if len(whole) != count:

@@ -25,7 +25,7 @@ RETRY_S = 0.1
 CLOSE_TIMEOUT_S = 2.0
 
 
-class Membership:
+class MembershipClient:
     """One node's membership in its job. It rejoins by itself when the reorder service is lost. Thread-safe.
 
     `newest` and `urgent` are plain attributes, for hot loops; `wait` is for a thread that has nothing else to do.

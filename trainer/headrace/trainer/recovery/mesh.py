@@ -182,7 +182,7 @@ class Mesh:
         if self._waiter is None:
             self._waiter = Waiter(self._groups)
             if math.isfinite(self._cut_s):
-                self._waiter.look()
+                self._waiter.start_polling()
         if not self._waiter.wait(work, lambda: self._is_cut(_LEAVE_S, in_pipeline=in_pipeline)):
             self._waiter = None
             raise MeshCutError(_IN_A_MESSAGE)
@@ -244,7 +244,7 @@ class Mesh:
             self._cut_s, self._pipelines_cut_s = min(self._cut_s, now_s), math.inf if but_pipelines else now_s
             waiter = self._waiter  # the waiting thread may set it to None at this moment
             if waiter is not None:
-                waiter.look()
+                waiter.start_polling()
             devices = self._devices if but_pipelines else self._devices | self._pipeline_devices
             for _, connection in _tcp_sockets(listening=False):
                 with suppress(OSError):  # ended meanwhile

@@ -18,8 +18,8 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
 from headrace.snapshot import is_rerouted
 from headrace.trainer.devices import check_nodes, local_device
-from headrace.trainer.recovery.layout import Layout, finishes
-from headrace.trainer.recovery.membership_client import Membership
+from headrace.trainer.recovery.layout import Layout, finishes_step_first
+from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.node_training import Training
@@ -86,7 +86,7 @@ def train_recoverable(
         )
         meeting = Meeting(host)
         hello = membership_pb2.NodeHello(job=job, node=node, address=meeting.address, spec=_nodes(loader, spec, name, precision))
-        with Node(Membership(endpoint, hello), training, node, host) as member:
+        with Node(MembershipClient(endpoint, hello), training, node, host) as member:
             log.info("joined %s", pairs(job=job, node=node, training_begins_with_nodes=spec.nodes))
             member.run()
 
@@ -106,11 +106,11 @@ def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str, precision: s
 class Node:
     """One node of a job: joins the membership, and trains under each snapshot until the job ends or the node leaves."""
 
-    def __init__(self, membership: Membership, training: Training, name: str, host: str) -> None:
+    def __init__(self, membership: MembershipClient, training: Training, name: str, host: str) -> None:
         self._membership, self._training, self._name, self._host = membership, training, name, host
         self._mesh: Mesh | None = None
         self._running = membership_pb2.Snapshot()  # the snapshot that the mesh is of
-        self._takes_steps = False  # if so, only urgent snapshots cut the mesh: others hold from the end of a step on
+        self._urgent_only = False  # if so, only urgent snapshots cut the mesh: others hold from the end of a step on
         self._lock = threading.Lock()  # guards the three above
         self._leaves = False
         self._has_place = False
@@ -186,7 +186,7 @@ class Node:
             return False
         phases = self._training.prepare(layout, mesh)
         with self._lock:
-            self._takes_steps = True
+            self._urgent_only = True
         if self._membership.urgent > layout.generation:
             mesh.cut()
         where = {"unit": layout.place.unit, "pipeline": layout.pipeline, "stage": layout.place.stage}
@@ -228,7 +228,7 @@ class Node:
         with self._lock:
             # After a rerouted snapshot, the next one follows as soon as the first node is ready. It must not cut the mesh, as
             # the other nodes may be just behind.
-            self._mesh, self._running, self._takes_steps = mesh, snapshot, is_rerouted(snapshot)
+            self._mesh, self._running, self._urgent_only = mesh, snapshot, is_rerouted(snapshot)
         return mesh
 
     def _known(self) -> int:
@@ -255,7 +255,7 @@ class Node:
 
     def _close_mesh(self) -> None:
         with self._lock:
-            mesh, self._mesh, self._takes_steps = self._mesh, None, False
+            mesh, self._mesh, self._urgent_only = self._mesh, None, False
         if mesh is not None:
             mesh.close()
 
@@ -273,8 +273,8 @@ class Node:
             seen = snapshot.generation
             with self._lock:
                 running = self._running
-                if self._mesh is not None and (snapshot.urgent if self._takes_steps else seen) > running.generation:
-                    self._mesh.cut(but_pipelines=self._takes_steps and finishes(self._name, running, snapshot))
+                if self._mesh is not None and (snapshot.urgent if self._urgent_only else seen) > running.generation:
+                    self._mesh.cut(but_pipelines=self._urgent_only and finishes_step_first(self._name, running, snapshot))
 
     @contextmanager
     def _leaving_on_sigterm(self) -> Iterator[None]:

@@ -20,8 +20,8 @@ from headrace.message_codec import rejection_message, rejection_value
 from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
-from headrace.trainer.pipeline.agreement import tell_differences, way_of_training
-from headrace.trainer.pipeline.checkpoint_files import WAY, Checkpoint, TensorKey, attempt_folder, publish, write
+from headrace.trainer.pipeline.agreement import training_record, warn_differences
+from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint, TensorKey, attempt_folder, publish, write
 from headrace.trainer.recovery.held_layers import Holding, make_holding, state_sizes
 from headrace.trainer.recovery.layer_transfer import Agreement, Standing, agree, move, named
 from headrace.trainer.recovery.layout import Layout
@@ -58,7 +58,7 @@ class Training:
         self._loader, self._device, self._dtype = loader, device, dtype
         self._settings = spec.optimizer.resolved(model_name)
         self._skip_policy = SkipPolicy(self._settings)
-        self._way = way_of_training(model_name, dtype, spec.units)
+        self._training_record = training_record(model_name, dtype, spec.units)
         vocabulary = loader.vocabulary
         self._make_model: Callable[[], MultimodalModel] = lambda: build_model(
             model_name,
@@ -141,7 +141,7 @@ class Training:
                 self._save_what_is_left(self._checkpoint, mesh, layout.generation, why=str(err))
             raise
         layout = layout.resume(agreement.standing.applied, agreement.done)
-        if not layout.keeps:
+        if not layout.keeps_share:
             self._share = None
         ended("agree")
         if agreement.standing.applied < 0:
@@ -179,7 +179,8 @@ class Training:
             self._share = None
             self._step.sum_gradients(result)
             speaks = self._layout.rank == self._layout.ranks[0]
-            self._standing, self._loss = replace(self._standing, awaited=self._layout.generation), result.recorded_loss
+            self._standing = replace(self._standing, vote_pending_generation=self._layout.generation)
+            self._loss = result.recorded_loss
             self._await_commit()
             said = _encoded(share.rejected) if speaks and share.rejected else b""
             outcome = self._step.vote(result, known(), said, step.data_wait_s)
@@ -190,8 +191,8 @@ class Training:
             log_step(self.job, step, result, self._step.non_finite_samples)
             all_applied = self._arrive()
             if self._layout.rank == 0 and all_applied is not None:
-                once = partial(self._mesh.all_arrive, all_applied)
-                self._commit(plan.step, time.monotonic() - began_s, outcome.data_wait_s, once=once)
+                all_have_applied = partial(self._mesh.all_arrive, all_applied)
+                self._commit(plan.step, time.monotonic() - began_s, outcome.data_wait_s, all_have_applied=all_have_applied)
             began_s = time.monotonic()
             if outcome.generation > self._layout.generation:
                 if all_applied is not None:
@@ -252,7 +253,7 @@ class Training:
                 if self._holders[name][0] == mesh.rank:
                     tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
         applied = self._standing.applied
-        state = self._loader.state_dict() | {"step": applied, WAY: self._way}
+        state = self._loader.state_dict() | {"step": applied, TRAINING_RECORD: self._training_record}
         try:
             write(attempt_folder(folder, generation), applied, mesh.rank, mesh.num_ranks, state, tensors)
             mesh.barrier()
@@ -285,7 +286,7 @@ class Training:
                     f"`headrace job reset {self.job} --step {checkpoint.step}` first"
                 )
             target.load(checkpoint)
-            tell_differences(checkpoint.loader.get(WAY, {}), self._way)
+            warn_differences(checkpoint.loader.get(TRAINING_RECORD, {}), self._training_record)
         else:
             check_fresh(self.job, next_step, allowed=self._fresh_weights)
             initialise(target.stage.model, self._loader.spec.seed)
@@ -326,22 +327,22 @@ class Training:
         self._apply(voted, self._standing.applied)
 
     def _stand_as(self, agreement: Agreement) -> None:
-        self._standing, self._rejected = replace(agreement.standing, awaited=-1), agreement.rejected
+        self._standing, self._rejected = replace(agreement.standing, vote_pending_generation=-1), agreement.rejected
 
     def _state(self, name: str) -> torch.Tensor:
         return next(held for held in self._held if name in held.parameters).state(name)
 
     def _commit(
-        self, step: int, step_s: float = 0.0, data_wait_s: float = 0.0, *, once: Callable[[], bool] = lambda: True
+        self, step: int, step_s: float = 0.0, data_wait_s: float = 0.0, *, all_have_applied: Callable[[], bool] = lambda: True
     ) -> None:
         """Commit a step for all nodes in a thread, beside the next step; before that step's vote this node waits for it.
 
-        once: waits until all nodes have applied the step, and returns False if a node was lost before; then nothing is committed.
+        all_have_applied: waits for that, and returns False if a node was lost before; then nothing is committed.
         """
         message = sessions_pb2.CommitRequest.FromString(self._rejected)
         rejected = [rejection_value(item) for item in message.rejections]
-        say = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s, data_wait_s=data_wait_s)
-        self._committing = self._commits.submit(_say_once, once, say)
+        commit = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s, data_wait_s=data_wait_s)
+        self._committing = self._commits.submit(_commit_when_applied, all_have_applied, commit)
 
     def _arrive(self) -> dist.Work | None:
         """Announce that this node has applied the step; return work that is done once all have, or None if a node is lost.
@@ -360,7 +361,7 @@ class Training:
             self._committing.result()
 
 
-def _say_once(all_have_applied: Callable[[], bool], commit: Callable[[], None]) -> None:
+def _commit_when_applied(all_have_applied: Callable[[], bool], commit: Callable[[], None]) -> None:
     """Commit a step once all nodes have applied it, since nodes that repeat it need its data, which a commit frees.
 
     If a node is lost before that, the next generation commits the step.

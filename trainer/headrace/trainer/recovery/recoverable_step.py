@@ -42,7 +42,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """The outcome of a vote on a step, the same on all nodes."""
 
     result: StepResult
@@ -143,7 +143,7 @@ class RecoverableStep:
             if parameter.grad is not None:
                 parameter.grad.div_(result.num_targets)
 
-    def vote(self, result: StepResult, generation: int, said: bytes, data_wait_s: float) -> Outcome:
+    def vote(self, result: StepResult, generation: int, said: bytes, data_wait_s: float) -> StepOutcome:
         """Vote on a step with all nodes: a node that gets the outcome knows that all nodes have the step's gradients.
 
         result: from `meet`. generation: of the newest snapshot that this node knows. said: message for all nodes, may be empty.
@@ -168,7 +168,7 @@ class RecoverableStep:
         )  # a node that just joined has 0
         if result.num_targets and not skip_policy.may_update(result.loss, norm, self.non_finite_samples):
             norm = math.nan
-        return Outcome(
+        return StepOutcome(
             result=StepResult(loss=result.loss, num_targets=result.num_targets, grad_norm=norm),
             generation=int(table[:, 1].min()),
             said=messages,
