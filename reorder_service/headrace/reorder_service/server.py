@@ -22,7 +22,7 @@ from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.leadership import Post, elected, keep_leading
 from headrace.reorder_service.nodes import snapshots
 from headrace.reorder_service.service import ReorderService
-from headrace.reorder_service.store.state import FINAL, StateStore
+from headrace.reorder_service.store.state import StateStore
 from headrace.rpc import Server
 from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
 
@@ -43,7 +43,7 @@ def _watch(post: Post) -> None:
         return list(post.taken.fleet.members.values()) if post.taken is not None else []
 
     def steps() -> list[Step]:
-        return [step for run in jobs() for step in list(run.steps.values())]
+        return [step for run in jobs() for step in list(run.cursor.steps.values())]
 
     def parts(*, placed: bool) -> int:
         return sum(bool(part.endpoint) == placed for step in steps() for part in list(step.parts.values()))
@@ -51,7 +51,7 @@ def _watch(post: Post) -> None:
     metrics.LEADERS.set_function(lambda: post.taken is not None)
     metrics.MEMBERS.set_function(lambda: len(members()))
     metrics.LEASES.set_function(lambda: sum(len(member.leases) for member in members()))
-    metrics.JOBS.set_function(lambda: sum(run.state not in FINAL for run in jobs()))
+    metrics.JOBS.set_function(lambda: sum(not run.cursor.is_over for run in jobs()))
     metrics.PLANNED_STEPS.set_function(lambda: sum(step.plan is not None for step in steps()))
     metrics.watch(metrics.PARTS, {"waiting": lambda: parts(placed=False), "placed": lambda: parts(placed=True)})
 

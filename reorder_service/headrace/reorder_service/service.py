@@ -16,7 +16,7 @@ from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.nodes import Nodes
 from headrace.reorder_service.store.fatal_jobs import SETTLED_S
-from headrace.reorder_service.store.state import FINAL, StateStore
+from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_retry import patiently
 from headrace.spec import load_spec_json
 
@@ -93,7 +93,7 @@ class ReorderService:
 
     def running_jobs(self) -> list[str]:
         """Return the names of the jobs that have not ended."""
-        return [run.name for run in self.jobs.values() if run.state not in FINAL]
+        return [run.name for run in self.jobs.values() if not run.cursor.is_over]
 
     def find(self, job: str) -> JobRun:
         """Return a job by its name. Raises NotFoundError where there is none, ConflictError where its record cannot be read."""

@@ -113,10 +113,10 @@ async def consume(run: JobRun, session: Session, stop: int | None = None) -> lis
     async for event in told_by(session):
         if isinstance(event, Step):
             told.add(event.index)
-        while run.committed in told and run.committed != stop:
-            done.append(run.committed)
-            await run.commit(session, run.committed, commit(float(run.committed)))
-        if run.committed == stop:
+        while run.cursor.committed in told and run.cursor.committed != stop:
+            done.append(run.cursor.committed)
+            await run.commit(session, run.cursor.committed, commit(float(run.cursor.committed)))
+        if run.cursor.committed == stop:
             break
     return done
 

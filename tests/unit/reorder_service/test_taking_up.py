@@ -71,7 +71,7 @@ async def test_a_name_whose_record_is_gone_is_free_for_a_new_job(start: Start) -
     again = await start()
     assert list(again.set_aside) == ["job"]
     run = await submit(again)
-    assert (run.state, list(again.set_aside), await again.store.jobs()) == ("RUNNING", [], ["job"])
+    assert (run.cursor.state, list(again.set_aside), await again.store.jobs()) == ("RUNNING", [], ["job"])
 
 
 async def test_a_name_that_is_set_aside_takes_no_new_job(start: Start) -> None:

@@ -127,18 +127,18 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         nodes = service.nodes[run.name]
         return jobs_pb2.JobStatus(
             job=run.name,
-            state=jobs_pb2.JobState.Value(f"JOB_STATE_{run.state}"),
-            message=run.message,
-            committed_steps=run.committed,
-            num_steps=run.num_steps,
-            committed_samples=run.progress.samples,
+            state=jobs_pb2.JobState.Value(f"JOB_STATE_{run.cursor.state}"),
+            message=run.cursor.message,
+            committed_steps=run.cursor.committed,
+            num_steps=run.cursor.num_steps,
+            committed_samples=run.cursor.progress.samples,
             quarantined_samples=await service.store.num_quarantined(run.name),
             num_shards=len(run.manifest.shards),
             indexed_shards=run.manifest.num_counted,
-            first_loss=run.progress.first_loss,
-            last_loss=run.progress.last_loss,
-            data_wait_s=run.progress.data_wait_s,
-            step_s=run.progress.step_s,
+            first_loss=run.cursor.progress.first_loss,
+            last_loss=run.cursor.progress.last_loss,
+            data_wait_s=run.cursor.progress.data_wait_s,
+            step_s=run.cursor.progress.step_s,
             preprocessors=[
                 jobs_pb2.PreprocessorStatus(
                     preprocessor=m.name,
@@ -154,8 +154,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 for m in service.fleet.members.values()
             ],
             spec_json=run.spec.to_json(),
-            planned_steps=sum(step.plan is not None for step in run.steps.values()),
-            planned_bytes=sum(step.num_bytes or 0 for step in run.steps.values()),
+            planned_steps=sum(step.plan is not None for step in run.cursor.steps.values()),
+            planned_bytes=sum(step.num_bytes or 0 for step in run.cursor.steps.values()),
             window_bytes=run.window_bytes,
             paused=run.paused,
             generation=run.generation,
@@ -181,15 +181,15 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
 def _source_statuses(run: JobRun) -> list[jobs_pb2.SourceStatus]:
     names = [source.name for source in run.spec.sources]
-    amounts = [run.progress.delivered.get(name, Amounts()) for name in names]
+    amounts = [run.cursor.progress.delivered.get(name, Amounts()) for name in names]
     return [
         jobs_pb2.SourceStatus(source=name, share=share, **given._asdict())
-        for name, share, given in zip(names, run.layout.shares(run.next_step), amounts, strict=True)
+        for name, share, given in zip(names, run.layout.shares(run.cursor.next_step), amounts, strict=True)
     ]
 
 
 def _shown_step(run: JobRun, index: int) -> Step:
-    planned = [*run.recent, *(step for step in run.steps.values() if step.plan is not None)]
+    planned = [*run.cursor.recent, *(step for step in run.cursor.steps.values() if step.plan is not None)]
     if index < 0:
         full = [step for step in planned if len(step.probes) == max(len(s.probes) for s in planned) and step.probes]
         if full:

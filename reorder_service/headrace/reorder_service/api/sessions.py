@@ -70,13 +70,13 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             await asyncio.shield(run.rewind(request.resume_step, request.catch_up))
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
-            raise ConflictError(f"job {run.name!r} ended before it began: {run.message}")
+            raise ConflictError(f"job {run.name!r} ended before it began: {run.cursor.message}")
         session = run.open_session(request.rank, request.num_ranks, generation, request.replicas, together=request.together)
         session.brought = request.resume_step if request.HasField("resume_step") else None
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
-            next_step=run.committed,
+            next_step=run.cursor.committed,
             spec_json=run.spec.to_peer_json(),
             vocabulary=message_codec.vocabulary_message(vocabulary),
         )
@@ -113,8 +113,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         if request.wait and not committed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMMIT_PATIENCE_S):
-                    await run.committed_by_all(session, request.step)
-            committed = request.step < run.committed
+                    await run.cursor.committed_by_all(session, request.step)
+            committed = request.step < run.cursor.committed
         if session.over is not None and not committed:
             raise session.over
         return sessions_pb2.CommitReply(committed=committed, missing=() if committed else _missing(run, request.step))
@@ -138,7 +138,7 @@ def _awaited(run: JobRun, fleet: Fleet) -> str:
 
 def _missing(run: JobRun, step: int) -> list[int]:
     """Return the first MISSING_RANKS of the ranks that have not committed the step."""
-    commits = run.steps[step].commits if step in run.steps else {}
+    commits = run.cursor.steps[step].commits if step in run.cursor.steps else {}
     return list(itertools.islice((rank for rank in range(run.sessions.num_ranks) if rank not in commits), MISSING_RANKS))
 
 

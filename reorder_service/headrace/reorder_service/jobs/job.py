@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import deque
 from collections.abc import Awaitable, Collection, Mapping
 
 from headrace.errors import (
@@ -18,12 +17,12 @@ from headrace.errors import (
     first_error,
     lost_commits,
 )
-from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.batches import Layout
 from headrace.reorder_service.jobs.counted_shards import Manifest
+from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.indexing import Indexing
 from headrace.reorder_service.jobs.planned_step import RankCommit, Step
 from headrace.reorder_service.jobs.planner import Planner
@@ -31,14 +30,11 @@ from headrace.reorder_service.jobs.sessions import Session, Sessions
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.jobs.window import bytes_ahead, has_room
 from headrace.reorder_service.jobs.work_orders import Orders
-from headrace.reorder_service.store.state import FINAL, JobRecord, StateStore
+from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.reorder_service.store.store_retry import STORE_RETRY_S
 from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
 
 log = logging.getLogger(__name__)
-
-PLACED_AT_A_TIME = 512  # parts handed out before the event loop gets a turn: tens of milliseconds; orders share messages
-RECENT_PLANS = 16  # committed steps whose plans can still be shown
 
 
 class JobRun:
@@ -48,19 +44,13 @@ class JobRun:
         self.name = record.job
         self.key = record.key
         self.spec: JobSpec = load_spec_json(record.spec_json)
-        self.state = record.state
-        self.message = record.message
         self.paused = record.paused
-        self.committed = self.next_step = record.cursor
-        """`committed`: number of committed steps. `next_step`: the first step that nobody has begun to plan."""
-        self.progress = record.progress
         self.manifest = Manifest(record, self.spec, store)
         self.generation = record.generation
         """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
         self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
         self.layout = Layout(self.spec, self.manifest, record.mixture)
-        self.steps: dict[int, Step] = {}
-        self.recent: deque[Step] = deque(maxlen=RECENT_PLANS)
+        self.cursor = Cursor(record, self.spec.window, self.layout, store)
         self.sessions = Sessions(self.name)
         self._store = store
         self._fleet = fleet
@@ -69,20 +59,13 @@ class JobRun:
         self._order_error = ""
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
-        self._planned = asyncio.Condition()  # notified whenever a step is planned or committed, and at the end
-        self._committing = asyncio.Lock()  # held while the cursor moves, forwards or back
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps of the job; 0 until it is known."""
-        return self.committed if self.state == "DONE" else self.layout.num_steps
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Run in the background until the job is done, failed or cancelled."""
-        if self.state in FINAL:
+        if self.cursor.is_over:
             self._ready.set()
         else:
             self._task = asyncio.create_task(self._run(), name=f"job {self.name}")
@@ -98,8 +81,8 @@ class JobRun:
 
     async def cancel(self) -> None:
         """Cancel the job, unless it has ended already; it cannot be resumed."""
-        async with self._committing:
-            if self.state not in FINAL:
+        async with self.cursor.moving:
+            if not self.cursor.is_over:
                 await self.stop()
                 try:
                     await self._end("CANCELLED", f"job {self.name!r} was cancelled")
@@ -108,14 +91,14 @@ class JobRun:
 
     async def resubmit(self) -> None:
         """Resume a failed job from its last commit, since what made it fail may be mended. Any other job stays as it is."""
-        async with self._committing:
-            if self.state == "FAILED":
+        async with self.cursor.moving:
+            if self.cursor.state == "FAILED":
                 await self._store.set_state(self.name, "INDEXING")
-                self.state, self.message, self._order_error = "INDEXING", "", ""
-                self.steps.clear()
+                self.cursor.state, self.cursor.message, self._order_error = "INDEXING", "", ""
+                self.cursor.steps.clear()
                 self.sessions.end_all(SupersededError(f"job {self.name!r} was submitted again"))
                 self._ready.clear()
-                log.info("resubmitted %s", pairs(job=self.name, step=self.committed))
+                log.info("resubmitted %s", pairs(job=self.name, step=self.cursor.committed))
                 self.start()
 
     async def rewind(self, step: int, catch_up: int = 0) -> None:
@@ -129,13 +112,13 @@ class JobRun:
         """
         if step < 0:
             raise UserError(f"job {self.name!r} cannot go back to step {step}: steps count from 0")
-        async with self._committing:
-            if step > self.committed + catch_up:
-                raise ConflictError(lost_commits(self.name, step, self.committed))
-            if step >= self.committed or self.state in ("FAILED", "CANCELLED"):
+        async with self.cursor.moving:
+            if step > self.cursor.committed + catch_up:
+                raise ConflictError(lost_commits(self.name, step, self.cursor.committed))
+            if step >= self.cursor.committed or self.cursor.state in ("FAILED", "CANCELLED"):
                 return
             await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
-        await self._notify()
+        await self.cursor.notify()
 
     async def set_topology(self, topology: TopologySpec, generation: int | None = None) -> None:
         """Plan the same global batches for another topology, from the first uncommitted step on. All ranks must open anew.
@@ -144,26 +127,24 @@ class JobRun:
         SpecError where the job's model lacks units of the topology.
         """
         self.spec.with_topology(topology)
-        async with self._committing:
+        async with self.cursor.moving:
             if generation not in (None, self.generation):
                 raise ConflictError(f"job {self.name!r} is in generation {self.generation}, not {generation}: look again")
-            if self.state in FINAL:
-                raise ConflictError(f"job {self.name!r} is {self.state}: its topology cannot change any more")
+            self.cursor.check_goes_on("its topology cannot change any more")
             if topology != self.topology:
                 stored = self._store.set_topology(self.name, topology.model_dump_json(), self.generation + 1)
                 await self._restarted(stored, "planned anew for another topology")
-        await self._notify()
+        await self.cursor.notify()
 
     async def set_weights(self, step: int, weights: Mapping[str, float]) -> None:
         """Mix the sources by other weights from `step` on. The change is recorded, so a job that is reset or resumed repeats it.
 
         Raises UserError for invalid weights, ConflictError where the step is planned already or the job is over.
         """
-        async with self._committing:
-            if self.state in FINAL:
-                raise ConflictError(f"job {self.name!r} is {self.state}: its mixture cannot change any more")
-            if step < self.next_step:
-                raise ConflictError(f"steps before {self.next_step} of job {self.name!r} are planned already; name a later one")
+        async with self.cursor.moving:
+            self.cursor.check_goes_on("its mixture cannot change any more")
+            if step < (begun := self.cursor.next_step):
+                raise ConflictError(f"steps before {begun} of job {self.name!r} are planned already; name a later one")
             changes = self.layout.changed(step, weights)
             await self._store.set_mixture(self.name, changes)
             log.info("mixture changed %s", pairs(job=self.name, from_step=step, weights=json.dumps(dict(weights))))
@@ -174,23 +155,22 @@ class JobRun:
 
     async def pause(self, paused: bool) -> None:
         """Pause or resume planning; steps that are planned can still be consumed. Raises ConflictError where the job is over."""
-        if self.state in FINAL:
-            raise ConflictError(f"job {self.name!r} is {self.state}: it cannot be paused or resumed")
+        self.cursor.check_goes_on("it cannot be paused or resumed")
         await self._store.set_paused(self.name, paused)
         self.paused = paused
         self._changed.set()
-        log.info("%s %s", "paused" if paused else "resumed", pairs(job=self.name, step=self.committed))
+        log.info("%s %s", "paused" if paused else "resumed", pairs(job=self.name, step=self.cursor.committed))
 
     async def _restarted(self, change: Awaitable[object], what: str) -> None:
-        """Stop the job, await `change`, its change in the store, and go on from there. The caller must hold `_committing`."""
+        """Stop the job, await `change`, its change in the store, and go on from there. The caller must hold `Cursor.moving`."""
         await self.stop()
         self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
-        self.steps.clear()
+        self.cursor.steps.clear()
         try:
             await change
             record = await self._store.load_job(self.name)
             log.info("changed %s", pairs(job=self.name, what=what, step=record.cursor, generation=record.generation))
-            self.state, self.message, self.committed, self.progress = record.state, record.message, record.cursor, record.progress
+            self.cursor.set_to(record)
             self.generation = record.generation
             self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
             self.sessions.end_all(self._stale(f"was {what}"))
@@ -202,7 +182,7 @@ class JobRun:
 
     async def _run(self) -> None:
         failure = ""
-        while self.state not in FINAL:
+        while not self.cursor.is_over:
             try:
                 if failure:
                     await self._end("FAILED", failure)
@@ -226,46 +206,42 @@ class JobRun:
 
     async def _end(self, state: str, message: str = "") -> None:
         await self._store.set_state(self.name, state, message)
-        self.state, self.message = state, message
-        log.info("job ended %s", pairs(job=self.name, state=state, steps=self.committed, message=message))
+        self.cursor.state, self.cursor.message = state, message
+        log.info("job ended %s", pairs(job=self.name, state=state, steps=self.cursor.committed, message=message))
         self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
         for session in self.sessions.by_rank.values():
             session.tell_end(message)
         self._ready.set()
-        await self._notify()
-
-    async def _notify(self) -> None:
-        async with self._planned:
-            self._planned.notify_all()
+        await self.cursor.notify()
 
     # -- the window ---------------------------------------------------------------------------------------------------
 
     async def _feed(self) -> None:
         """Keep the window full of planned steps, until every step is committed."""
-        self.next_step = self.committed
+        self.cursor.next_step = self.cursor.committed
         indexing = Indexing(self.manifest, self.layout, self._orders.ask, self._changed.set)
         async with asyncio.TaskGroup() as group:
-            while not 0 < self.num_steps <= self.committed:
+            while not self.cursor.is_at_end:
                 if self._order_error:
                     raise JobFailedError(self._order_error)
-                if not self._ready.is_set() and not self.layout.to_count(self.committed):
+                if not self._ready.is_set() and not self.layout.to_count(self.cursor.committed):
                     await self._begin()
                 while self._may_plan():
-                    group.create_task(self._prepare(self.next_step))
-                    self.next_step += 1
-                indexing.go_on(group, self.next_step)
+                    group.create_task(self._prepare(self.cursor.next_step))
+                    self.cursor.next_step += 1
+                indexing.go_on(group, self.cursor.next_step)
                 self._changed.clear()
                 await self._changed.wait()
             indexing.stop()
-        if not self.progress.samples:
+        if not self.cursor.progress.samples:
             raise JobFailedError(f"every sample of job {self.name!r} was refused; `headrace inspect` shows why")
         await self._end("DONE")
 
     async def _begin(self) -> None:
-        self.state = "RUNNING"
-        await self._store.set_state(self.name, self.state)
+        self.cursor.state = "RUNNING"
+        await self._store.set_state(self.name, self.cursor.state)
         shards, indexed = len(self.manifest.shards), self.manifest.num_counted
-        log.info("began %s", pairs(job=self.name, shards=shards, indexed=indexed, steps=self.num_steps))
+        log.info("began %s", pairs(job=self.name, shards=shards, indexed=indexed, steps=self.cursor.num_steps))
         self._ready.set()
 
     @property
@@ -275,35 +251,26 @@ class JobRun:
 
     def _may_plan(self) -> bool:
         """Return whether to plan the next step: the job has it and is not paused, its samples are known, the window has room."""
-        sizes = [step.num_bytes if (step := self.steps.get(i)) else None for i in range(self.committed, self.next_step)]
-        room = has_room(sizes, window=self.spec.window, window_bytes=self.window_bytes)
-        return room and not self.paused and self.layout.knows(self.next_step)
+        room = has_room(self.cursor.sizes, window=self.spec.window, window_bytes=self.window_bytes)
+        return room and not self.paused and self.layout.knows(self.cursor.next_step)
 
     async def _prepare(self, index: int) -> None:
         """Probe, plan and hand out one global batch, unless that was done before an error of the store."""
-        if (known := self.steps.get(index)) is not None and known.plan is not None:
+        if (known := self.cursor.steps.get(index)) is not None and known.plan is not None:
             return
         refs = await self._planner.aside(self.layout.refs, index)
-        step = self.steps[index] = self._planner.step(index, refs, self.generation)
+        step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
         await self._planner.plan(step, self.topology, self.generation)
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
-
-        def urgent() -> bool:
-            return step.index == self.committed
-
-        for number, part in enumerate(step.parts.values(), 1):
-            if number % PLACED_AT_A_TIME == 1:
-                await asyncio.sleep(0)  # lets plans go out and messages be handled
-            self._orders.decode(
-                step.index,
-                part,
-                on_placed=self.sessions.tell_place,
-                on_failed=self._order_failed,
-                urgent=urgent,
-                wanted=lambda: self.steps.get(step.index) is step and self.state not in FINAL,
-            )
-        await self._notify()
+        await self._planner.hand_out(
+            step,
+            on_placed=self.sessions.tell_place,
+            on_failed=self._order_failed,
+            urgent=lambda: step.index == self.cursor.committed,
+            wanted=lambda: self.cursor.steps.get(step.index) is step and not self.cursor.is_over,
+        )
+        await self.cursor.notify()
 
     def _order_failed(self, error: str) -> None:
         self._order_error = error
@@ -325,81 +292,47 @@ class JobRun:
             raise self._stale()
         former = self.sessions.num_ranks
         session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas, together=together)
-        session.next_step = self.committed
-        for step in self.steps.values():
-            if self.sessions.num_ranks != former:  # the earlier commits of a rank were for other samples
-                step.commits.clear()
-            elif generation is None and not together:  # the model of a new process may lack what the former one had applied
-                step.commits.pop(rank, None)
-        session.tell_planned([step for _, step in sorted(self.steps.items()) if step.plan is not None])
-        if self.state in FINAL:
-            session.tell_end(self.message)
+        session.next_step = self.cursor.committed
+        if self.sessions.num_ranks != former:  # the earlier commits of a rank were for other samples
+            self.cursor.forget_commits()
+        elif generation is None and not together:  # the model of a new process may lack what the former one had applied
+            self.cursor.forget_commits(rank)
+        session.tell_planned(self.cursor.planned)
+        if self.cursor.is_over:
+            session.tell_end(self.cursor.message)
         return session
 
     def report_lost(self, ticket: str, lease: str) -> None:
         """Have a part decoded again, since a rank could not fetch it from where `lease` put it. Ignored for a former lease."""
-        for step in self.steps.values():
-            part = step.parts.get(ticket)
-            if part is not None and part.lease == lease:
-                log.info("part lost %s", pairs(job=self.name, part=part.name, endpoint=part.endpoint))
-                part.agreed.is_missed = True
-                self._fleet.lost(lease)
+        part = self.cursor.find_part(ticket)
+        if part is not None and part.lease == lease:
+            log.info("part lost %s", pairs(job=self.name, part=part.name, endpoint=part.endpoint))
+            part.agreed.is_missed = True
+            self._fleet.lost(lease)
 
     async def commit(self, session: Session, index: int, commit: RankCommit) -> bool:
         """Note that one rank has applied step `index`; return whether all have and the step is in the ledger.
 
-        Repeating a commit is harmless. After a restart of this service a rank may commit a step before it is planned again: then
-        this waits for the plan. Raises the session's error where that is over, and ConflictError where the step is not planned.
+        Repeating a commit is harmless. Waits and raises as `Cursor.note`.
         """
-        async with self._planned:
-            await self._planned.wait_for(lambda: self._can_judge(session, index))
-        if session.over is not None:
-            raise session.over
-        if index < self.committed:
-            return True
-        step = self.steps.get(index)
-        if self.state in FINAL or step is None or step.plan is None:
-            raise ConflictError(self.message or f"step {index} of job {self.name!r} is not planned")
-        step.commits[session.rank] = commit
-        session.next_step, session.data_wait_s, session.step_s = index + 1, commit.data_wait_s, commit.step_s
-        await asyncio.shield(self._commit_ready())
-        return index < self.committed
-
-    async def committed_by_all(self, session: Session, index: int) -> None:
-        """Wait until the step is in the ledger, or the job or the session has ended."""
-        async with self._planned:
-            await self._planned.wait_for(lambda: index < self.committed or self.state in FINAL or session.over is not None)
-
-    def _can_judge(self, session: Session, index: int) -> bool:
-        """Return whether a commit of step `index` need not wait for a plan: there is one, or none will come for this session."""
-        step = self.steps.get(index)
-        to_come = self.committed <= index < self.committed + self.spec.window and not 0 < self.num_steps <= index
-        planned = step is not None and step.plan is not None
-        return planned or not to_come or session.over is not None or self.state in FINAL
+        if await self.cursor.note(session, index, commit):
+            await asyncio.shield(self._commit_ready())
+        return index < self.cursor.committed
 
     async def _commit_ready(self) -> None:
         """Commit, in order, the steps that every rank has committed. Must not be cancelled between updating store and memory."""
-        async with self._committing:
-            while (head := self.steps.get(self.committed)) and len(head.commits) >= self.sessions.num_ranks:
+        cursor = self.cursor
+        async with cursor.moving:
+            while (head := cursor.steps.get(cursor.committed)) and len(head.commits) >= self.sessions.num_ranks:
                 try:
-                    await self._commit_head(head)
+                    self._clear_away(await cursor.advance(self.manifest.source_of))
                 except ConflictError:  # the ranks are ahead of the store and must be told
-                    await self._restarted(asyncio.sleep(0), f"set back from step {self.committed}, as its store lost commits")
-                await self._notify()
+                    await self._restarted(asyncio.sleep(0), f"set back from step {cursor.committed}, as its store lost commits")
+                await cursor.notify()
 
-    async def _commit_head(self, step: Step) -> None:
-        record, rejected = step.record(self.manifest.source_of)
-        with tracing.span("commit", step.trace, samples=len(record.samples)):
-            await self._store.commit_step(self.name, step.index, record, rejected)
-        for item in rejected:
-            log.warning("quarantined %s", pairs(job=self.name, sample=item.name, reason=item.reason, detail=item.detail))
-        del self.steps[step.index]
-        self.recent.append(step)
-        self.committed += 1
-        self.progress = self.progress.after(record)
-        tracing.ended(tracing.ROOT, step.trace, step.began_s, samples=len(record.samples))
-        log.info("committed %s", pairs(job=self.name, step=step.index, samples=len(record.samples), loss=record.loss))
-        if sentence := self.progress.judged(self.spec.sources):
+    def _clear_away(self, step: Step) -> None:
+        """Release what preprocessors hold of a committed step, and make room in the window. Too many bad samples fail the job."""
+        if sentence := self.cursor.progress.judged(self.spec.sources):
             self._order_failed(sentence)
         self._fleet.broadcast(self.name, fleet_messages.step_committed(self.name, step.index))
         self._fleet.release([part.work for part in step.parts.values() if part.work is not None])

@@ -13,7 +13,7 @@ from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.counted_shards import Manifest
-from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.jobs.planned_step import Part, Step
 from headrace.reorder_service.jobs.probing import probe
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
+PLACED_AT_A_TIME = 512  # parts handed out before the event loop gets a turn: tens of milliseconds; orders share messages
 MOST_TRIES = 16  # rows tried to find a substitute; a shard with so many bad samples in a row is no source of good ones
 
 
@@ -84,6 +85,21 @@ class Planner:
                 bubble=plan.predicted.bubble if plan.predicted else 0.0,
             ),
         )
+
+    async def hand_out(
+        self,
+        step: Step,
+        *,
+        on_placed: Callable[[Part], None],
+        on_failed: Callable[[str], None],
+        urgent: Callable[[], bool],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """Have all parts of a planned step decoded. The functions are those of `Orders.decode`."""
+        for number, part in enumerate(step.parts.values(), 1):
+            if number % PLACED_AT_A_TIME == 1:
+                await asyncio.sleep(0)  # lets plans go out and messages be handled
+            self._orders.decode(step.index, part, on_placed=on_placed, on_failed=on_failed, urgent=urgent, wanted=wanted)
 
     async def _substitute(self, step: Step) -> None:
         """Find good samples for the places of refused ones, where their source asks for substitutes."""

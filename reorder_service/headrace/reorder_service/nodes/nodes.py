@@ -17,7 +17,7 @@ from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
 from headrace.reorder_service.nodes.snapshots import Change, Successor, shape, succeed, templates_of
 from headrace.reorder_service.recovery.pipeline_templates import Templates
-from headrace.reorder_service.store.state import FINAL, StateStore
+from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_retry import patiently
 from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 
@@ -142,7 +142,7 @@ class Nodes:
         job, name = self._run.name, hello.node
         membership, is_new = self._membership, not hello.generation
         if is_new and self._is_over:
-            raise ConflictError(f"job {job!r} is over ({self._run.state}): it takes no nodes any more")
+            raise ConflictError(f"job {job!r} is over ({self._run.cursor.state}): it takes no nodes any more")
         if not (0 < len(name) <= MAX_NODE_NAME and 0 < len(hello.address) <= MAX_NODE_NAME):
             raise UserError(
                 f"node {name[:MAX_NODE_NAME]!r} of job {job!r} with address {hello.address[:MAX_NODE_NAME]!r}: a node needs a "
@@ -228,7 +228,7 @@ class Nodes:
     @property
     def _is_over(self) -> bool:
         """Whether the job has ended, or all its steps are committed."""
-        return self._run.state in FINAL or 0 < self._run.num_steps <= self._run.committed
+        return self._run.cursor.is_over or self._run.cursor.is_at_end
 
     async def _look(self) -> None:
         """Remove nodes that are silent or absent for too long, and notice when the job fails, is cancelled or is reset."""
@@ -251,10 +251,12 @@ class Nodes:
         run, membership = self._run, self._membership
         if membership is None:
             return ""
-        if run.state in ("FAILED", "CANCELLED"):
-            return run.message or f"job {run.name!r} is over"
+        if run.cursor.state in ("FAILED", "CANCELLED"):
+            return run.cursor.message or f"job {run.name!r} is over"
         if membership.record.job_generation != run.generation:
-            return f"job {run.name!r} goes on from step {run.committed} in generation {run.generation}: start its nodes again"
+            return (
+                f"job {run.name!r} goes on from step {run.cursor.committed} in generation {run.generation}: start its nodes again"
+            )
         return ""
 
     async def _settle(self) -> None:
@@ -308,8 +310,8 @@ class Nodes:
 
     def _step_s(self) -> float:
         """Return the seconds of a step: the median of the recent steps if known, else the mean of all; 0 before the first."""
-        recent = [commit.step_s for step in self._run.recent for commit in step.commits.values() if commit.step_s]
-        return statistics.median(recent) if recent else self._run.progress.step_s / max(1, self._run.committed)
+        recent = [commit.step_s for step in self._run.cursor.recent for commit in step.commits.values() if commit.step_s]
+        return statistics.median(recent) if recent else self._run.cursor.progress.step_s / max(1, self._run.cursor.committed)
 
     def _report(self, successor: Successor, change: Change, former: Snapshot) -> None:
         snapshot, job = successor.snapshot, self._run.name

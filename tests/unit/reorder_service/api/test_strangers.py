@@ -219,8 +219,8 @@ async def test_a_list_that_cannot_be_never_reaches_the_store(world: World, sourc
     shards = [common_pb2.Shard(url="/d/a.tar", name="d/a", source=source, number=number)]
     page = fleet_pb2.ShardsListed(lease=order.lease, shards=shards, vocabulary=common_pb2.Vocabulary(size=9))
     rogue.say(FleetReport(shards_listed=page))
-    await eventually(lambda: run.state == "FAILED")
-    assert sentence in run.message
+    await eventually(lambda: run.cursor.state == "FAILED")
+    assert sentence in run.cursor.message
     assert (await world.service.store.load_job(run.name)).vocabulary is None
     await rogue.close()
     await world.members()
@@ -228,7 +228,7 @@ async def test_a_list_that_cannot_be_never_reaches_the_store(world: World, sourc
     await run.resubmit()
     async with asyncio.timeout(PATIENCE_S):
         await run.wait_ready()
-    assert run.state == "RUNNING"
+    assert run.cursor.state == "RUNNING"
 
 
 @pytest.mark.parametrize("long", ["url", "name"])
@@ -256,9 +256,9 @@ async def test_the_sentence_of_an_order_that_failed_stays_short(world: World) ->
     rogue = world.stream(hello(preprocessor="rogue"))
     order = await rogue.ordered("list_shards")
     rogue.say(FleetReport(order_failed=fleet_pb2.OrderFailed(lease=order.lease, error="no such folder " + "x" * 1_000_000)))
-    await eventually(lambda: run.state == "FAILED")
-    assert run.message.startswith("no such folder ")
-    assert len(run.message) < 10_000
+    await eventually(lambda: run.cursor.state == "FAILED")
+    assert run.cursor.message.startswith("no such folder ")
+    assert len(run.cursor.message) < 10_000
     await rogue.close()
 
 
@@ -271,7 +271,7 @@ async def test_an_answer_to_another_order_is_refused_and_the_job_goes_on(world: 
     Preprocessor(service=world.service).join()
     async with asyncio.timeout(PATIENCE_S):
         await run.wait_ready()
-    assert run.state == "RUNNING"
+    assert run.cursor.state == "RUNNING"
 
 
 async def test_a_trial_ends_with_the_answer_to_its_order_only(world: World) -> None:

@@ -42,7 +42,10 @@ async def planned(service: ReorderService) -> JobRun:
     """A job with its window planned, and all parts placed."""
     run = await submit(service, replicas=REPLICAS, global_batch=8, part_samples=2, window=STEPS)
     await until(
-        lambda: len(run.steps) == STEPS and all(s.parts and all(p.lease for p in s.parts.values()) for s in run.steps.values())
+        lambda: (
+            len(run.cursor.steps) == STEPS
+            and all(s.parts and all(p.lease for p in s.parts.values()) for s in run.cursor.steps.values())
+        )
     )
     return run
 
@@ -75,14 +78,14 @@ async def test_each_rank_hears_the_whole_plan_and_the_parts_of_its_own_replicas(
         )
     for replicas, (plans, placed) in zip(named, answers, strict=True):
         for number, plan in enumerate(plans):
-            step = run.steps[number]
+            step = run.cursor.steps[number]
             assert step.plan is not None
             assert message_codec.plan_value(plan.whole).replicas == tuple(map(tuple, step.plan.replicas))
             own = [part for part in step.parts.values() if part.replica in replicas]
             assert {ticket for microbatch in plan.microbatches for ticket in microbatch.tickets} == {part.ticket for part in own}
             assert {part.ticket for part in own} <= placed
-        assert placed == {p.ticket for step in run.steps.values() for p in step.parts.values() if p.replica in replicas}
-    assert [len(step.messages) for step in run.steps.values()] == [3] * STEPS, "once for each lane"
+        assert placed == {p.ticket for step in run.cursor.steps.values() for p in step.parts.values() if p.replica in replicas}
+    assert [len(step.messages) for step in run.cursor.steps.values()] == [3] * STEPS, "once for each lane"
 
 
 async def test_what_all_nodes_hear_is_written_once(start: Start) -> None:
@@ -92,7 +95,7 @@ async def test_what_all_nodes_hear_is_written_once(start: Start) -> None:
     async with served(service) as stub:
         answers = await asyncio.gather(*(heard(stub, run, rank=rank, together=True) for rank in range(5)))
     assert all(answer == answers[0] for answer in answers)
-    assert [len(step.messages) for step in run.steps.values()] == [1] * STEPS
+    assert [len(step.messages) for step in run.cursor.steps.values()] == [1] * STEPS
 
 
 async def test_ranks_without_named_replicas_hear_no_whole_plan(start: Start) -> None:

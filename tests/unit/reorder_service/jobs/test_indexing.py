@@ -65,11 +65,11 @@ async def test_the_first_step_is_committed_when_few_shards_are_counted(start: St
     archivist = Archivist(service=service)
     run = await begin(service, archivist)
     assert await consume(run, run.open_session(0, 1), stop=1) == [0]
-    assert run.num_steps == 0
+    assert run.cursor.num_steps == 0
     needed = -(-(1 + run.spec.window) * run.spec.global_batch // ROWS)  # of the window
     assert len(archivist.counted) <= needed + BLOCK * (BLOCKS_AHEAD + 1)
     assert await consume(run, run.open_session(0, 1)) == list(range(1, 18))
-    assert (run.state, run.num_steps, run.manifest.num_counted) == ("DONE", 18, SHARDS)
+    assert (run.cursor.state, run.cursor.num_steps, run.manifest.num_counted) == ("DONE", 18, SHARDS)
     assert sorted(archivist.counted) == list(range(SHARDS))
     ledger = Counter(name for step in await names(run) for name in step)
     assert ledger == Counter(f"d/{shard}/{row}" for shard in range(SHARDS) for row in range(ROWS))
@@ -88,7 +88,7 @@ async def test_who_takes_over_counts_only_what_is_not_counted(start: Start) -> N
         known = set(np.flatnonzero(run.manifest.num_rows != UNCOUNTED).tolist())
         archivist.join()
         await run.wait_ready()
-    assert (run.state, run.num_steps, len(known)) == ("DONE", 36, SHARDS)
+    assert (run.cursor.state, run.cursor.num_steps, len(known)) == ("DONE", 36, SHARDS)
 
 
 async def test_a_shard_that_is_slow_to_be_counted_holds_up_the_steps_behind_it_only(start: Start) -> None:
@@ -97,8 +97,8 @@ async def test_a_shard_that_is_slow_to_be_counted_holds_up_the_steps_behind_it_o
     run = await begin(service, slow)
     session = run.open_session(0, 1)
     consuming = asyncio.create_task(consume(run, session))
-    await until(lambda: not run.steps and not run.layout.knows(run.committed))
-    before = run.committed
+    await until(lambda: not run.cursor.steps and not run.layout.knows(run.cursor.committed))
+    before = run.cursor.committed
     slow.silent = frozenset()
     service.fleet.leave(slow.member, "slow")
     slow.join()
@@ -110,9 +110,9 @@ async def test_a_job_of_so_many_steps_counts_no_more_than_these_need(start: Star
     service = await start()
     archivist = Archivist(service=service)
     run = await begin(service, archivist, steps=3)
-    assert run.num_steps == 3
+    assert run.cursor.num_steps == 3
     assert await consume(run, run.open_session(0, 1)) == [0, 1, 2]
-    assert run.state == "DONE"
+    assert run.cursor.state == "DONE"
     assert run.manifest.num_counted < SHARDS
 
 
@@ -135,4 +135,4 @@ async def test_a_shard_that_cannot_be_counted_fails_the_job_with_its_sentence(
     await until(lambda: run.manifest.vocabulary is not None and bool(silent.member.leases))
     service.fleet.fail(silent.member, next(iter(silent.member.leases)), "cannot read the shard /d/0")
     await run.wait_ready()
-    assert (run.state, run.message) == ("FAILED", "cannot read the shard /d/0")
+    assert (run.cursor.state, run.cursor.message) == ("FAILED", "cannot read the shard /d/0")

@@ -14,10 +14,10 @@ from tests.unit.reorder_service.job_world import ROWS, Preprocessor, Start, comm
 async def test_a_job_runs_to_its_end_and_every_sample_is_in_the_ledger_once(start: Start) -> None:
     run = await submit(await start())
     assert await consume(run, run.open_session(0, 1)) == list(range(6))
-    assert run.state == "DONE"
+    assert run.cursor.state == "DONE"
     ledger = [name for step in await names(run) for name in step]
     assert sorted(ledger) == sorted(f"d/a/{row}" for row in range(ROWS))
-    assert (run.progress.samples, run.progress.first_loss, run.progress.last_loss) == (ROWS, 0.0, 5.0)
+    assert (run.cursor.progress.samples, run.cursor.progress.first_loss, run.cursor.progress.last_loss) == (ROWS, 0.0, 5.0)
     assert not run._fleet.members["p"].kept
 
 
@@ -25,7 +25,7 @@ async def test_the_window_bounds_what_is_planned_ahead(start: Start) -> None:
     run = await submit(await start())
     session = run.open_session(0, 1)
     await told_step(session, 1)
-    assert sorted(run.steps) == [0, 1]
+    assert sorted(run.cursor.steps) == [0, 1]
     with pytest.raises(ConflictError, match="step 2 of job 'job' is not planned"):
         await run.commit(session, 2, commit())
 
@@ -38,7 +38,7 @@ async def test_a_step_is_committed_when_every_rank_has_and_repeating_is_harmless
     assert not await run.commit(ranks[0], 1, commit())
     assert await run.commit(ranks[1], 0, commit())
     assert await run.commit(ranks[0], 0, commit())
-    assert (run.committed, len(await names(run))) == (1, 1)
+    assert (run.cursor.committed, len(await names(run))) == (1, 1)
 
 
 async def test_ranks_that_come_back_in_another_number_commit_anew(start: Start) -> None:
@@ -84,12 +84,12 @@ async def test_a_commit_whose_caller_goes_away_is_whole(start: Start) -> None:
     session = run.open_session(0, 1)
     await told_step(session, 0)
     committing = asyncio.create_task(run.commit(session, 0, commit()))
-    await until(run._committing.locked)
+    await until(run.cursor.moving.locked)
     committing.cancel()
     await asyncio.gather(committing, return_exceptions=True)
     again = run.open_session(0, 1)
     await told_step(again, 2)  # the window has moved
-    assert (run.committed, len(await names(run))) == (1, 1)
+    assert (run.cursor.committed, len(await names(run))) == (1, 1)
 
 
 async def test_submitting_the_same_spec_again_and_at_once_gives_one_job(start: Start) -> None:

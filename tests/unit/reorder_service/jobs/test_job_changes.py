@@ -46,7 +46,7 @@ async def test_other_weights_hold_from_their_step_on_and_again_after_a_reset(sta
     sources = [{"path": "/d", "name": "a", "weight": 1}, {"path": "/d", "name": "b", "weight": 1}]
     run = await submit(await start(), sources=sources, steps=8)
     await consume(run, run.open_session(0, 1), stop=1)
-    await until(lambda: run.next_step == 3)
+    await until(lambda: run.cursor.next_step == 3)
     with pytest.raises(ConflictError, match="steps before 3 of job 'job' are planned already"):
         await run.set_weights(2, {"a": 0, "b": 1})
     with pytest.raises(UserError, match="every source once: a, b; got a"):
@@ -59,7 +59,7 @@ async def test_other_weights_hold_from_their_step_on_and_again_after_a_reset(sta
     per_step = [Counter(name.split("/")[0] for name in step) for step in whole]
     assert per_step[:4] == [Counter(a=2, b=2)] * 4
     assert per_step[4:] == [Counter(b=4)] * 4
-    assert run.progress.delivered["b"][0] == 4 * 2 + 4 * 4
+    assert run.cursor.progress.delivered["b"][0] == 4 * 2 + 4 * 4
     await run.rewind(2)
     await consume(run, run.open_session(0, 1))
     assert await names(run) == whole
@@ -71,7 +71,7 @@ async def test_a_paused_job_plans_no_further_step(start: Start) -> None:
     await told_step(session, 1)
     await run.pause(True)
     assert await consume(run, run.open_session(0, 1), stop=2) == [0, 1]
-    assert not run.steps
+    assert not run.cursor.steps
     service = await start()
     again = service.find("job")
     Preprocessor(service=service).join()

@@ -15,7 +15,7 @@ async def test_a_data_set_that_cannot_be_read_fails_the_job_with_its_sentence(st
     await until(lambda: bool(member.leases))
     service.fleet.fail(member, next(iter(member.leases)), "no data set at /d")
     await run.wait_ready()
-    assert (run.state, run.message) == ("FAILED", "no data set at /d")
+    assert (run.cursor.state, run.cursor.message) == ("FAILED", "no data set at /d")
 
 
 async def test_work_of_a_preprocessor_that_leaves_is_done_by_another(start: Start) -> None:
@@ -69,8 +69,8 @@ async def test_a_job_that_failed_goes_on_when_it_is_submitted_again(start: Start
     member = Preprocessor(service=service, answers=False).join()
     await until(lambda: bool(member.leases))
     service.fleet.fail(member, next(iter(member.leases)), "no data set at /d")
-    await until(lambda: run.state == "FAILED")
+    await until(lambda: run.cursor.state == "FAILED")
     service.fleet.leave(member, "mended")
     assert await submit(service) is run
     assert await consume(run, run.open_session(0, 1)) == [0, 1, 2, 3, 4, 5]
-    assert run.state == "DONE"
+    assert run.cursor.state == "DONE"

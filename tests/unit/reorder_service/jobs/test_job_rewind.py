@@ -16,16 +16,16 @@ async def test_going_back_undoes_later_commits_and_the_same_samples_come_again(s
     await consume(run, run.open_session(0, 1))
     whole = await names(run)
     await run.rewind(2)
-    assert (run.state, run.committed, run.progress.samples) == ("RUNNING", 2, 8)
+    assert (run.cursor.state, run.cursor.committed, run.cursor.progress.samples) == ("RUNNING", 2, 8)
     assert await consume(run, run.open_session(0, 1)) == [2, 3, 4, 5]
-    assert (run.state, await names(run)) == ("DONE", whole)
+    assert (run.cursor.state, await names(run)) == ("DONE", whole)
 
 
 async def test_ranks_may_all_ask_to_go_back_at_once(start: Start) -> None:
     run = await submit(await start())
     await consume(run, run.open_session(0, 1), stop=4)
     await asyncio.gather(*(run.rewind(1) for _ in range(4)))
-    assert (run.committed, run.progress.samples, len(await names(run))) == (1, 4, 1)
+    assert (run.cursor.committed, run.cursor.progress.samples, len(await names(run))) == (1, 4, 1)
     assert await consume(run, run.open_session(0, 1)) == [1, 2, 3, 4, 5]
 
 
@@ -37,7 +37,7 @@ async def test_a_commit_that_meets_a_rewind_does_not_tear_the_ledger(start: Star
     await asyncio.sleep(0)
     await run.rewind(1)
     await asyncio.gather(committing, return_exceptions=True)
-    assert (run.committed, len(await names(run))) == (1, 1)
+    assert (run.cursor.committed, len(await names(run))) == (1, 1)
     assert await consume(run, run.open_session(0, 1)) == [1, 2, 3, 4, 5]
 
 
@@ -53,7 +53,7 @@ async def test_going_back_before_the_first_step_is_refused_and_changes_nothing(s
     await consume(run, run.open_session(0, 1), stop=3)
     with pytest.raises(UserError, match=f"step {step}: steps count from 0"):
         await run.rewind(step)
-    assert (run.committed, run.generation, len(await names(run))) == (3, 1, 3)
+    assert (run.cursor.committed, run.generation, len(await names(run))) == (3, 1, 3)
 
 
 async def test_a_job_that_was_cancelled_stays_so(start: Start) -> None:
@@ -65,7 +65,7 @@ async def test_a_job_that_was_cancelled_stays_so(start: Start) -> None:
     with pytest.raises(ConflictError, match="cancelled"):
         await run.commit(session, 2, commit())
     await run.rewind(1)
-    assert (run.state, run.committed) == ("CANCELLED", 2)
+    assert (run.cursor.state, run.cursor.committed) == ("CANCELLED", 2)
     assert not run._fleet.members["p"].leases
     again = (await start()).find("job")
     assert again.state == "CANCELLED"
@@ -90,7 +90,7 @@ async def test_a_job_goes_on_from_what_its_store_has_where_that_lost_commits(sta
     await run.commit(session, 4, commit())
     assert isinstance(session.over, SupersededError)
     assert "set back from step 4, as its store lost commits" in str(session.over)
-    assert run.committed == 2
+    assert run.cursor.committed == 2
     assert await consume(run, run.open_session(0, 1)) == [2, 3, 4, 5]
     assert (await names(run))[:4] == before
 
@@ -101,7 +101,7 @@ async def test_a_state_that_is_ahead_is_taken_by_so_many_steps_as_are_asked_for(
     with pytest.raises(ConflictError, match=r"state is of step 4, but job 'job' has committed only 2 .* catch_up=2\)"):
         await run.rewind(4, catch_up=1)
     await run.rewind(4, catch_up=2)
-    assert run.committed == 2
+    assert run.cursor.committed == 2
 
 
 async def test_what_a_process_committed_before_it_was_lost_is_not_its_successor_s(start: Start) -> None:

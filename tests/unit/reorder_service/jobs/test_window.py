@@ -57,7 +57,7 @@ async def test_a_job_plans_as_far_as_its_bytes_allow(start: Start, window_bytes:
     session = run.open_session(0, 1)
     for committed in range(2):
         await until(lambda: num_planned(run) == planned)
-        assert run.next_step == committed + planned
+        assert run.cursor.next_step == committed + planned
         await run.commit(session, committed, commit())
 
 
@@ -70,11 +70,11 @@ async def test_a_job_without_a_number_plans_as_far_as_the_stores_have_room(start
     await run.wait_ready()
     session = run.open_session(0, 1)
     await until(lambda: num_planned(run) == 3)
-    assert run.next_step == 3
+    assert run.cursor.next_step == 3
     Preprocessor(service=service, name="q").join().store_budget_bytes = stores_bytes
     await run.commit(session, 0, commit())
     await until(lambda: num_planned(run) == 4)
 
 
 def num_planned(run: JobRun) -> int:
-    return sum(step.plan is not None for step in run.steps.values())
+    return sum(step.plan is not None for step in run.cursor.steps.values())

@@ -37,10 +37,11 @@ async def main(url):
     names = ("good", "poison", "other")
     runs = [service.jobs.get(name) or await submit(service, name=name, join=False, strategy="random") for name in names]
     async with asyncio.timeout(60):
-        while not all(run.steps or run.state == "FAILED" for run in runs) or not any(run.state == "FAILED" for run in runs):
+        cursors = [run.cursor for run in runs]
+        while not all(c.steps or c.state == "FAILED" for c in cursors) or not any(c.state == "FAILED" for c in cursors):
             await asyncio.sleep(0.01)
     for run in runs:
-        print(run.name, run.state, run.message)
+        print(run.name, run.cursor.state, run.cursor.message)
     await service.stop()
     await service.store.close()
 

@@ -1,0 +1,143 @@
+"""Where a job stands: its state, its window of planned steps, what the ranks have committed of them, and its progress so far."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from headrace.errors import ConflictError
+from headrace.observability import tracing
+from headrace.observability.logs import pairs
+from headrace.reorder_service.jobs.batches import Layout
+from headrace.reorder_service.jobs.planned_step import Part, RankCommit, Step
+from headrace.reorder_service.jobs.sessions import Session
+from headrace.reorder_service.store.state import FINAL, JobRecord, StateStore
+
+log = logging.getLogger(__name__)
+
+RECENT_PLANS = 16  # committed steps whose plans can still be shown
+
+
+class Cursor:
+    """How far one job has come. It moves only while `moving` is held."""
+
+    def __init__(self, record: JobRecord, window: int, layout: Layout, store: StateStore) -> None:
+        """`window`: most steps that are planned ahead."""
+        self.state = record.state
+        self.message = record.message
+        self.committed = self.next_step = record.cursor
+        """`committed`: number of committed steps. `next_step`: the first step that nobody has begun to plan."""
+        self.progress = record.progress
+        self.steps: dict[int, Step] = {}
+        """The steps that are not committed, as far as their planning has begun."""
+        self.recent: deque[Step] = deque(maxlen=RECENT_PLANS)
+        self.moving = asyncio.Lock()
+        """Held while the cursor moves, forwards or back, and while anything changes that it must not pass meanwhile."""
+        self._job = record.job
+        self._window = window
+        self._layout = layout
+        self._store = store
+        self._news = asyncio.Condition()  # notified whenever a step is planned or committed, and at the end
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is done, failed or cancelled."""
+        return self.state in FINAL
+
+    def check_goes_on(self, refusal: str) -> None:
+        """Raise ConflictError, whose sentence ends with `refusal`, where the job is over."""
+        if self.is_over:
+            raise ConflictError(f"job {self._job!r} is {self.state}: {refusal}")
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps of the job; 0 until it is known."""
+        return self.committed if self.state == "DONE" else self._layout.num_steps
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether every step is committed."""
+        return 0 < self.num_steps <= self.committed
+
+    @property
+    def sizes(self) -> list[int | None]:
+        """The bytes of each uncommitted step whose planning has begun; None while they are not known."""
+        return [step.num_bytes if (step := self.steps.get(i)) else None for i in range(self.committed, self.next_step)]
+
+    @property
+    def planned(self) -> list[Step]:
+        """The planned steps that are not committed, in order."""
+        return [step for _, step in sorted(self.steps.items()) if step.plan is not None]
+
+    def find_part(self, ticket: str) -> Part | None:
+        """Return the part with a ticket; None where no uncommitted step has it."""
+        return next((part for step in self.steps.values() if (part := step.parts.get(ticket)) is not None), None)
+
+    def set_to(self, record: JobRecord) -> None:
+        """Go to where the job stands in the store."""
+        self.state, self.message, self.committed, self.progress = record.state, record.message, record.cursor, record.progress
+
+    async def notify(self) -> None:
+        """Wake all who wait for a plan or a commit, since a step was planned or the job has changed."""
+        async with self._news:
+            self._news.notify_all()
+
+    async def note(self, session: Session, index: int, commit: RankCommit) -> bool:
+        """Note that one rank has applied step `index`; return False where the step is in the ledger already.
+
+        After a restart of this service a rank may commit a step before it is planned again: then this waits for the plan. Raises
+        the session's error where that is over, and ConflictError where the step is not planned.
+        """
+        async with self._news:
+            await self._news.wait_for(lambda: self._can_judge(session, index))
+        if session.over is not None:
+            raise session.over
+        if index < self.committed:
+            return False
+        step = self.steps.get(index)
+        if self.is_over or step is None or step.plan is None:
+            raise ConflictError(self.message or f"step {index} of job {self._job!r} is not planned")
+        step.commits[session.rank] = commit
+        session.next_step, session.data_wait_s, session.step_s = index + 1, commit.data_wait_s, commit.step_s
+        return True
+
+    def _can_judge(self, session: Session, index: int) -> bool:
+        """Return whether a commit of step `index` need not wait for a plan: there is one, or none will come for this session."""
+        step = self.steps.get(index)
+        to_come = self.committed <= index < self.committed + self._window and not 0 < self.num_steps <= index
+        planned = step is not None and step.plan is not None
+        return planned or not to_come or session.over is not None or self.is_over
+
+    def forget_commits(self, rank: int | None = None) -> None:
+        """Forget what a rank has committed of steps that are not in the ledger; None: what all ranks have."""
+        for step in self.steps.values():
+            if rank is None:
+                step.commits.clear()
+            else:
+                step.commits.pop(rank, None)
+
+    async def committed_by_all(self, session: Session, index: int) -> None:
+        """Wait until the step is in the ledger, or the job or the session has ended."""
+        async with self._news:
+            await self._news.wait_for(lambda: index < self.committed or self.is_over or session.over is not None)
+
+    async def advance(self, source_of: Callable[[int], str]) -> Step:
+        """Commit the first uncommitted step, which every rank has committed, and return it. Must not be cancelled.
+
+        `source_of`: returns a shard's source. Raises ConflictError where the store has lost commits.
+        """
+        step = self.steps[self.committed]
+        record, rejected = step.record(source_of)
+        with tracing.span("commit", step.trace, samples=len(record.samples)):
+            await self._store.commit_step(self._job, step.index, record, rejected)
+        for item in rejected:
+            log.warning("quarantined %s", pairs(job=self._job, sample=item.name, reason=item.reason, detail=item.detail))
+        del self.steps[step.index]
+        self.recent.append(step)
+        self.committed += 1
+        self.progress = self.progress.after(record)
+        tracing.ended(tracing.ROOT, step.trace, step.began_s, samples=len(record.samples))
+        log.info("committed %s", pairs(job=self._job, step=step.index, samples=len(record.samples), loss=record.loss))
+        return step
