@@ -17,7 +17,7 @@ from benchmarks.timing import progress
 from headrace.model_shape import MODEL_SHAPES
 from headrace.reorder_service.recovery.forecast.availability import draw
 from headrace.reorder_service.recovery.forecast.availability_replay import replay
-from headrace.reorder_service.recovery.forecast.policies import Assumptions, Headrace, Job, failure_free
+from headrace.reorder_service.recovery.forecast.policies import Assumptions, ForecastJob, Headrace, failure_free
 from headrace.reorder_service.recovery.forecast.profiles import profile_of
 from headrace.reorder_service.recovery.forecast.rivals import RIVALS
 from headrace.spec import AudioSpec, ImageSpec
@@ -43,14 +43,14 @@ def sections(*, quick: bool) -> Iterator[Section]:
         gpus=1,
         memory_bytes=GPU_BYTES,
     )
-    job = Job.of(profile, NUM_NODES, MAX_FAILURES, global_batch=GLOBAL_BATCH)
+    job = ForecastJob.of(profile, NUM_NODES, MAX_FAILURES, global_batch=GLOBAL_BATCH)
     for cloud, (mtbf_s, notice_s) in CLOUDS.items():
         for warning_s in (notice_s, 0.0):
             progress(f"availability trace like {cloud}'s, warned {warning_s:.0f} s before")
             yield _section(job, cloud, mtbf_s, warning_s, hours=2 if quick else HOURS)
 
 
-def _section(job: Job, cloud: str, mtbf_s: float, notice_s: float, *, hours: int) -> Section:
+def _section(job: ForecastJob, cloud: str, mtbf_s: float, notice_s: float, *, hours: int) -> Section:
     trace = draw(np.random.default_rng(0), num_nodes=NUM_NODES, mtbf_s=mtbf_s, mttr_s=BACK_S, end_s=hours * 3600.0)
     bound, assumed = failure_free(job, trace), Assumptions()
     kept = {name: 100 * replay(rival(job, assumed), trace, notice_s=notice_s).share_of(bound) for name, rival in RIVALS.items()}

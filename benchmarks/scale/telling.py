@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.scale.workload import TOLD_MODES
 from headrace.plan import Topology
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
-from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import Session, Sessions
 from headrace.reorder_service.planning.strategies import plan
 from headrace.rpc import Server
@@ -56,13 +56,13 @@ def open_sessions(mode: str, lanes: int) -> Sessions:
     return sessions
 
 
-def make_step(index: int, lanes: int) -> Step:
+def make_step(index: int, lanes: int) -> PlannedStep:
     """Planned, and cut into parts that nobody has taken."""
     rng, count = np.random.default_rng(index), lanes * MICROBATCHES * SAMPLES
     ids = np.arange(index * count, (index + 1) * count)
     topology = Topology(replicas=lanes, microbatches=MICROBATCHES, stages={"vision": 1, "llm": STAGES})
     planned = plan("entrain", ids, {"vision": rng.lognormal(0, 1, count), "llm": rng.lognormal(0, 0.8, count)}, topology, index)
-    step = Step(index=index, refs=[SampleRef(sample_id=i, shard=i // 1000, row=i % 1000) for i in ids.tolist()])
+    step = PlannedStep(index=index, refs=[SampleRef(sample_id=i, shard=i // 1000, row=i % 1000) for i in ids.tolist()])
     step.probes = dict.fromkeys(ids.tolist(), Probe(name="", num_tokens=1, num_targets=1))
     step.sample_ids = ids
     step.cut(planned, part_samples=PART_SAMPLES, ticket=lambda part: make_ticket("scale", f"uid/1/{part}", b"k" * 32))
@@ -82,13 +82,13 @@ class Turns:
             self.longest_s = max(self.longest_s, time.thread_time() - began_s)
 
 
-async def _tell(sessions: Sessions, step: Step) -> None:
+async def _tell(sessions: Sessions, step: PlannedStep) -> None:
     sessions.tell_step(step)
     parts = list(step.parts.values())
     for burst in range(BURSTS):
         for number, part in enumerate(parts[burst::BURSTS]):
             part.lease, part.endpoint = f"preprocessor-{number % 256}-abc-{number}", f"10.0.12.{number % 256}:7100"
-            sessions.tell_place(part)
+            sessions.tell_location(part)
         await asyncio.sleep(BURST_S)
     await asyncio.sleep(PAUSE_S)
 

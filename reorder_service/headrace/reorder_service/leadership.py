@@ -25,13 +25,13 @@ RENEW_S = 0.3
 GIVE_UP_S = 5.0  # how long a leader keeps its work after its lease ran out: the store may be restarting
 
 
-class Post:
+class Leadership:
     """Whether this process leads, stands by or is still starting, and the service that it runs while it leads."""
 
     def __init__(self) -> None:
         self.leader = ""
         """The name of the process that leads, as far as this one knows."""
-        self.taken: ReorderService | None = None
+        self.active_service: ReorderService | None = None
         self.starting = False
         """Whether this process is still loading or compiling its planner, and cannot lead yet."""
         self.lease_ends_s = 0.0
@@ -48,40 +48,40 @@ class Post:
         """
         if self.starting:
             raise UnavailableError("this reorder service is starting: it compiles its planner, once, or loads it")
-        if self.taken is None and self.trouble:
+        if self.active_service is None and self.trouble:
             raise UnavailableError(f"this reorder service waits for its store: {self.trouble}")
-        if self.taken is None:
+        if self.active_service is None:
             leader = f"{self.leader.split()[0]} leads" if self.leader else "none leads yet"
             raise UnavailableError(f"this reorder service stands by; {leader}")
         if time.monotonic() > self.lease_ends_s:
             why = self.trouble or "it was asked too late"
             raise UnavailableError(f"this reorder service could not renew its lease ({why}): another one may lead by now")
-        return self.taken
+        return self.active_service
 
 
-async def elected(database: Database, name: str, post: Post) -> None:
+async def wait_until_leader(database: Database, name: str, leadership: Leadership) -> None:
     """Try to become the leader, and return once this process is. `name`: its endpoint, and an id unique to the process."""
     stands_by = False
     while True:
         asked_s = time.monotonic()
         try:
             if await database.lead(name):
-                post.leader, post.lease_ends_s, post.trouble = name, asked_s + LEASE_S, ""
+                leadership.leader, leadership.lease_ends_s, leadership.trouble = name, asked_s + LEASE_S, ""
                 metrics.TERMS.set(database.term)
                 log.info("leading %s", pairs(term=database.term))
                 return
             leader = await database.leader()
-            if leader and leader != post.leader:
+            if leader and leader != leadership.leader:
                 log.info("standing by %s", pairs(leader=leader.split()[0]))
-            post.leader, post.trouble, stands_by = leader, "", True
+            leadership.leader, leadership.trouble, stands_by = leader, "", True
         except UnavailableError as err:
-            post.trouble = str(err)
+            leadership.trouble = str(err)
             log.warning("waiting for the store %s", pairs(error=err))
         database.check()
         await asyncio.sleep(POLL_S if stands_by else RENEW_S)
 
 
-async def keep_leading(database: Database, name: str, post: Post, serve: Callable[[bool], Awaitable[None]]) -> None:
+async def keep_leading(database: Database, name: str, leadership: Leadership, serve: Callable[[bool], Awaitable[None]]) -> None:
     """Renew the lease until another process leads, or may lead since the lease ran out GIVE_UP_S ago.
 
     `serve` is awaited with False when the lease has run out, and with True when it is renewed after that.
@@ -93,15 +93,15 @@ async def keep_leading(database: Database, name: str, post: Post, serve: Callabl
             if not await database.renew(name):
                 log.warning("replaced %s", pairs(term=database.term))
                 return
-            post.lease_ends_s, post.trouble = asked_s + LEASE_S, ""
+            leadership.lease_ends_s, leadership.trouble = asked_s + LEASE_S, ""
         except UnavailableError as err:
-            post.trouble = str(err)
+            leadership.trouble = str(err)
             log.warning("lease not renewed %s", pairs(term=database.term, error=err))
         database.check()
-        if time.monotonic() > post.lease_ends_s + GIVE_UP_S:
+        if time.monotonic() > leadership.lease_ends_s + GIVE_UP_S:
             log.warning("given up %s", pairs(term=database.term))
             return
-        if serving != (time.monotonic() < post.lease_ends_s):
+        if serving != (time.monotonic() < leadership.lease_ends_s):
             serving = not serving
             await serve(serving)
         await asyncio.sleep(RENEW_S)

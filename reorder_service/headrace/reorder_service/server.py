@@ -17,9 +17,9 @@ from headrace.reorder_service.api.membership import MembershipServicer
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
 from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.stopping import stop_task
-from headrace.reorder_service.leadership import Post, elected, keep_leading
+from headrace.reorder_service.leadership import Leadership, keep_leading, wait_until_leader
 from headrace.reorder_service.nodes import snapshots
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.state import StateStore
@@ -33,22 +33,22 @@ CACHED_S = 5.0  # enough to load a planner that is compiled already, even on a b
 STOP_GRACE_S = 0.2  # for calls in progress to finish when the server stops
 
 
-def _watch(post: Post) -> None:
+def _set_up_gauges(leadership: Leadership) -> None:
     """Let the gauges of this process show the state of its service. Another thread reads them."""
 
     def jobs() -> list[JobRun]:
-        return list(post.taken.jobs.values()) if post.taken is not None else []
+        return list(leadership.active_service.jobs.values()) if leadership.active_service is not None else []
 
     def members() -> list[Member]:
-        return list(post.taken.fleet.members.values()) if post.taken is not None else []
+        return list(leadership.active_service.fleet.members.values()) if leadership.active_service is not None else []
 
-    def steps() -> list[Step]:
+    def steps() -> list[PlannedStep]:
         return [step for run in jobs() for step in list(run.cursor.steps.values())]
 
     def parts(*, placed: bool) -> int:
         return sum(bool(part.endpoint) == placed for step in steps() for part in list(step.parts.values()))
 
-    metrics.LEADERS.set_function(lambda: post.taken is not None)
+    metrics.LEADERS.set_function(lambda: leadership.active_service is not None)
     metrics.MEMBERS.set_function(lambda: len(members()))
     metrics.LEASES.set_function(lambda: sum(len(member.leases) for member in members()))
     metrics.JOBS.set_function(lambda: sum(not run.cursor.is_over for run in jobs()))
@@ -73,16 +73,18 @@ async def serve(listen: str, store_url: str, metrics_listen: str = "", *, token:
 
 
 async def _serve(listen: str, store: StateStore, token: str) -> None:
-    post = Post()
-    post.starting = True
-    _watch(post)
+    leadership = Leadership()
+    leadership.starting = True
+    _set_up_gauges(leadership)
     server = Server(
         listen,
         {
-            "headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(post), s),
-            "headrace.v1.Sessions": lambda s: add_to_server(SessionsServicer(post), s),
-            "headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(post), s),
-            "headrace.v1.Membership": lambda s: membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(post), s),
+            "headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(leadership), s),
+            "headrace.v1.Sessions": lambda s: add_to_server(SessionsServicer(leadership), s),
+            "headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(leadership), s),
+            "headrace.v1.Membership": lambda s: membership_pb2_grpc.add_MembershipServicer_to_server(
+                MembershipServicer(leadership), s
+            ),
         },
         token=token,
     )
@@ -92,12 +94,12 @@ async def _serve(listen: str, store: StateStore, token: str) -> None:
         await _warm_up()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
-        post.starting = False
+        leadership.starting = False
         await server.set_starting(False)
         print(f"headrace reorder service listening on {server.endpoint}", flush=True)
         while True:
-            await elected(store.database, name, post)
-            await _lead(store, name, post, server)
+            await wait_until_leader(store.database, name, leadership)
+            await _lead(store, name, leadership, server)
     finally:
         await server.stop(STOP_GRACE_S)
 
@@ -116,27 +118,27 @@ async def _warm_up() -> None:
     await warm
 
 
-async def _lead(store: StateStore, name: str, post: Post, server: Server) -> None:
+async def _lead(store: StateStore, name: str, leadership: Leadership, server: Server) -> None:
     """Serve until another process leads or may lead, or until cancelled. Then give up the lease, so that a standby takes over."""
     service = ReorderService(store)
 
     async def set_serving(serving: bool) -> None:
-        await server.set_serving(serving and post.taken is service)
+        await server.set_serving(serving and leadership.active_service is service)
 
-    keeping = asyncio.create_task(keep_leading(store.database, name, post, set_serving))
+    keeping = asyncio.create_task(keep_leading(store.database, name, leadership, set_serving))
     taking_up = asyncio.create_task(service.start())
     try:
         await asyncio.wait({keeping, taking_up}, return_when=asyncio.FIRST_COMPLETED)
         if not keeping.done():
             taking_up.result()  # raises what kept it from taking over the jobs: this process ends, another may lead
-            post.taken = service
+            leadership.active_service = service
             await server.set_serving(True)
         await keeping
     finally:
         await stop_task(taking_up)
         await stop_task(keeping)
         await server.set_serving(False)
-        post.taken = None
+        leadership.active_service = None
         await service.stop()
         with contextlib.suppress(UnavailableError):
             await store.database.resign(name)

@@ -17,7 +17,7 @@ from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.nodes import Nodes
 from headrace.reorder_service.store.fatal_jobs import SETTLED_S
 from headrace.reorder_service.store.state import StateStore
-from headrace.reorder_service.store.store_retry import patiently
+from headrace.reorder_service.store.store_retry import retry_while_unavailable
 from headrace.spec import load_spec_json
 
 LOOK_SHARE = 0.02  # the largest share of the time that may go into watching the preprocessors
@@ -39,7 +39,7 @@ class ReorderService:
         """Job -> a sentence why its record cannot be read. Such a job stays as it is, and all others go on."""
         self.began_s = time.monotonic()
         self._submitting = asyncio.Lock()
-        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -48,18 +48,18 @@ class ReorderService:
         Raises UnavailableError where the store is an embedded one whose server has ended.
         """
         check = self.store.database.check
-        self._looking = asyncio.create_task(self._look())
-        await self.store.caution.begin()
+        self._watching = asyncio.create_task(self._watch_preprocessors())
+        await self.store.fatal_jobs.begin_term()
         self._settling = asyncio.create_task(self._settle())
-        for name in await patiently(self.store.jobs, check):
-            await patiently(lambda name=name: self._take_up_or_set_aside(name), check, job=name)  # type: ignore[misc]
+        for name in await retry_while_unavailable(self.store.jobs, check):
+            await retry_while_unavailable(lambda name=name: self._take_up_or_set_aside(name), check, job=name)  # type: ignore[misc]
         for nodes in self.nodes.values():
             nodes.start()
 
     async def stop(self) -> None:
         """Stop all jobs and disconnect everybody. The next leader, here or elsewhere, continues the jobs from the store."""
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         await stop_task(self._settling)
         for nodes in self.nodes.values():
             await nodes.stop()
@@ -67,7 +67,7 @@ class ReorderService:
             run.sessions.end_all(UnavailableError("this reorder service has stopped"))
             await run.stop()
         with contextlib.suppress(UnavailableError):  # raised also where another process leads
-            await self.store.caution.settle()
+            await self.store.fatal_jobs.reset_counts()
         self.fleet.dismiss_all()
 
     async def submit(self, spec_json: str) -> JobRun:
@@ -125,7 +125,7 @@ class ReorderService:
             raise SupersededError(f"rank {rank} of job {job!r} was opened again by another process")
         return run, session
 
-    async def _look(self) -> None:
+    async def _watch_preprocessors(self) -> None:
         """Look for silent and late preprocessors again and again, for at most LOOK_SHARE of the time."""
         took_s, failure = 0.0, ""
         while True:
@@ -142,7 +142,7 @@ class ReorderService:
 
     async def _settle(self) -> None:
         await asyncio.sleep(SETTLED_S)
-        await patiently(self.store.caution.settle, self.store.database.check)
+        await retry_while_unavailable(self.store.fatal_jobs.reset_counts, self.store.database.check)
 
     async def _take_up_or_set_aside(self, job: str) -> None:
         """Load and run a job, or set it aside where its record cannot be read, so that it keeps no other job from running."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.planned_step import Part, RankCommit, Step
+from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Ended, Session
 from headrace.reorder_service.service import ReorderService
 from headrace.spec import parse_spec
@@ -111,7 +111,7 @@ async def consume(run: JobRun, session: Session, stop: int | None = None) -> lis
     done: list[int] = []
     told: set[int] = set()
     async for event in told_by(session):
-        if isinstance(event, Step):
+        if isinstance(event, PlannedStep):
             told.add(event.index)
         while run.cursor.committed in told and run.cursor.committed != stop:
             done.append(run.cursor.committed)
@@ -127,22 +127,22 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-async def told_by(session: Session) -> AsyncIterator[Step | Part | Ended]:
+async def told_by(session: Session) -> AsyncIterator[PlannedStep | PlannedPart | Ended]:
     """One by one."""
-    async for told in session.told():
+    async for told in session.event_batches():
         for event in (event for one in told for event in one.events):
             yield event
 
 
-async def told_step(session: Session, index: int) -> Step:
+async def told_step(session: Session, index: int) -> PlannedStep:
     return (await told_steps(session, {index}))[index]
 
 
-async def told_steps(session: Session, indices: Collection[int]) -> dict[int, Step]:
+async def told_steps(session: Session, indices: Collection[int]) -> dict[int, PlannedStep]:
     """All of them. Others that are told meanwhile are lost."""
-    told: dict[int, Step] = {}
+    told: dict[int, PlannedStep] = {}
     async for event in told_by(session):
-        if isinstance(event, Step) and event.index in indices:
+        if isinstance(event, PlannedStep) and event.index in indices:
             told[event.index] = event
         if len(told) == len(indices):
             return told

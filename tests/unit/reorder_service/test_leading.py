@@ -12,7 +12,7 @@ import redis
 
 from headrace.errors import SupersededLeaderError, UnavailableError
 from headrace.reorder_service import leadership
-from headrace.reorder_service.leadership import Post, elected, keep_leading
+from headrace.reorder_service.leadership import Leadership, keep_leading, wait_until_leader
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store import redis_database
 from headrace.reorder_service.store.progress import StepRecord
@@ -56,8 +56,8 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def knows(post: Post, leader: str) -> bool:
-    return post.leader == leader
+async def knows(leadership: Leadership, leader: str) -> bool:
+    return leadership.leader == leader
 
 
 async def takes_over(database: Database) -> bool:
@@ -173,16 +173,16 @@ async def test_any_number_of_commands_at_a_time_is_carried_out_and_the_lease_wai
 
 
 async def test_who_stands_by_takes_over(open_another: Open) -> None:
-    first, second, post = await open_another(), await open_another(), Post()
+    first, second, leadership = await open_another(), await open_another(), Leadership()
     await first.lead("a:1 x")
-    waiting = asyncio.create_task(elected(second, "b:1 y", post))
-    await until(lambda: knows(post, "a:1 x"))
+    waiting = asyncio.create_task(wait_until_leader(second, "b:1 y", leadership))
+    await until(lambda: knows(leadership, "a:1 x"))
     with pytest.raises(UnavailableError, match="stands by; a:1 leads"):
-        _ = post.service
+        _ = leadership.service
     await first.resign("a:1 x")
     async with asyncio.timeout(PATIENCE_S):
         await waiting
-    assert post.leader == "b:1 y"
+    assert leadership.leader == "b:1 y"
 
 
 async def test_a_leader_that_cannot_renew_serves_nobody_new_until_it_can(
@@ -197,26 +197,26 @@ async def test_a_leader_that_cannot_renew_serves_nobody_new_until_it_can(
         served.append(serving)
         changed.set()
 
-    post = Post()
-    post.taken, post.lease_ends_s = ReorderService(StateStore(first)), time.monotonic() + LEASE_S
-    keeping = asyncio.create_task(keep_leading(first, "a:1 x", post, serve))
+    leadership = Leadership()
+    leadership.active_service, leadership.lease_ends_s = ReorderService(StateStore(first)), time.monotonic() + LEASE_S
+    keeping = asyncio.create_task(keep_leading(first, "a:1 x", leadership, serve))
     async with asyncio.timeout(PATIENCE_S):
         with monkeypatch.context() as patch:
             patch.setattr(Database, "renew", _unavailable)
             await changed.wait()
         assert served == [False]
         with pytest.raises(UnavailableError, match="another one may lead"):
-            _ = post.service
+            _ = leadership.service
         changed.clear()
         await changed.wait()
         assert served == [False, True]
-        assert post.service is post.taken
+        assert leadership.service is leadership.active_service
         await until(lambda: takes_over(second))
         await keeping
 
 
 async def test_a_leader_that_cannot_renew_for_long_gives_its_work_up(open_another: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, post = await open_another(), Post()
+    first, leadership = await open_another(), Leadership()
     await first.lead("a:1 x")
     served: list[bool] = []
 
@@ -225,9 +225,9 @@ async def test_a_leader_that_cannot_renew_for_long_gives_its_work_up(open_anothe
 
     monkeypatch.setattr(Database, "renew", _unavailable)
     monkeypatch.setattr(leadership, "GIVE_UP_S", 0.2)
-    post.lease_ends_s = time.monotonic() + 0.1
+    leadership.lease_ends_s = time.monotonic() + 0.1
     async with asyncio.timeout(PATIENCE_S):
-        await keep_leading(first, "a:1 x", post, serve)
+        await keep_leading(first, "a:1 x", leadership, serve)
     assert served == [False]
 
 
@@ -236,10 +236,10 @@ async def _unavailable(*_: object) -> bool:
 
 
 def test_a_process_that_is_starting_says_so() -> None:
-    post = Post()
-    post.starting = True
+    leadership = Leadership()
+    leadership.starting = True
     with pytest.raises(UnavailableError, match="this reorder service is starting: it compiles its planner"):
-        _ = post.service
-    post.starting = False
+        _ = leadership.service
+    leadership.starting = False
     with pytest.raises(UnavailableError, match="stands by; none leads yet"):
-        _ = post.service
+        _ = leadership.service

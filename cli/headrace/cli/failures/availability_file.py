@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.reorder_service.recovery.forecast.availability import BACK, LOST, Event, Trace, nodes_at_start, trace_of
+from headrace.reorder_service.recovery.forecast.availability import BACK, LOST, NodeEvent, Trace, nodes_at_start, trace_of
 
 _COLUMNS = ("time_s", "node", "event")
 _JSONL = (".jsonl", ".ndjson")
@@ -60,7 +60,7 @@ def _jsonl_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, parsed
 
 
-def _event(path: Path, line: int, row: dict[str, Any]) -> Event:
+def _event(path: Path, line: int, row: dict[str, Any]) -> NodeEvent:
     time, node, event = (row[name] for name in _COLUMNS)
     try:
         time_s = float(time)
@@ -68,4 +68,4 @@ def _event(path: Path, line: int, row: dict[str, Any]) -> Event:
         raise UserError(f"{path}, line {line}: time_s is seconds since the start, got {time!r}; write a number") from err
     if event not in (LOST, BACK) or not node:
         raise UserError(f"{path}, line {line}: got node {node!r} and event {event!r}; name a node, and {LOST} or {BACK}")
-    return Event(time_s=time_s, node=str(node), event=event, line=line)
+    return NodeEvent(time_s=time_s, node=str(node), event=event, line=line)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from headrace.reorder_service.recovery.forecast.availability import Trace
     from headrace.reorder_service.recovery.forecast.availability_replay import Run
-    from headrace.reorder_service.recovery.forecast.policies import Assumptions, Job
+    from headrace.reorder_service.recovery.forecast.policies import Assumptions, ForecastJob
     from headrace.reorder_service.recovery.pipeline_templates import ModelProfile
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -187,9 +187,9 @@ def _trace(args: argparse.Namespace) -> Trace:
     return draw(random, num_nodes=args.nodes, mtbf_s=args.mtbf, mttr_s=args.mttr, end_s=end_s or DRAWN_HOURS * 3600)
 
 
-def _job(args: argparse.Namespace) -> Job:
+def _job(args: argparse.Namespace) -> ForecastJob:
     from headrace.cli.costs.model_options import refuse_options
-    from headrace.reorder_service.recovery.forecast.policies import Job
+    from headrace.reorder_service.recovery.forecast.policies import ForecastJob
     from headrace.reorder_service.recovery.forecast.profiles import profile_of
     from headrace.spec import AudioSpec, ImageSpec
 
@@ -212,7 +212,7 @@ def _job(args: argparse.Namespace) -> Job:
         )
     if args.failures < 0:
         raise UserError(f"--failures must be at least 0, got {args.failures}")
-    return Job.of(profile, args.nodes, args.failures, global_batch=args.global_batch, microbatch=args.microbatch)
+    return ForecastJob.of(profile, args.nodes, args.failures, global_batch=args.global_batch, microbatch=args.microbatch)
 
 
 def _read_profile(path: Path) -> ModelProfile:
@@ -244,7 +244,7 @@ def _assumptions(args: argparse.Namespace) -> Assumptions:
     )
 
 
-def _report(trace: Trace, job: Job, bound: Run, runs: Sequence[Run]) -> dict[str, Any]:
+def _report(trace: Trace, job: ForecastJob, bound: Run, runs: Sequence[Run]) -> dict[str, Any]:
     """Return the results in their public JSON form."""
     return {
         "simulated": True,
@@ -272,7 +272,7 @@ def _row(run: Run, bound: Run) -> dict[str, Any]:
     }
 
 
-def _draw(args: argparse.Namespace, trace: Trace, job: Job, bound: Run, runs: Sequence[Run]) -> str:
+def _draw(args: argparse.Namespace, trace: Trace, job: ForecastJob, bound: Run, runs: Sequence[Run]) -> str:
     from headrace.cli.failures.failures_picture import draw_failures
 
     what = args.profile.stem if args.profile else args.model

@@ -78,7 +78,7 @@ def _audit(client: JobsClient, status: JobStatus, order: JobOrder, name_of: Call
     return audit(
         _progress(islice(client.ledger(status.job), num_steps), num_steps),
         num_steps=num_steps,
-        refs=order.layout.refs,
+        refs=order.batches.refs,
         shards=[(shard.name, rows) for shard, rows in zip(order.manifest.shards, order.manifest.num_rows.tolist(), strict=True)],
         quarantined=client.quarantine(status.job),
         name_of=name_of,

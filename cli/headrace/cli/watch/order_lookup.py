@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConflictError, JobFailedError
-from headrace.reorder_service.jobs.batches import Layout
+from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import CountedShards
 from headrace.spec import JobSpec, load_spec_json
 
@@ -23,12 +23,12 @@ class JobOrder:
     job: str
     spec: JobSpec
     manifest: CountedShards
-    layout: Layout
+    batches: GlobalBatches
 
     def check(self, step: int) -> None:
         """Raise ConflictError if more shards must be indexed before the samples of `step` can be told."""
         shards, counted = len(self.manifest.shards), self.manifest.num_counted
-        if not shards or self.layout.to_count(step):
+        if not shards or self.batches.to_count(step):
             raise ConflictError(
                 f"job {self.job!r} has indexed {counted} of {shards or '?'} shards: its order does not reach step {step} yet; "
                 "wait until it has planned that"
@@ -43,10 +43,10 @@ def job_order(client: JobsClient, status: JobStatus) -> JobOrder:
     spec = load_spec_json(status.spec_json)
     manifest = CountedShards(spec, *client.manifest(status.job))
     changes = tuple((step, tuple(weights)) for step, weights in json.loads(status.mixture_json))
-    order = JobOrder(job=status.job, spec=spec, manifest=manifest, layout=Layout(spec, manifest, changes))
+    order = JobOrder(job=status.job, spec=spec, manifest=manifest, batches=GlobalBatches(spec, manifest, changes))
     try:
         if len(manifest.shards):
-            order.layout.lay_out()
+            order.batches.set_up_order()
         order.check(max(0, status.committed_steps - 1))
     except JobFailedError as err:
         raise ConflictError(f"job {status.job!r} has no order: {err}") from err

@@ -98,9 +98,9 @@ def _wanted(client: JobsClient, status: JobStatus, shards: Sequence[ShardInfo], 
     number, order = int(sample.removeprefix("#")), job_order(client, status)
     step, within = divmod(number, order.spec.global_batch)
     order.check(step)
-    refs = order.layout.refs(step) if order.layout.knows(step) else []
+    refs = order.batches.refs(step) if order.batches.knows(step) else []
     if within >= len(refs):
-        raise NotFoundError(f"job {status.job!r} has no sample #{number}: it ends with step {order.layout.num_steps - 1}")
+        raise NotFoundError(f"job {status.job!r} has no sample #{number}: it ends with step {order.batches.num_steps - 1}")
     return _Wanted(name=sample, shard=refs[within].shard, row=refs[within].row, number=number)
 
 

@@ -17,7 +17,7 @@ from headrace.outbox import Outbox
 from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.fleet.reports import check_hello, check_listed, check_report
 from headrace.reorder_service.jobs import fleet_messages
-from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
 from headrace.rpc import answers_stream
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
@@ -45,14 +45,14 @@ Listed = dict[str, Listing]
 class FleetServicer(fleet_pb2_grpc.FleetServicer):
     """Serves one bidirectional stream per preprocessor: it sends orders and takes reports."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
 
     @answers_stream
     async def Work(
         self, messages: AsyncIterator[fleet_pb2.FleetReports], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[fleet_pb2.FleetOrders]:
-        service = self._post.service
+        service = self._leadership.service
         outbox = Outbox[fleet_pb2.FleetOrder]()
         welcome = fleet_pb2.Welcome(heartbeat_s=HEARTBEAT_S, jobs=service.running_jobs())
         outbox.put(fleet_pb2.FleetOrder(welcome=welcome))

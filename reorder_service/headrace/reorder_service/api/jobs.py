@@ -13,8 +13,8 @@ from headrace import message_codec
 from headrace.errors import NotFoundError, UserError
 from headrace.manifest import PAGE_SHARDS
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.planned_step import Step
-from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.jobs.planned_step import PlannedStep
+from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.store.progress import Amounts
 from headrace.rpc import answers, answers_stream
 from headrace.spec import load_topology_json
@@ -25,21 +25,21 @@ from headrace.v1.common_pb2 import Rejection
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
     """Serves requests about jobs: submit, show, list, change, cancel, and read manifest, ledger, quarantine and plans."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
 
     @answers
     async def Submit(self, request: jobs_pb2.SubmitRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.SubmitReply:
-        run = await self._post.service.submit(request.spec_json)
+        run = await self._leadership.service.submit(request.spec_json)
         return jobs_pb2.SubmitReply(job=run.name)
 
     @answers
     async def Show(self, request: jobs_pb2.ShowRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        return await self._status(self._post.service.find(request.job))
+        return await self._status(self._leadership.service.find(request.job))
 
     @answers
     async def List(self, request: jobs_pb2.ListRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ListReply:
-        service = self._post.service
+        service = self._leadership.service
         jobs = [await self._status(run) for run in service.jobs.values()]
         jobs += [
             jobs_pb2.JobStatus(job=job, state=jobs_pb2.JOB_STATE_SET_ASIDE, message=why) for job, why in service.set_aside.items()
@@ -48,7 +48,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @answers
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._post.service.find(request.job)
+        run = self._leadership.service.find(request.job)
         await asyncio.shield(run.cancel())
         return await self._status(run)
 
@@ -56,7 +56,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def Manifest(
         self, request: jobs_pb2.ManifestRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.ManifestPage]:
-        manifest = self._post.service.find(request.job).manifest
+        manifest = self._leadership.service.find(request.job).manifest
         shards, num_rows = manifest.shards, manifest.num_rows
         for start in range(0, len(shards), PAGE_SHARDS):
             yield jobs_pb2.ManifestPage(
@@ -68,25 +68,25 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @answers
     async def Pause(self, request: jobs_pb2.PauseRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._post.service.find(request.job)
+        run = self._leadership.service.find(request.job)
         await asyncio.shield(run.pause(request.paused))
         return await self._status(run)
 
     @answers
     async def Reset(self, request: jobs_pb2.ResetRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._post.service.find(request.job)
+        run = self._leadership.service.find(request.job)
         await asyncio.shield(run.rewind(request.step))
         return await self._status(run)
 
     @answers
     async def SetWeights(self, request: jobs_pb2.WeightsRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._post.service.find(request.job)
+        run = self._leadership.service.find(request.job)
         await asyncio.shield(run.set_weights(request.step, dict(request.weights)))
         return await self._status(run)
 
     @answers
     async def SetTopology(self, request: jobs_pb2.TopologyRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._post.service.find(request.job)
+        run = self._leadership.service.find(request.job)
         generation = request.generation if request.HasField("generation") else None
         await asyncio.shield(run.set_topology(load_topology_json(request.topology_json), generation))
         return await self._status(run)
@@ -95,10 +95,10 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def Ledger(
         self, request: jobs_pb2.LedgerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
-        run = self._post.service.find(request.job)
+        run = self._leadership.service.find(request.job)
         if request.start < 0 or request.count < 0:
             raise UserError(f"{request.count} steps from step {request.start} on are none: steps count from 0, and so do they")
-        async for entry in self._post.service.store.ledger(run.name, request.start):
+        async for entry in self._leadership.service.store.ledger(run.name, request.start):
             if request.count and entry.step >= request.start + request.count:
                 return
             yield jobs_pb2.LedgerEntry(step=entry.step, samples=entry.samples, loss=entry.loss)
@@ -107,13 +107,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def Quarantine(
         self, request: jobs_pb2.QuarantineRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[Rejection]:
-        run = self._post.service.find(request.job)
-        for item in await self._post.service.store.quarantine(run.name):
+        run = self._leadership.service.find(request.job)
+        for item in await self._leadership.service.store.quarantine(run.name):
             yield message_codec.rejection_message(item)
 
     @answers
     async def ShowPlan(self, request: jobs_pb2.ShowPlanRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ShowPlanReply:
-        step = _shown_step(self._post.service.find(request.job), request.step)
+        step = _shown_step(self._leadership.service.find(request.job), request.step)
         assert step.plan is not None
         return jobs_pb2.ShowPlanReply(
             step=step.index,
@@ -123,7 +123,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         )
 
     async def _status(self, run: JobRun) -> jobs_pb2.JobStatus:
-        service = self._post.service
+        service = self._leadership.service
         nodes = service.nodes[run.name]
         return jobs_pb2.JobStatus(
             job=run.name,
@@ -160,7 +160,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             paused=run.paused,
             generation=run.generation,
             topology_json=run.topology.model_dump_json(),
-            leader=self._post.leader.split()[0],
+            leader=self._leadership.leader.split()[0],
             term=service.store.database.term,
             ranks=[
                 jobs_pb2.RankStatus(
@@ -173,7 +173,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             ],
             sources=_source_statuses(run),
             up_s=time.monotonic() - service.began_s,
-            mixture_json=json.dumps(run.layout.changes),
+            mixture_json=json.dumps(run.batches.changes),
             snapshot=nodes.snapshot if nodes.snapshot.generation else None,
             recoveries=nodes.recoveries,
         )
@@ -184,11 +184,11 @@ def _source_statuses(run: JobRun) -> list[jobs_pb2.SourceStatus]:
     amounts = [run.cursor.progress.delivered.get(name, Amounts()) for name in names]
     return [
         jobs_pb2.SourceStatus(source=name, share=share, **given._asdict())
-        for name, share, given in zip(names, run.layout.shares(run.cursor.next_step), amounts, strict=True)
+        for name, share, given in zip(names, run.batches.shares(run.cursor.next_step), amounts, strict=True)
     ]
 
 
-def _shown_step(run: JobRun, index: int) -> Step:
+def _shown_step(run: JobRun, index: int) -> PlannedStep:
     planned = [*run.cursor.recent, *(step for step in run.cursor.steps.values() if step.plan is not None)]
     if index < 0:
         full = [step for step in planned if len(step.probes) == max(len(s.probes) for s in planned) and step.probes]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from headrace.errors import UserError
-from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.nodes.nodes import Nodes, NodeStream
 from headrace.rpc import answers_stream
 from headrace.v1 import membership_pb2, membership_pb2_grpc
@@ -17,14 +17,14 @@ from headrace.v1 import membership_pb2, membership_pb2_grpc
 class MembershipServicer(membership_pb2_grpc.MembershipServicer):
     """Serves one bidirectional stream per node: it takes the node's messages and sends snapshots of the pipelines."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
 
     @answers_stream
     async def Join(
         self, messages: AsyncIterator[membership_pb2.NodeMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[membership_pb2.Snapshot]:
-        service, said = self._post.service, aiter(messages)
+        service, said = self._leadership.service, aiter(messages)
         first = await anext(said, membership_pb2.NodeMessage())
         if first.WhichOneof("message") != "hello":
             raise UserError("the stream of a node begins with its hello")

@@ -14,9 +14,9 @@ from headrace import message_codec
 from headrace.errors import ConflictError, NotFoundError
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.planned_step import Part, RankCommit, Step
-from headrace.reorder_service.jobs.sessions import Ended, Session, Told
-from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
+from headrace.reorder_service.jobs.sessions import Ended, EventBatch, Session
+from headrace.reorder_service.leadership import Leadership
 from headrace.rpc import answers, answers_stream
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
@@ -46,17 +46,17 @@ def add_to_server(servicer: SessionsServicer, server: grpc.aio.Server) -> None:
 class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     """Serves trainer ranks: it opens and closes sessions, streams plans, and takes commits and reports of lost parts."""
 
-    def __init__(self, post: Post) -> None:
-        self._post = post
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
 
     @answers
     async def Open(self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.OpenReply:
-        run = self._post.service.find(request.job)
+        run = self._leadership.service.find(request.job)
         try:
             async with asyncio.timeout(PATIENCE_S if request.patient else None):
                 await run.wait_ready()
         except TimeoutError:
-            return sessions_pb2.OpenReply(waiting=_awaited(run, self._post.service.fleet))
+            return sessions_pb2.OpenReply(waiting=_awaited(run, self._leadership.service.fleet))
         if not request.together:
             try:
                 await run.sessions.vacant(request.rank, request.continues, PATIENCE_S if request.patient else VACANT_S)
@@ -66,13 +66,13 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                 return sessions_pb2.OpenReply(waiting=str(err), occupied=True)
         generation = request.generation if request.HasField("generation") else None
         if request.HasField("resume_step"):
-            run.sessions.check_brought(request.rank, request.resume_step)
+            run.sessions.check_opened_at_step(request.rank, request.resume_step)
             await asyncio.shield(run.rewind(request.resume_step, request.catch_up))
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.cursor.message}")
         session = run.open_session(request.rank, request.num_ranks, generation, request.replicas, together=request.together)
-        session.brought = request.resume_step if request.HasField("resume_step") else None
+        session.opened_at_step = request.resume_step if request.HasField("resume_step") else None
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
@@ -83,11 +83,11 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
 
     @answers_stream
     async def Plans(self, request: sessions_pb2.PlansRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-        run, session = self._post.service.find_session(request.session)
+        run, session = self._leadership.service.find_session(request.session)
         session.begin_streaming()
         try:
-            async for told in session.told():
-                yield b"".join(plan_events(one, session) for one in told)
+            async for batches in session.event_batches():
+                yield b"".join(plan_events(batch, session) for batch in batches)
         finally:
             run.sessions.leave(session)
         log.debug("plans ended job=%s rank=%d", run.name, session.rank)
@@ -96,13 +96,13 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     async def ReportLost(
         self, request: sessions_pb2.ReportLostRequest, context: grpc.aio.ServicerContext
     ) -> sessions_pb2.ReportLostReply:
-        run, _ = self._post.service.find_session(request.session)
+        run, _ = self._leadership.service.find_session(request.session)
         run.report_lost(request.ticket, request.lease)
         return sessions_pb2.ReportLostReply()
 
     @answers
     async def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CommitReply:
-        run, session = self._post.service.find_session(request.session)
+        run, session = self._leadership.service.find_session(request.session)
         commit = RankCommit(
             rejected=tuple(message_codec.rejection_value(item) for item in request.rejections),
             loss=request.loss,
@@ -121,7 +121,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
 
     @answers
     async def Close(self, request: sessions_pb2.CloseRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CloseReply:
-        run, session = self._post.service.find_session(request.session)
+        run, session = self._leadership.service.find_session(request.session)
         run.sessions.by_rank.pop(session.rank, None)
         session.end(NotFoundError(f"session {session.id!r} was closed"))
         return sessions_pb2.CloseReply()
@@ -142,18 +142,18 @@ def _missing(run: JobRun, step: int) -> list[int]:
     return list(itertools.islice((rank for rank in range(run.sessions.num_ranks) if rank not in commits), MISSING_RANKS))
 
 
-def plan_events(told: Told, session: Session) -> bytes:
-    """Serialize a batch of events as PlanEvents, once for all sessions of a lane: the first call keeps the bytes in `told`."""
-    if not told.message:
-        told.message = b"".join(_event_message(event, session) for event in told.events)
-    return told.message
+def plan_events(batch: EventBatch, session: Session) -> bytes:
+    """Serialize a batch of events as PlanEvents, once for all sessions of a lane: the first call keeps the bytes in `batch`."""
+    if not batch.message:
+        batch.message = b"".join(_event_message(event, session) for event in batch.events)
+    return batch.message
 
 
-def _event_message(event: Step | Part | Ended, session: Session) -> bytes:
+def _event_message(event: PlannedStep | PlannedPart | Ended, session: Session) -> bytes:
     """Serialize one event as a PlanEvents message."""
-    if isinstance(event, Step):
+    if isinstance(event, PlannedStep):
         return _plan_message(event, session)
-    if isinstance(event, Part):
+    if isinstance(event, PlannedPart):
         if event.message[0] != event.lease:
             location = sessions_pb2.PartLocation(
                 ticket=event.ticket, lease=event.lease, endpoint=event.endpoint, left_out=event.agreed.left_out
@@ -168,7 +168,7 @@ def _written(event: sessions_pb2.PlanEvent) -> bytes:
     return written
 
 
-def _plan_message(step: Step, session: Session) -> bytes:
+def _plan_message(step: PlannedStep, session: Session) -> bytes:
     """Serialize a plan for a session; what all ranks share, and what the session's lane shares, is serialized only once."""
     if session.lane not in step.messages:
         step.messages[session.lane] = _rank_plan(step, session).SerializeToString()
@@ -179,7 +179,7 @@ def _plan_message(step: Step, session: Session) -> bytes:
     return message_codec.field_bytes(sessions_pb2.PlanEvents.EVENTS_FIELD_NUMBER, event)
 
 
-def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
+def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
     """Build the session's share of a step's plan, without the whole plan that some sessions need as well."""
     replicas = [replica for replica in range(len(step.sizes)) if session.serves(replica)]
     microbatches = [
@@ -199,6 +199,6 @@ def _rank_plan(step: Step, session: Session) -> sessions_pb2.RankPlan:
     return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes))
 
 
-def _part_samples(step: Step, replica: int, microbatch: int) -> list[sessions_pb2.PartSamples]:
+def _part_samples(step: PlannedStep, replica: int, microbatch: int) -> list[sessions_pb2.PartSamples]:
     parts = [step.parts[ticket] for ticket in step.tickets.get((replica, microbatch), ())]
     return [sessions_pb2.PartSamples(sample_ids=[ref.sample_id for ref in part.samples]) for part in parts]

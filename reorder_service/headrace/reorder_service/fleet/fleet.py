@@ -50,7 +50,7 @@ class Fleet:
         self._died: dict[str, tuple[float, list[Work]]] = {}
         """Members that left without a goodbye, by name: the time, and their unfinished work. Forgotten after GONE_S."""
         self._leases = itertools.count(1)
-        self._life = uuid.uuid4().hex[:8]  # tells our leases from those that the service gave before it restarted
+        self._incarnation = uuid.uuid4().hex[:8]  # tells our leases from those that the service gave before it restarted
 
     def join(self, member: Member) -> None:
         """Add a member. It replaces a former one of the same name and process, whose stream broke unnoticed.
@@ -129,7 +129,7 @@ class Fleet:
         return lease.startswith(self._prefix(member))
 
     def _prefix(self, member: Member) -> str:
-        return f"{member.name}-{self._life}-"
+        return f"{member.name}-{self._incarnation}-"
 
     def finish(self, member: Member, lease: str, result: Any) -> None:
         """Accept the result that `member` reports for `lease`. Ignored if the lease has ended or no longer counts."""
@@ -193,7 +193,7 @@ class Fleet:
         work = member.leases.get(lease) or member.kept[lease]
         work.avoid.add(member.name)
         if lease in member.leases and not work.avoid >= self.members.keys():
-            self._give_up(lease, counts=False)
+            self._mark_overdue(lease, counts=False)
         else:
             self._end(lease)
         self._wait_again(work)
@@ -250,7 +250,7 @@ class Fleet:
                 late = {"decode" if keep else "probe": work.num_samples}
                 log.info("late %s", pairs(preprocessor=member.name, job=work.job, **late))
                 work.avoid.add(member.name)
-                self._give_up(lease, counts=True)
+                self._mark_overdue(lease, counts=True)
                 self.submit(work)
         self._dispatch()
 
@@ -278,7 +278,7 @@ class Fleet:
             if not self._by_urgency[work.urgent]:
                 del self._by_urgency[work.urgent]
 
-    def _give_up(self, lease: str, *, counts: bool) -> None:
+    def _mark_overdue(self, lease: str, *, counts: bool) -> None:
         """Mark a lease as overdue, so that its work can go to another member. `counts`: whether its result is still accepted."""
         member = self._holders[lease]
         work = member.overdue[lease] = member.leases.pop(lease)
@@ -288,7 +288,7 @@ class Fleet:
         """Stop what is left of a work that is done: it no longer waits, and the result of its current lease is ignored."""
         self._stop_waiting(work)
         if work.lease is not None:
-            self._give_up(work.lease, counts=False)
+            self._mark_overdue(work.lease, counts=False)
 
     def _end(self, lease: str) -> None:
         """Remove a lease from its member and, unless the result was only kept, free its slot."""

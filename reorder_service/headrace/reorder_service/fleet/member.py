@@ -60,11 +60,11 @@ class Work:
     """Names of members that failed to deliver the work or are late with it; they get it again only if there is no other."""
     needed_s: float | None = None
     """Time at which somebody was first found to wait for the current lease, by the fleet's clock; None: not yet."""
-    answer: str = ""
+    answer_kind: str = ""
     """The kind of report that ends the work, named as in the protocol; empty: any."""
     deaths: int = 0
     """Number of members that died while they had the work."""
-    alone: Callable[[], list[Trial]] | None = None
+    trials: Callable[[], list[Trial]] | None = None
     """Returns trials of the work's samples, one by one, to find the sample that kills members; None: they cannot be tried."""
     is_disputed: bool = False
     """Whether a member considered part of the work damaged; a late result then counts even though other members have failed."""
@@ -148,10 +148,6 @@ class Member:
     def num_near(self, work: Work) -> int:
         """Number of the work's samples that lie in shards the member read recently."""
         return sum(samples for shard, samples in work.shards.items() if (work.job, shard) in self.shards)
-
-    def has_read(self, work: Work) -> float:
-        """Share of the work's samples that lie in shards the member read recently."""
-        return self.num_near(work) / max(1, sum(work.shards.values()))
 
     def will_read(self, work: Work) -> list[ShardKey]:
         """Note the shards of a work that the member takes; return the shards that are forgotten to make room for them."""

@@ -6,8 +6,8 @@ change within some reports.
 
 from __future__ import annotations
 
-NEWEST = 1 / 16  # weight of the latest report: less reacts late, more mistakes a burst of reports from several threads for speed
-ODD = 4.0  # times the usual gap: a longer one was a mishap, and counts as this many
+EMA_WEIGHT = 1 / 16  # of the latest report: less reacts late, more mistakes a burst of reports from several threads for speed
+MAX_GAP_RATIO = 4.0  # of a gap to the usual one: a longer one was a mishap, and counts as this many
 LEASE_S = 0.05  # seconds of work in a lease that can be cut to size: messages cost little, and others can still share the rest
 FIRST_SAMPLES = 64  # in such a lease for a member that has not reported yet: about 20 ms of local files
 LEAST_SAMPLES = 8
@@ -41,11 +41,11 @@ class Pace:
         """
         if self._has_begun and not held_up:
             passed_s = now_s - self.since_s
-            self._samples += NEWEST * (num_samples - self._samples)
-            self._busy_s += NEWEST * (passed_s - self._busy_s)
-            gap_s = min(passed_s, ODD * max(self.gap_s, LEASE_S)) if self.gap_s is not None else passed_s
-            self._gaps_s += NEWEST * (gap_s - self._gaps_s)
-            self._squares += NEWEST * (gap_s**2 - self._squares)
+            self._samples += EMA_WEIGHT * (num_samples - self._samples)
+            self._busy_s += EMA_WEIGHT * (passed_s - self._busy_s)
+            gap_s = min(passed_s, MAX_GAP_RATIO * max(self.gap_s, LEASE_S)) if self.gap_s is not None else passed_s
+            self._gaps_s += EMA_WEIGHT * (gap_s - self._gaps_s)
+            self._squares += EMA_WEIGHT * (gap_s**2 - self._squares)
         self._has_begun = True  # the time until the first report includes starting, and is no measure
         self.since_s = now_s
 
@@ -66,7 +66,7 @@ class Pace:
         """Samples per second, lower after a silence that is longer than usual. None: unknown."""
         if self.gap_s is None:
             return None
-        return self._samples / (self._busy_s + NEWEST * max(0.0, self.silence_s(now_s) - self.gap_s))
+        return self._samples / (self._busy_s + EMA_WEIGHT * max(0.0, self.silence_s(now_s) - self.gap_s))
 
     def lease_samples(self, now_s: float) -> int:
         """Number of samples to put in a lease of about LEASE_S, from LEAST_SAMPLES to MOST_SAMPLES."""

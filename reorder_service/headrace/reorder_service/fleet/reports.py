@@ -23,7 +23,7 @@ MOST_CHARACTERS = 255  # in names and endpoints; the limit of host names
 MOST_SHARDS = 1 << 24  # in a job
 MOST_PATH = 2 * MAX_PATH  # characters in a shard's URL or its name: a source's folder, and a path in it
 MOST_LISTED_BYTES = 1 << 30  # in a list of shards, all pages together: a million shards take some 200 MB
-MOST_BYTES = 1 << 50  # upper bound of every number in a heartbeat
+MOST_COUNT = 1 << 50  # upper bound of every number in a heartbeat
 
 _REASONS = frozenset(map(str, Reason))
 
@@ -57,8 +57,8 @@ def check_report(fleet: Fleet, member: Member, kind: str, report: Any) -> None:
     if kind not in ANSWERS.values():
         return
     work = fleet.at_work(member, report.lease)
-    if work is not None and work.answer not in ("", kind):
-        raise ConflictError(f"lease {report.lease[:MOST_CHARACTERS]!r} is to be answered with {work.answer}, got {kind}")
+    if work is not None and work.answer_kind not in ("", kind):
+        raise ConflictError(f"lease {report.lease[:MOST_CHARACTERS]!r} is to be answered with {work.answer_kind}, got {kind}")
     if kind == "shards_listed" and work is None and not fleet.has_given(member, report.lease):
         raise ConflictError(
             f"nobody asked preprocessor {member.name!r} for the shards of lease {report.lease[:MOST_CHARACTERS]!r}"
@@ -78,7 +78,7 @@ def _heartbeat(beat: fleet_pb2.Heartbeat) -> None:
     counted = {field.name: getattr(beat, field.name) for field in beat.DESCRIPTOR.fields if field.message_type is None}
     held = {field.name: getattr(beat.occupancy, field.name) for field in beat.occupancy.DESCRIPTOR.fields}
     for name, value in (counted | held).items():
-        if not 0 <= value <= MOST_BYTES:
+        if not 0 <= value <= MOST_COUNT:
             raise UserError(f"a heartbeat's {name} must be 0 to 2^50, got {value}")
 
 

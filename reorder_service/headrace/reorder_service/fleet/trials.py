@@ -59,11 +59,11 @@ class Trials:
 
     def suspect(self, work: Work) -> bool:
         """Put a work that members died with on trial. Return False if too few have died, or if its samples cannot be tried."""
-        if work.deaths < MOST_DEATHS or work.alone is None:
+        if work.deaths < MOST_DEATHS or work.trials is None:
             return False
         log.warning("on trial %s", pairs(job=work.job, deaths=work.deaths, samples=work.num_samples))
         work.lease = None  # a member with an overdue lease may still finish it
-        self._suspects.append(_Suspect(work, deque(work.alone())))
+        self._suspects.append(_Suspect(work, deque(work.trials())))
         if len(self._suspects) == 1:
             self._go_on()
         return True

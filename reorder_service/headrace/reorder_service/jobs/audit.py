@@ -85,10 +85,10 @@ def audit(
     number of rows of each shard, in manifest order. quarantined: refusals at later steps are ignored. name_of: returns the name
     of the sample in a row, where the shards can be read; then every step's names are compared one by one.
     """
-    books = _Books(num_steps, shards, quarantined, name_of)
+    run = _Audit(num_steps, shards, quarantined, name_of)
     for entry in entries:
-        books.enter(entry, refs)
-    return books.close()
+        run.enter(entry, refs)
+    return run.close()
 
 
 class _Shard:
@@ -145,7 +145,7 @@ class _Shard:
             self.epoch += 1
 
 
-class _Books:
+class _Audit:
     """The state of an audit: its checks, and how far it has come through the ledger."""
 
     def __init__(

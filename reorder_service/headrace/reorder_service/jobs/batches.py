@@ -15,8 +15,8 @@ Changes = tuple[tuple[int, tuple[float, ...]], ...]
 """Changes of the mixture: (first step, weights of all sources in the order of the spec) each."""
 
 
-class Layout:
-    """The samples of each step of a job. `lay_out` finds them, as far as the shards are counted.
+class GlobalBatches:
+    """The samples of each step of a job. `set_up_order` finds them, as far as the shards are counted.
 
     A job ends after all epochs of its spec, or after all steps where that is less.
     """
@@ -34,9 +34,9 @@ class Layout:
         self._limit = None if spec.steps is None else spec.steps * spec.global_batch
         self._manifest = manifest
         self.changes = changes
-        """Changes of the mixture; whoever sets them must call `lay_out` next."""
+        """Changes of the mixture; whoever sets them must call `set_up_order` next."""
 
-    def lay_out(self) -> None:
+    def set_up_order(self) -> None:
         """Set up the order of the shards, and the places of samples as far as the shards are counted.
 
         Must be called once the shards are listed. Raises JobFailedError where a source has no usable sample.
@@ -75,7 +75,7 @@ class Layout:
         self.num_steps = -(-self._num_samples // self._spec.global_batch)
 
     def refs(self, step: int) -> list[SampleRef]:
-        """Return the samples of a step, in the order of their places. The step must be one that the layout `knows`."""
+        """Return the samples of a step, in the order of their places. The step must be one that `knows` affirms."""
         size = self._spec.global_batch
         stop = (step + 1) * size
         return self._order.refs(step * size, min(stop, self._num_samples or stop))

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from headrace.errors import ConflictError
 from headrace.observability import tracing
 from headrace.observability.logs import pairs
-from headrace.reorder_service.jobs.batches import Layout
-from headrace.reorder_service.jobs.planned_step import Part, RankCommit, Step
+from headrace.reorder_service.jobs.batches import GlobalBatches
+from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.store.state import FINAL, JobRecord, StateStore
 
@@ -23,21 +23,21 @@ RECENT_PLANS = 16  # committed steps whose plans can still be shown
 class Cursor:
     """How far one job has come. It moves only while `moving` is held."""
 
-    def __init__(self, record: JobRecord, window: int, layout: Layout, store: StateStore) -> None:
+    def __init__(self, record: JobRecord, window: int, batches: GlobalBatches, store: StateStore) -> None:
         """`window`: most steps that are planned ahead."""
         self.state = record.state
         self.message = record.message
         self.committed = self.next_step = record.cursor
         """`committed`: number of committed steps. `next_step`: the first step that nobody has begun to plan."""
         self.progress = record.progress
-        self.steps: dict[int, Step] = {}
+        self.steps: dict[int, PlannedStep] = {}
         """The steps that are not committed, as far as their planning has begun."""
-        self.recent: deque[Step] = deque(maxlen=RECENT_PLANS)
+        self.recent: deque[PlannedStep] = deque(maxlen=RECENT_PLANS)
         self.moving = asyncio.Lock()
         """Held while the cursor moves, forwards or back, and while anything changes that it must not pass meanwhile."""
         self._job = record.job
         self._window = window
-        self._layout = layout
+        self._batches = batches
         self._store = store
         self._news = asyncio.Condition()  # notified whenever a step is planned or committed, and at the end
 
@@ -54,7 +54,7 @@ class Cursor:
     @property
     def num_steps(self) -> int:
         """Number of steps of the job; 0 until it is known."""
-        return self.committed if self.state == "DONE" else self._layout.num_steps
+        return self.committed if self.state == "DONE" else self._batches.num_steps
 
     @property
     def is_at_end(self) -> bool:
@@ -67,11 +67,11 @@ class Cursor:
         return [step.num_bytes if (step := self.steps.get(i)) else None for i in range(self.committed, self.next_step)]
 
     @property
-    def planned(self) -> list[Step]:
+    def planned(self) -> list[PlannedStep]:
         """The planned steps that are not committed, in order."""
         return [step for _, step in sorted(self.steps.items()) if step.plan is not None]
 
-    def find_part(self, ticket: str) -> Part | None:
+    def find_part(self, ticket: str) -> PlannedPart | None:
         """Return the part with a ticket; None where no uncommitted step has it."""
         return next((part for step in self.steps.values() if (part := step.parts.get(ticket)) is not None), None)
 
@@ -123,7 +123,7 @@ class Cursor:
         async with self._news:
             await self._news.wait_for(lambda: index < self.committed or self.is_over or session.over is not None)
 
-    async def advance(self, source_of: Callable[[int], str]) -> Step:
+    async def advance(self, source_of: Callable[[int], str]) -> PlannedStep:
         """Commit the first uncommitted step, which every rank has committed, and return it. Must not be cancelled.
 
         `source_of`: returns a shard's source. Raises ConflictError where the store has lost commits.

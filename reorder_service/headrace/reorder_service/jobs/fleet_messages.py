@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headrace.message_codec import ref_message, rejection_message
 from headrace.quarantine import deadly
-from headrace.reorder_service.jobs.planned_step import Part
+from headrace.reorder_service.jobs.planned_step import PlannedPart
 from headrace.sample import SampleRef
 from headrace.v1 import fleet_pb2
 from headrace.v1.common_pb2 import Shard
@@ -49,7 +49,7 @@ def probe_samples(
 
 
 def try_sample(
-    lease: str, job: str, part: Part, ref: SampleRef, step: int, priority: int, message_of: Callable[[int], Shard]
+    lease: str, job: str, part: PlannedPart, ref: SampleRef, step: int, priority: int, message_of: Callable[[int], Shard]
 ) -> FleetOrder:
     """Build the order to decode one sample of a part and keep nothing of it. `message_of`: returns a shard's message."""
     order = fleet_pb2.DecodePart(
@@ -71,7 +71,13 @@ def deadly_shard(name: str, deaths: int) -> fleet_pb2.ShardIndexed:
 
 
 def decode_part(
-    lease: str, job: str, part: Part, step: int, priority: int, message_of: Callable[[int], Shard], killed: Mapping[int, int]
+    lease: str,
+    job: str,
+    part: PlannedPart,
+    step: int,
+    priority: int,
+    message_of: Callable[[int], Shard],
+    killed: Mapping[int, int],
 ) -> FleetOrder:
     """Build the order to decode a part and keep it.
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headrace.reorder_service.jobs.batches import Layout
+from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import Ask, Manifest
+from headrace.reorder_service.jobs.work_orders import WorkKind
 
 BLOCKS_AHEAD = 2  # of each source; with 16 shards of 1,000 samples a block, some 30,000 samples beyond those that are needed
-INDEX = -1  # priority within a step: before its probing (PROBE in jobs.work_orders), but after the work of earlier steps
 
 
 class Indexing:
     """Counts the shards of one job, as tasks in one event loop."""
 
-    def __init__(self, manifest: Manifest, layout: Layout, ask: Ask, on_counted: Callable[[], None]) -> None:
+    def __init__(self, manifest: Manifest, batches: GlobalBatches, ask: Ask, on_counted: Callable[[], None]) -> None:
         """`on_counted`: called whenever a shard has been counted."""
         self._manifest = manifest
-        self._layout = layout
+        self._batches = batches
         self._ask = ask
         self._on_counted = on_counted
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -28,9 +28,9 @@ class Indexing:
 
         Raises JobFailedError where a source has no usable sample; the group raises it where a shard cannot be read.
         """
-        for place, shard in enumerate(self._layout.to_count(step, BLOCKS_AHEAD)):
+        for place, shard in enumerate(self._batches.to_count(step, BLOCKS_AHEAD)):
             if shard not in self._tasks:
-                self._tasks[shard] = group.create_task(self._count(shard, (step, INDEX, place)))
+                self._tasks[shard] = group.create_task(self._count(shard, (step, WorkKind.INDEX, place)))
 
     def stop(self) -> None:
         """Cancel all counting that is under way: its results are needed no more."""

@@ -20,11 +20,11 @@ from headrace.errors import (
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs import fleet_messages
-from headrace.reorder_service.jobs.batches import Layout
+from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.indexing import Indexing
-from headrace.reorder_service.jobs.planned_step import RankCommit, Step
+from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.jobs.planner import Planner
 from headrace.reorder_service.jobs.sessions import Session, Sessions
 from headrace.reorder_service.jobs.stopping import stop_task
@@ -49,8 +49,8 @@ class JobRun:
         self.generation = record.generation
         """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
         self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
-        self.layout = Layout(self.spec, self.manifest, record.mixture)
-        self.cursor = Cursor(record, self.spec.window, self.layout, store)
+        self.batches = GlobalBatches(self.spec, self.manifest, record.mixture)
+        self.cursor = Cursor(record, self.spec.window, self.batches, store)
         self.sessions = Sessions(self.name)
         self._store = store
         self._fleet = fleet
@@ -145,12 +145,12 @@ class JobRun:
             self.cursor.check_goes_on("its mixture cannot change any more")
             if step < (begun := self.cursor.next_step):
                 raise ConflictError(f"steps before {begun} of job {self.name!r} are planned already; name a later one")
-            changes = self.layout.changed(step, weights)
+            changes = self.batches.changed(step, weights)
             await self._store.set_mixture(self.name, changes)
             log.info("mixture changed %s", pairs(job=self.name, from_step=step, weights=json.dumps(dict(weights))))
-            self.layout.changes = changes
+            self.batches.changes = changes
             if self.manifest.vocabulary is not None:
-                self.layout.lay_out()
+                self.batches.set_up_order()
                 self._changed.set()
 
     async def pause(self, paused: bool) -> None:
@@ -201,7 +201,7 @@ class JobRun:
         """Work on the job from wherever it stands to its end. May be called again after an error."""
         if self.manifest.vocabulary is None:
             await self.manifest.list_shards(self._orders.ask_once)  # without retries, so that a wrong path is reported at once
-        self.layout.lay_out()
+        self.batches.set_up_order()
         await self._feed()
 
     async def _end(self, state: str, message: str = "") -> None:
@@ -219,12 +219,12 @@ class JobRun:
     async def _feed(self) -> None:
         """Keep the window full of planned steps, until every step is committed."""
         self.cursor.next_step = self.cursor.committed
-        indexing = Indexing(self.manifest, self.layout, self._orders.ask, self._changed.set)
+        indexing = Indexing(self.manifest, self.batches, self._orders.ask, self._changed.set)
         async with asyncio.TaskGroup() as group:
             while not self.cursor.is_at_end:
                 if self._order_error:
                     raise JobFailedError(self._order_error)
-                if not self._ready.is_set() and not self.layout.to_count(self.cursor.committed):
+                if not self._ready.is_set() and not self.batches.to_count(self.cursor.committed):
                     await self._begin()
                 while self._may_plan():
                     group.create_task(self._prepare(self.cursor.next_step))
@@ -252,20 +252,20 @@ class JobRun:
     def _may_plan(self) -> bool:
         """Return whether to plan the next step: the job has it and is not paused, its samples are known, the window has room."""
         room = has_room(self.cursor.sizes, window=self.spec.window, window_bytes=self.window_bytes)
-        return room and not self.paused and self.layout.knows(self.cursor.next_step)
+        return room and not self.paused and self.batches.knows(self.cursor.next_step)
 
     async def _prepare(self, index: int) -> None:
         """Probe, plan and hand out one global batch, unless that was done before an error of the store."""
         if (known := self.cursor.steps.get(index)) is not None and known.plan is not None:
             return
-        refs = await self._planner.aside(self.layout.refs, index)
+        refs = await self._planner.in_worker_thread(self.batches.refs, index)
         step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
         await self._planner.plan(step, self.topology, self.generation)
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
         await self._planner.hand_out(
             step,
-            on_placed=self.sessions.tell_place,
+            on_placed=self.sessions.tell_location,
             on_failed=self._order_failed,
             urgent=lambda: step.index == self.cursor.committed,
             wanted=lambda: self.cursor.steps.get(step.index) is step and not self.cursor.is_over,
@@ -330,7 +330,7 @@ class JobRun:
                     await self._restarted(asyncio.sleep(0), f"set back from step {cursor.committed}, as its store lost commits")
                 await cursor.notify()
 
-    def _clear_away(self, step: Step) -> None:
+    def _clear_away(self, step: PlannedStep) -> None:
         """Release what preprocessors hold of a committed step, and make room in the window. Too many bad samples fail the job."""
         if sentence := self.cursor.progress.judged(self.spec.sources):
             self._order_failed(sentence)

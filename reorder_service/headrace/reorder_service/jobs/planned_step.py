@@ -30,7 +30,7 @@ from headrace.ticket import part_of
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Part:
+class PlannedPart:
     """Some samples of one microbatch, which are decoded, held and fetched together under one ticket."""
 
     ticket: str
@@ -66,7 +66,7 @@ class RankCommit:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Step:
+class PlannedStep:
     """One global batch in the job's window. It is filled step by step: refs, then probes, then plan and parts, then commits."""
 
     index: int
@@ -92,7 +92,7 @@ class Step:
     """Number of samples in each microbatch of each replica."""
     seconds: list[tuple[float, ...]] = field(default_factory=list)
     """Predicted seconds of each microbatch of each replica, summed over all units, as far as its samples' costs are known."""
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, PlannedPart] = field(default_factory=dict)
     """Ticket -> part of the step."""
     tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     """(replica, microbatch) -> tickets of its parts, in order. A microbatch without samples has no entry."""
@@ -119,7 +119,7 @@ class Step:
                 samples = sorted((refs[i] for i in microbatch.sample_ids), key=self._place_in_microbatch)
                 for n, start in enumerate(range(0, len(samples), part_samples)):
                     of_part = samples[start : start + part_samples]
-                    part = Part(
+                    part = PlannedPart(
                         ticket=ticket(f"{self.index}/{r}/{k}/{n}"),
                         replica=r,
                         microbatch=k,

@@ -13,7 +13,7 @@ from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.counted_shards import Manifest
-from headrace.reorder_service.jobs.planned_step import Part, Step
+from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
@@ -41,16 +41,16 @@ class Planner:
         self._store = store
         self._orders = orders
 
-    def step(self, index: int, refs: list[SampleRef], generation: int) -> Step:
+    def step(self, index: int, refs: list[SampleRef], generation: int) -> PlannedStep:
         """Return a new step, of which only the samples are known."""
-        return Step(index=index, refs=refs, trace=f"{self._job}/{self._uid}/{generation}/{index}")
+        return PlannedStep(index=index, refs=refs, trace=f"{self._job}/{self._uid}/{generation}/{index}")
 
-    async def aside(self, work: Callable[..., _T], *args: Any) -> _T:
-        """Run some planning work of the job in a worker thread, and return its result."""
-        async with self._store.caution.around(self._job):
+    async def in_worker_thread(self, work: Callable[..., _T], *args: Any) -> _T:
+        """Run some planning work of the job, and return its result."""
+        async with self._store.fatal_jobs.guard_planning(self._job):
             return await asyncio.to_thread(work, *args)
 
-    async def plan(self, step: Step, topology: TopologySpec, generation: int) -> None:
+    async def plan(self, step: PlannedStep, topology: TopologySpec, generation: int) -> None:
         """Probe a step's samples, plan it and cut it into parts. Raises JobFailedError where no preprocessor can probe them."""
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
@@ -72,7 +72,7 @@ class Planner:
             return plan
 
         with tracing.span("plan", step.trace, samples=len(step.probes)):
-            plan = await self.aside(plan_and_cut)
+            plan = await self.in_worker_thread(plan_and_cut)
         log.info(
             "planned %s",
             pairs(
@@ -88,9 +88,9 @@ class Planner:
 
     async def hand_out(
         self,
-        step: Step,
+        step: PlannedStep,
         *,
-        on_placed: Callable[[Part], None],
+        on_placed: Callable[[PlannedPart], None],
         on_failed: Callable[[str], None],
         urgent: Callable[[], bool],
         wanted: Callable[[], bool],
@@ -101,7 +101,7 @@ class Planner:
                 await asyncio.sleep(0)  # lets plans go out and messages be handled
             self._orders.decode(step.index, part, on_placed=on_placed, on_failed=on_failed, urgent=urgent, wanted=wanted)
 
-    async def _substitute(self, step: Step) -> None:
+    async def _substitute(self, step: PlannedStep) -> None:
         """Find good samples for the places of refused ones, where their source asks for substitutes."""
         asking = {source.name for source in self._spec.sources if source.on_bad == "substitute"}
         empty = [ref for ref in step.refs if ref.sample_id not in step.probes and self._manifest.source_of(ref.shard) in asking]

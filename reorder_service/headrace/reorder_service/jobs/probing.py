@@ -8,12 +8,12 @@ from typing import Any
 from headrace.message_codec import probe_value, rejection_value
 from headrace.quarantine import Rejected
 from headrace.reorder_service.jobs import fleet_messages
-from headrace.reorder_service.jobs.planned_step import Step
-from headrace.reorder_service.jobs.work_orders import PROBE, Orders
+from headrace.reorder_service.jobs.planned_step import PlannedStep
+from headrace.reorder_service.jobs.work_orders import Orders, WorkKind
 from headrace.sample import SampleRef
 
 
-async def probe(step: Step, refs: Sequence[SampleRef], job: str, orders: Orders) -> list[Rejected]:
+async def probe(step: PlannedStep, refs: Sequence[SampleRef], job: str, orders: Orders) -> list[Rejected]:
     """Have `refs` probed, fill the step's `probes` and `probed_by` with the results, and return the refused samples.
 
     Raises JobFailedError where no preprocessor can probe them.
@@ -32,7 +32,7 @@ async def probe(step: Step, refs: Sequence[SampleRef], job: str, orders: Orders)
         return not missing
 
     await orders.ask_in_pieces(
-        (step.index, PROBE),
+        (step.index, WorkKind.PROBE),
         as_stored,
         lambda lease, refs: fleet_messages.probe_samples(
             lease, job, step.trace, refs, orders.manifest.message, orders.killed(refs)

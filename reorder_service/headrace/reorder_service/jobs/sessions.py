@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UserError
 from headrace.limits import MAX_RANKS, MAX_REPLICAS
-from headrace.reorder_service.jobs.planned_step import Part, Step
+from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 
 OPENING_S = 5.0  # for a rank to ask for plans after it opened a session: longer than a call may be retried
 VACANT_POLL_S = 0.05
@@ -24,10 +24,10 @@ class Ended:
 
 
 @dataclass(slots=True, eq=False)
-class Told:
+class EventBatch:
     """A batch of events for the sessions of one lane: steps, then locations of parts, or the end."""
 
-    events: Sequence[Step | Part | Ended]
+    events: Sequence[PlannedStep | PlannedPart | Ended]
     message: bytes = b""
     """The serialized events; empty until they are first sent to a session."""
 
@@ -39,12 +39,12 @@ class Lane:
         """`on_empty` is called when the last session has left."""
         self._on_empty = on_empty
         self._sessions: dict[Session, None] = {}
-        self._steps: list[Step] = []
-        self._places: dict[str, Part] = {}  # a part that moves twice is told once
+        self._steps: list[PlannedStep] = []
+        self._locations: dict[str, PlannedPart] = {}  # a part that moves twice is told once
 
     def join(self, session: Session) -> None:
         """Add a session, which is told all events of the lane from now on."""
-        self.spread()
+        self.flush()
         self._sessions[session] = None
 
     def leave(self, session: Session) -> None:
@@ -54,31 +54,31 @@ class Lane:
             if not self._sessions:
                 self._on_empty()
 
-    def tell_step(self, step: Step) -> None:
-        """Tell the sessions that a step is planned. The locations of its parts follow by `tell_place`."""
-        if self._stirs():
+    def tell_step(self, step: PlannedStep) -> None:
+        """Tell the sessions that a step is planned. The locations of its parts follow by `tell_location`."""
+        if self._wake_sessions():
             self._steps.append(step)
 
-    def tell_place(self, part: Part) -> None:
+    def tell_location(self, part: PlannedPart) -> None:
         """Tell the sessions where a part is, since a preprocessor has taken it (again)."""
-        if self._stirs():
-            self._places[part.ticket] = part
+        if self._wake_sessions():
+            self._locations[part.ticket] = part
 
-    def _stirs(self) -> bool:
-        """Return whether the lane has sessions. The first pending event wakes all of them; they then call `spread`."""
-        if not self._steps and not self._places:
+    def _wake_sessions(self) -> bool:
+        """Return whether the lane has sessions. The first pending event wakes all of them; they then call `flush`."""
+        if not self._steps and not self._locations:
             for session in self._sessions:
                 session.wake()
         return bool(self._sessions)
 
-    def spread(self) -> None:
+    def flush(self) -> None:
         """Hand all pending events to every session."""
-        if self._steps or self._places:
-            told = Told([*self._steps, *self._places.values()])
+        if self._steps or self._locations:
+            batch = EventBatch([*self._steps, *self._locations.values()])
             self._steps.clear()
-            self._places.clear()
+            self._locations.clear()
             for session in self._sessions:
-                session.hear(told)
+                session.hear(batch)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,14 +101,14 @@ class Session:
     has_streamed: bool = False
     over: HeadraceError | None = None
     """Error that the session has ended with, raised by every further call of the rank; None while it lasts."""
-    brought: int | None = None
+    opened_at_step: int | None = None
     """Step of the model state with which the rank opened the session; None where it did not say."""
     next_step: int = 0
     data_wait_s: float = 0.0
     step_s: float = 0.0
     """`data_wait_s` and `step_s`: seconds that the rank reported of the step before `next_step`."""
     lane: Lane = field(default_factory=Lane)
-    _told: list[Told] = field(default_factory=list)
+    _batches: list[EventBatch] = field(default_factory=list)
     _ended: Ended | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -124,19 +124,19 @@ class Session:
         """Return whether this rank gets the parts of a replica."""
         return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
 
-    def tell_planned(self, steps: Sequence[Step]) -> None:
+    def tell_planned(self, steps: Sequence[PlannedStep]) -> None:
         """Tell the session which steps were planned, and where their parts are, before it was opened."""
         parts = [part for step in steps for part in step.parts.values() if part.lease and self.serves(part.replica)]
         if steps:
-            self.hear(Told([*steps, *parts]))
+            self.hear(EventBatch([*steps, *parts]))
             self.wake()
 
-    def hear(self, told: Told) -> None:
-        """Queue events, which `told` yields once the session wakes."""
-        self._told.append(told)
+    def hear(self, batch: EventBatch) -> None:
+        """Queue events, which `event_batches` yields once the session wakes."""
+        self._batches.append(batch)
 
     def wake(self) -> None:
-        """Wake `told`, since there are events for the session."""
+        """Wake `event_batches`, since there are events for the session."""
         self._wake.set()
 
     def tell_end(self, message: str) -> None:
@@ -150,21 +150,21 @@ class Session:
         return self._ended is not None
 
     def end(self, error: HeadraceError) -> None:
-        """End the session: `told` and every further call of the rank raise the error."""
+        """End the session: `event_batches` and every further call of the rank raise the error."""
         self.over = error
         self.lane.leave(self)
         self._wake.set()
 
-    async def told(self) -> AsyncIterator[list[Told]]:
+    async def event_batches(self) -> AsyncIterator[list[EventBatch]]:
         """Yield all pending events whenever there are some, up to the job's end. Raises `over` where the session ends before."""
         while self.over is None:
             self._wake.clear()
-            self.lane.spread()
-            told, self._told, ended = self._told, [], self._ended
+            self.lane.flush()
+            batches, self._batches, ended = self._batches, [], self._ended
             if ended is not None:
-                told.append(Told([ended]))
-            if told:
-                yield told
+                batches.append(EventBatch([ended]))
+            if batches:
+                yield batches
             if ended is not None:
                 return
             await self._wake.wait()
@@ -187,15 +187,15 @@ class Sessions:
         """Whether several ranks may fetch the same part and must get the same samples, as the processes of one pipeline."""
         return any(session.replicas is not None for session in self.by_rank.values())
 
-    def tell_step(self, step: Step) -> None:
-        """Tell all sessions that a step is planned. The locations of its parts follow by `tell_place`."""
+    def tell_step(self, step: PlannedStep) -> None:
+        """Tell all sessions that a step is planned. The locations of its parts follow by `tell_location`."""
         for lane in self._lanes.values():
             lane.tell_step(step)
 
-    def tell_place(self, part: Part) -> None:
+    def tell_location(self, part: PlannedPart) -> None:
         """Tell the sessions of the part's replica where the part is, since a preprocessor has taken it (again)."""
         for lane in self._serving.get(part.replica, ()):
-            lane.tell_place(part)
+            lane.tell_location(part)
 
     def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = (), *, together: bool = False) -> Session:
         """Open a session for `rank`, in place of any former one, and return it.
@@ -287,7 +287,7 @@ class Sessions:
             if not self._serving[replica]:
                 del self._serving[replica]
 
-    def check_brought(self, rank: int, step: int) -> None:
+    def check_opened_at_step(self, rank: int, step: int) -> None:
         """Raise ConflictError where another rank came with the model state of another step, and has not gone on since.
 
         A rank that comes back alone takes the others, which have gone on, back with it. Raises UserError for a negative step.
@@ -295,10 +295,10 @@ class Sessions:
         if step < 0:
             raise UserError(f"the state of rank {rank} is of step {step}: steps of job {self._job!r} count from 0")
         for other in self.by_rank.values():
-            has_gone_on = other.brought is None or other.next_step > other.brought
-            if other.rank != rank and other.is_live() and other.brought != step and not has_gone_on:
+            has_gone_on = other.opened_at_step is None or other.next_step > other.opened_at_step
+            if other.rank != rank and other.is_live() and other.opened_at_step != step and not has_gone_on:
                 raise ConflictError(
-                    f"the state of rank {rank} is of step {step}, and that of rank {other.rank} of step {other.brought}: "
+                    f"the state of rank {rank} is of step {step}, and that of rank {other.rank} of step {other.opened_at_step}: "
                     "load the newest checkpoint that all ranks have"
                 )
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from typing import Any
 
 from headrace.errors import JobFailedError
@@ -17,7 +18,7 @@ from headrace.reorder_service.fleet.pace import MOST_SAMPLES
 from headrace.reorder_service.fleet.reports import ANSWERS
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.counted_shards import CountedShards
-from headrace.reorder_service.jobs.planned_step import Part
+from headrace.reorder_service.jobs.planned_step import PlannedPart
 from headrace.sample import SampleRef
 from headrace.v1.fleet_pb2 import FleetOrder
 
@@ -25,8 +26,16 @@ log = logging.getLogger(__name__)
 
 RETRY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)  # a file system that went away may come back
 
-# Kinds of work of one step, in the order in which a busy fleet does them. Decoding an early step outranks probing a late one.
-PROBE, DECODE = 0, 1
+
+class WorkKind(IntEnum):
+    """Kinds of work of one step, in the order in which a busy fleet does them.
+
+    Decoding an early step outranks probing a late one.
+    """
+
+    INDEX = 0
+    PROBE = 1
+    DECODE = 2
 
 
 class Orders:
@@ -56,12 +65,12 @@ class Orders:
     def _trial(self, of: Work, ref: SampleRef, order: Callable[[str], FleetOrder]) -> Trial:
         """Build the trial of one sample of a work, by an order of its own, to find the sample that kills preprocessors."""
 
-        def guilty(deaths: int) -> None:
+        def on_guilty(deaths: int) -> None:
             self._killed[ref.shard, ref.row] = deaths
             where = self.manifest.message(ref.shard).name
             log.error("killed preprocessors %s", pairs(job=self._job, shard=where, row=ref.row, deaths=deaths))
 
-        return Trial(self._attempt(of, order, {ref.shard: 1}), guilty)
+        return Trial(self._attempt(of, order, {ref.shard: 1}), on_guilty)
 
     def _attempt(self, of: Work, order: Callable[[str], FleetOrder], shards: Mapping[int, int]) -> Work:
         return Work(
@@ -69,7 +78,7 @@ class Orders:
             share=self._share,
             priority=of.priority,
             order=order,
-            answer=of.answer,
+            answer_kind=of.answer_kind,
             on_done=lambda _result, _preprocessor: None,
             on_failed=lambda _error: None,
             urgent=of.urgent,
@@ -112,13 +121,13 @@ class Orders:
             share=self._share,
             priority=priority,
             order=order,
-            answer=ANSWERS[str(order("").WhichOneof("order"))],
+            answer_kind=ANSWERS[str(order("").WhichOneof("order"))],
             on_done=done,
             on_failed=failed,
             shards=shards or {},
         )
 
-        def guilty(deaths: int) -> None:
+        def on_guilty(deaths: int) -> None:
             """Leave the shard out as a whole, or fail the job where the order was to list the data set."""
             made = order("")
             if made.WhichOneof("order") == "index_shard":
@@ -127,7 +136,7 @@ class Orders:
                 failed(f"listing the data set of job {self._job!r} killed {deaths} preprocessors, one after the other")
             self._fleet.release([work])
 
-        work.alone = lambda: [Trial(self._attempt(work, order, work.shards), guilty)]
+        work.trials = lambda: [Trial(self._attempt(work, order, work.shards), on_guilty)]
         self._fleet.submit(work)
         return await future
 
@@ -164,7 +173,7 @@ class Orders:
                 share=self._share,
                 priority=(*priority, begin),
                 order=lambda lease: order(lease, samples[begin:end]),
-                answer=ANSWERS["probe_samples"],
+                answer_kind=ANSWERS["probe_samples"],
                 on_done=done,
                 on_failed=self._after_pauses(
                     pauses_s[:1], lambda: piece(begin, end, pauses_s[1:]), given_up, wanted=lambda: not all_taken.done()
@@ -176,7 +185,7 @@ class Orders:
             def trial(ref: SampleRef) -> Trial:
                 return self._trial(work, ref, lambda lease: order(lease, [ref]))
 
-            work.alone = lambda: [trial(ref) for ref in samples[begin:end] if not self.killed([ref])]
+            work.trials = lambda: [trial(ref) for ref in samples[begin:end] if not self.killed([ref])]
             return work
 
         if samples:
@@ -212,9 +221,9 @@ class Orders:
     def decode(
         self,
         step: int,
-        part: Part,
+        part: PlannedPart,
         *,
-        on_placed: Callable[[Part], None],
+        on_placed: Callable[[PlannedPart], None],
         on_failed: Callable[[str], None],
         urgent: Callable[[], bool],
         wanted: Callable[[], bool],
@@ -280,11 +289,11 @@ class Orders:
         work = Work(
             job=self._job,
             share=self._share,
-            priority=(step, DECODE, part.microbatch, part.replica),
+            priority=(step, WorkKind.DECODE, part.microbatch, part.replica),
             order=lambda lease: fleet_messages.decode_part(
                 lease, self._job, part, step, rank, self.manifest.message, self.killed(part.samples)
             ),
-            answer=ANSWERS["decode_part"],
+            answer_kind=ANSWERS["decode_part"],
             on_done=lambda _result, preprocessor: agreed.decoded(preprocessor),
             on_failed=failed,
             on_damaged=damaged,
@@ -301,6 +310,6 @@ class Orders:
                 work, ref, lambda lease: fleet_messages.try_sample(lease, self._job, part, ref, step, rank, message_of)
             )
 
-        work.alone = lambda: [trial(ref) for ref in part.samples if not self.killed([ref])]
+        work.trials = lambda: [trial(ref) for ref in part.samples if not self.killed([ref])]
         part.work = work
         self._fleet.submit(work)

@@ -21,7 +21,7 @@ REJOIN_S = 3.0  # how long a new leader waits for the former one's nodes: client
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class ConnectedNode:
     """A connected node."""
 
     address: str
@@ -35,7 +35,7 @@ class Record:
 
     spec: NodesSpec
     snapshot: Snapshot
-    since: Mapping[str, int] = field(default_factory=dict)
+    joined_generation: Mapping[str, int] = field(default_factory=dict)
     """Node of the snapshot -> generation with which it joined. A node that comes back and follows only an earlier generation
     holds nothing of the model."""
     job_generation: int
@@ -44,7 +44,7 @@ class Record:
     def to_json(self) -> str:
         """Return the record as JSON, for the store."""
         spec, snapshot = MessageToDict(self.spec), MessageToDict(self.snapshot)
-        fields = {"spec": spec, "snapshot": snapshot, "since": self.since, "job_generation": self.job_generation}
+        fields = {"spec": spec, "snapshot": snapshot, "since": self.joined_generation, "job_generation": self.job_generation}
         return json.dumps(fields, ensure_ascii=False)
 
     @classmethod
@@ -54,7 +54,7 @@ class Record:
         return cls(
             spec=ParseDict(fields["spec"], NodesSpec()),
             snapshot=ParseDict(fields["snapshot"], Snapshot()),
-            since=fields["since"],
+            joined_generation=fields["since"],
             job_generation=fields["job_generation"],
         )
 
@@ -74,7 +74,7 @@ class Membership:
 
     job: str
     record: Record
-    members: dict[str, Member] = field(default_factory=dict)
+    connected: dict[str, ConnectedNode] = field(default_factory=dict)
     """Connected nodes by name, in the order in which they connected."""
     _awaited_until_s: dict[str, float] = field(default_factory=dict)  # nodes that may come back -> until when
     _without_model: set[str] = field(default_factory=set)  # nodes of the snapshot that came back without the model
@@ -97,15 +97,15 @@ class Membership:
     @property
     def closing(self) -> bool:
         """Whether its nodes have ended training and only save what they hold."""
-        return bool(self.record.since) and not self.formed
+        return bool(self.record.joined_generation) and not self.formed
 
     def includes(self, name: str) -> bool:
         """Whether the newest snapshot has this node."""
-        return name in self.record.since
+        return name in self.record.joined_generation
 
     def await_nodes(self, now_s: float) -> None:
         """Expect the nodes of the snapshot, which were connected to a former leader, to connect here within REJOIN_S."""
-        self._awaited_until_s = {node: now_s + REJOIN_S for node in self.record.since if node not in self.members}
+        self._awaited_until_s = {node: now_s + REJOIN_S for node in self.record.joined_generation if node not in self.connected}
 
     def hello(self, name: str, address: str, generation: int, now_s: float, *, leaving: bool = False) -> None:
         """Take in a node that connects, for the first time or again.
@@ -120,29 +120,29 @@ class Membership:
             )
         self._awaited_until_s.pop(name, None)
         self._parting.pop(name, None)
-        if generation < self.record.since.get(name, 0):
+        if generation < self.record.joined_generation.get(name, 0):
             self._without_model.add(name)
             self._losses.append(f"{name} came back without the model")
-        self.members.pop(name, None)
-        self.members[name] = Member(address=address, heard_s=now_s, leaving=leaving)
-        if leaving and name not in self.record.since:
+        self.connected.pop(name, None)
+        self.connected[name] = ConnectedNode(address=address, heard_s=now_s, leaving=leaving)
+        if leaving and name not in self.record.joined_generation:
             self._parting[name] = self.snapshot.generation
 
     def hear(self, name: str, now_s: float) -> None:
         """Note that a node was heard at `now_s`."""
-        if (member := self.members.get(name)) is not None:
+        if (member := self.connected.get(name)) is not None:
             member.heard_s = now_s
 
     def leave(self, name: str) -> None:
         """Note that a node has announced that it is going to end."""
-        if (member := self.members.get(name)) is not None:
+        if (member := self.connected.get(name)) is not None:
             member.leaving = True
 
-    def lose(self, name: str, why: str, *, done: bool = False) -> bool:
+    def remove(self, name: str, why: str, *, done: bool = False) -> bool:
         """Remove a node, and return whether the others still needed it. `done`: it had said that it had nothing left to do."""
-        self.members.pop(name, None)
+        self.connected.pop(name, None)
         self._awaited_until_s.pop(name, None)
-        parts, is_in = self._parting.pop(name, 0) > 0, name in self.record.since
+        parts, is_in = self._parting.pop(name, 0) > 0, name in self.record.joined_generation
         self._is_saved |= done and is_in
         missed = not done and (parts or (is_in and name not in self._without_model))
         if missed:
@@ -151,8 +151,8 @@ class Membership:
 
     def excuse(self, name: str, now_s: float) -> None:
         """Remove a node whose stream ended, perhaps for want of an answer from here: it may come back within REJOIN_S."""
-        self.members.pop(name, None)
-        if name in self.record.since:
+        self.connected.pop(name, None)
+        if name in self.record.joined_generation:
             self._awaited_until_s[name] = now_s + REJOIN_S
 
     def recovered(self, generation: int) -> None:
@@ -165,14 +165,14 @@ class Membership:
 
         Ignored unless `generation` is that of the newest snapshot, the node is in it, and no loss explains it.
         """
-        if generation == self.snapshot.generation and name in self.record.since and not self._losses:
+        if generation == self.snapshot.generation and name in self.record.joined_generation and not self._losses:
             self._losses.append(f"{name} was cut off from other nodes")
 
     def late(self, now_s: float) -> dict[str, str]:
         """Return the nodes that have been silent or absent for too long, each with a phrase that says so."""
         silent = {
             name: f"silent for {now_s - member.heard_s:.1f} s"
-            for name, member in self.members.items()
+            for name, member in self.connected.items()
             if now_s - member.heard_s > LEASE_S
         }
         absent = {name: f"not back after {REJOIN_S:.0f} s" for name, until_s in self._awaited_until_s.items() if now_s > until_s}
@@ -180,24 +180,24 @@ class Membership:
 
     def take_change(self) -> Change | None:
         """Return what the next snapshot has to take in, or None. The caller makes that snapshot and passes it to `adopt`."""
-        staying = {name: member for name, member in self.members.items() if not member.leaving}
-        joined = {name: m.address for name, m in staying.items() if name not in self.record.since}
+        staying = {name: member for name, member in self.connected.items() if not member.leaving}
+        joined = {name: m.address for name, m in staying.items() if name not in self.record.joined_generation}
         if not self.formed:
             enough = len(joined) >= self.record.spec.num_nodes
             return Change(joined=joined, at_step_end=False, text=f"{len(joined)} nodes are there") if enough else None
         here = (staying.keys() | self._awaited_until_s.keys()) - self._without_model
-        lost = frozenset(self.record.since.keys() - here)
+        lost = frozenset(self.record.joined_generation.keys() - here)
         new = [name for name in joined if name not in self._idle]
         under_way, rerouted = self._under_way == self.snapshot.generation, is_rerouted(self.snapshot)
         if rerouted and not under_way and not self._losses:  # nothing else changes until all nodes follow it
             return None
         if not (lost or new or rerouted or self._losses):
             return None
-        leaving = frozenset(name for name in lost if name in self.members and self.members[name].leaving)
+        leaving = frozenset(name for name in lost if name in self.connected and self.connected[name].leaving)
         losses, self._losses = self._losses, []
         words = [
             *losses,
-            *(f"{name} leaves" for name in self.record.since if name in leaving),
+            *(f"{name} leaves" for name in self.record.joined_generation if name in leaving),
             *(f"{name} joined" for name in new),
         ]
         if rerouted and not words:
@@ -208,7 +208,7 @@ class Membership:
 
     def adopt(self, successor: Successor, change: Change) -> bool:
         """Install the snapshot made from `change`; return False if it has no news, as when all nodes that joined are idle."""
-        snapshot, former, since = successor.snapshot, self.snapshot, self.record.since
+        snapshot, former, joined = successor.snapshot, self.snapshot, self.record.joined_generation
         self._idle = successor.idle
         if snapshot.error:
             self._close_with(snapshot)
@@ -216,9 +216,9 @@ class Membership:
         if change.at_step_end and list(former.pipelines) == list(snapshot.pipelines):
             return False
         self._without_model -= change.lost
-        self._parting |= dict.fromkeys(change.leaving & self.members.keys(), snapshot.generation)
-        came = {node.name: since.get(node.name, snapshot.generation) for node in snapshot.nodes}
-        self.record = replace(self.record, snapshot=snapshot, since=came)
+        self._parting |= dict.fromkeys(change.leaving & self.connected.keys(), snapshot.generation)
+        joined_generation = {node.name: joined.get(node.name, snapshot.generation) for node in snapshot.nodes}
+        self.record = replace(self.record, snapshot=snapshot, joined_generation=joined_generation)
         return True
 
     def close(self) -> bool:
@@ -226,7 +226,7 @@ class Membership:
 
         This takes the place of `take_change` and `adopt` when all steps are committed or training cannot go on.
         """
-        here = {name for name in self.record.since if name in self.members or name in self._awaited_until_s}
+        here = {name for name in self.record.joined_generation if name in self.connected or name in self._awaited_until_s}
         if here and not self._losses and not (self._is_saved and self.closing):
             return False
         generation, left = self.snapshot.generation + 1, here - self._without_model
@@ -241,6 +241,6 @@ class Membership:
         self._close_with(Snapshot(generation=generation, urgent=generation, error=error))
 
     def _close_with(self, snapshot: Snapshot) -> None:
-        since = {node.name: self.record.since[node.name] for node in snapshot.nodes}
-        self.record = replace(self.record, snapshot=snapshot, since=since)
+        joined_generation = {node.name: self.record.joined_generation[node.name] for node in snapshot.nodes}
+        self.record = replace(self.record, snapshot=snapshot, joined_generation=joined_generation)
         self._parting, self._losses = {}, []

@@ -15,10 +15,10 @@ from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
-from headrace.reorder_service.nodes.snapshots import Change, Successor, shape, succeed, templates_of
+from headrace.reorder_service.nodes.snapshots import Change, Successor, next_snapshot, shape, templates_of
 from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.store.state import StateStore
-from headrace.reorder_service.store.store_retry import patiently
+from headrace.reorder_service.store.store_retry import retry_while_unavailable
 from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 
 log = logging.getLogger(__name__)
@@ -112,8 +112,8 @@ class Nodes:
     async def _watch(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._look())
-                group.create_task(self._settle())
+                group.create_task(self._watch_nodes())
+                group.create_task(self._make_snapshots())
         except* Exception:
             log.exception("nodes let go on an internal error %s", pairs(job=self._run.name))
             self._forget("internal error; see the reorder service's log")
@@ -156,7 +156,7 @@ class Nodes:
             stream.tell(self.snapshot)
             stream.end()
             return stream
-        if membership is None or not (membership.formed or membership.closing or membership.members):
+        if membership is None or not (membership.formed or membership.closing or membership.connected):
             record = Record(spec=hello.spec, snapshot=self.snapshot, job_generation=self._run.generation)
             membership = self._membership = Membership(job, record)
             self._templates = None
@@ -212,10 +212,10 @@ class Nodes:
             if self._membership is not None and self._clock.held_up(LEASE_S):
                 self._membership.excuse(stream.node, self._clock.now_s())  # it found no answer here and may come back
             else:
-                self._lose(stream.node, why, done=done)
+                self._remove(stream.node, why, done=done)
 
-    def _lose(self, node: str, why: str, *, done: bool = False) -> None:
-        if self._membership is not None and self._membership.lose(node, why, done=done):
+    def _remove(self, node: str, why: str, *, done: bool = False) -> None:
+        if self._membership is not None and self._membership.remove(node, why, done=done):
             log.warning("node lost %s", pairs(job=self._run.name, node=node, why=why))
         self._changed.set()
 
@@ -230,7 +230,7 @@ class Nodes:
         """Whether the job has ended, or all its steps are committed."""
         return self._run.cursor.is_over or self._run.cursor.is_at_end
 
-    async def _look(self) -> None:
+    async def _watch_nodes(self) -> None:
         """Remove nodes that are silent or absent for too long, and notice when the job fails, is cancelled or is reset."""
         while True:
             await self._clock.sleep(LOOK_S)
@@ -239,7 +239,7 @@ class Nodes:
                 stream = self._streams.pop(node, None)
                 if stream is not None:
                     stream.end(UnavailableError(f"node {node!r} was {why} and taken for lost: join again"))
-                self._lose(node, why)
+                self._remove(node, why)
             if self._end_of_job():
                 self._changed.set()
 
@@ -259,21 +259,21 @@ class Nodes:
             )
         return ""
 
-    async def _settle(self) -> None:
+    async def _make_snapshots(self) -> None:
         """Turn changes into new snapshots until cancelled; changes within SETTLE_S make one."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(SETTLE_S)
             self._changed.clear()
             try:
-                while (membership := self._membership) is not None and await self._follow(membership):
+                while (membership := self._membership) is not None and await self._take_in_changes(membership):
                     pass
             except UserError as err:  # the specification is invalid
                 log.error("nodes refused %s", pairs(job=self._run.name, error=err))
                 self._forget(str(err))
                 self._dismiss(err)
 
-    async def _follow(self, membership: Membership) -> bool:
+    async def _take_in_changes(self, membership: Membership) -> bool:
         """Take in what has happened since the newest snapshot; return whether that may have left more to take in."""
         if why := self._end_of_job():
             membership.end(why)
@@ -293,7 +293,7 @@ class Nodes:
         change = membership.take_change()
         if change is None:
             return False
-        successor = await asyncio.to_thread(succeed, spec, self._templates, former, change, step_s=self._step_s())
+        successor = await asyncio.to_thread(next_snapshot, spec, self._templates, former, change, step_s=self._step_s())
         if self._membership is membership and membership.adopt(successor, change):
             self._report(successor, change, former)
             await self._publish(membership.record)
@@ -341,7 +341,7 @@ class Nodes:
         if not snapshot.nodes:  # nodes that come from now on begin a new membership
             self._membership, self._streams, self.snapshot = None, {}, snapshot
         job = self._run.name
-        await patiently(lambda: self._store.save_membership(job, document), job=job)
+        await retry_while_unavailable(lambda: self._store.save_membership(job, document), job=job)
         self.snapshot = snapshot
         for stream in streams.values():
             stream.tell(snapshot)

@@ -16,7 +16,7 @@ from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_NODES_MICROBATCHES
 from headrace.reorder_service.recovery.instantiation import distribute, instantiate
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, Stage, Templates, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline
-from headrace.reorder_service.recovery.recovery_choice import Circumstances, OnLoss, choose, iteration_s
+from headrace.reorder_service.recovery.recovery_choice import Circumstances, OnLoss, choose, iteration_time
 from headrace.snapshot import NOBODY
 from headrace.v1 import membership_pb2
 from headrace.v1.membership_pb2 import Snapshot
@@ -84,7 +84,7 @@ def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
     return plan_templates(model, spec.num_nodes, spec.max_failures)
 
 
-def succeed(
+def next_snapshot(
     spec: membership_pb2.NodesSpec, templates: Templates, former: Snapshot, change: Change, *, step_s: float = 0.0
 ) -> Successor:
     """Return the snapshot after a change. Where `former` has no pipelines, the first nodes that joined form the first ones.
@@ -113,7 +113,7 @@ def succeed(
                 lost=change.lost | {_LOST},
                 joined=tuple(change.joined),
                 num_microbatches=spec.num_microbatches,
-                second=iteration_s(before, spec.num_microbatches) / step_s if step_s else 0.0,
+                units_per_second=iteration_time(before, spec.num_microbatches) / step_s if step_s else 0.0,
                 on_loss=OnLoss(spec.on_loss or OnLoss.AUTO) if change.in_step else OnLoss.REBUILD,
             )
         except UnrecoverableError as err:
@@ -181,9 +181,9 @@ def warm_up() -> None:
     spec = membership_pb2.NodesSpec(num_nodes=4, max_failures=1, num_microbatches=4, profile=profile)
     joined = {f"node-{rank}": "" for rank in range(4)}
     templates = templates_of(spec)
-    first = succeed(spec, templates, Snapshot(), Change(joined=joined, at_step_end=True, text="")).snapshot
+    first = next_snapshot(spec, templates, Snapshot(), Change(joined=joined, at_step_end=True, text="")).snapshot
     lost = Change(lost=frozenset({"node-3"}), joined={}, at_step_end=False, text="")
-    succeed(spec, templates, first, lost, step_s=1.0)
+    next_snapshot(spec, templates, first, lost, step_s=1.0)
 
 
 def _pipelines(templates: Templates, snapshot: Snapshot) -> list[Pipeline]:

@@ -196,7 +196,7 @@ class GlobalOrder:
         if self.is_counted:
             return self.num_samples(epochs) >= stop
         given = self._mixture.given(stop)
-        return any(self._mixture.lasts(s) and epochs * order.num_samples > given[s] for s, order in enumerate(self._orders))
+        return any(self._mixture.is_endless(s) and epochs * order.num_samples > given[s] for s, order in enumerate(self._orders))
 
     def num_samples(self, epochs: int) -> int:
         """Return the number of places until every source has given all of its samples `epochs` times.

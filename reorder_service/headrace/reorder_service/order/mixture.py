@@ -62,7 +62,7 @@ class Mixture:
         span = self._spans[bisect_right(self._spans, place, key=lambda span: span.first) - 1]
         return span.given + _counts(span.shares, place - span.first)
 
-    def lasts(self, source: int) -> bool:
+    def is_endless(self, source: int) -> bool:
         """Return whether a source goes on giving samples for ever: it has a weight after the last change."""
         return bool(self._spans[-1].shares[source])
 

@@ -26,7 +26,7 @@ class Instantiation:
     """Template of each pipeline, the largest first."""
     microbatches: tuple[int, ...]
     """Number of microbatches of each pipeline."""
-    iteration_s: float
+    iteration_time: float
     """Predicted seconds of a step."""
 
 
@@ -67,7 +67,7 @@ def instantiate(templates: Templates, num_nodes: int, global_batch: int, microba
     return Instantiation(
         templates=chosen,
         microbatches=microbatches,
-        iteration_s=max(template.iteration_s(count) for template, count in zip(chosen, microbatches, strict=True)),
+        iteration_time=max(template.iteration_time(count) for template, count in zip(chosen, microbatches, strict=True)),
     )
 
 
@@ -149,8 +149,8 @@ def _split(global_batch: int, microbatch: int, fewest: int) -> int:
 
 def _opening_and_pace(pipelines: Sequence[Template]) -> tuple[Floats, Floats]:
     """(R,) opening and (R,) pace: n microbatches take a pipeline opening + pace * n seconds, for `iteration_time` is linear."""
-    opening = np.array([pipeline.iteration_s(0) for pipeline in pipelines])
-    return opening, np.array([pipeline.iteration_s(1) for pipeline in pipelines]) - opening
+    opening = np.array([pipeline.iteration_time(0) for pipeline in pipelines])
+    return opening, np.array([pipeline.iteration_time(1) for pipeline in pipelines]) - opening
 
 
 @kernel

@@ -80,7 +80,7 @@ class Template:
         nodes = [stage.node for stage in self.stages if stage.unit == unit]
         return range(nodes[0], nodes[-1] + 1)
 
-    def iteration_s(self, num_microbatches: int) -> float:
+    def iteration_time(self, num_microbatches: int) -> float:
         """Predicted seconds of a step; see `iteration_time`."""
         return iteration_time(np.array([stage.seconds for stage in self.stages]), num_microbatches)
 

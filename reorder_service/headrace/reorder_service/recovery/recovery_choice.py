@@ -74,37 +74,37 @@ def choose(
     lost: Collection[str],
     joined: Sequence[str],
     num_microbatches: int,
-    second: float = 1.0,
+    units_per_second: float = 1.0,
     on_loss: OnLoss = OnLoss.REBUILD,
 ) -> Choice:
     """Choose the pipelines after a change of nodes, and what to do first.
 
-    second: length of a second in the templates' unit of time. 0: unknown; then the fewest bytes decide, and AUTO means REBUILD.
+    units_per_second: units of the templates' time in a second. 0: unknown; then the fewest bytes decide, and AUTO means REBUILD.
     Raises UnrecoverableError and ValueError as `reconfigure` does.
     """
     few = reconfigure(templates, pipelines, lost=lost, joined=joined, max_pipelines=num_microbatches)
-    options = [_option(templates, few, circumstances, num_microbatches, second)]
-    if second:
+    options = [_option(templates, few, circumstances, num_microbatches, units_per_second)]
+    if units_per_second:
         num_nodes = sum(len(pipeline.nodes) for pipeline in few.pipelines)
         best = instantiate(templates, num_nodes, num_microbatches, 1)
         sizes = [template.num_nodes for template in best.templates]
         fast = reconfigure(templates, pipelines, lost=lost, joined=joined, sizes=sizes)
-        options.append(_option(templates, fast, circumstances, num_microbatches, second))
+        options.append(_option(templates, fast, circumstances, num_microbatches, units_per_second))
 
-    def samples_soon(option: Option) -> float:
+    def steps_until_next_change(option: Option) -> float:
         """Steps until the next change of nodes, if it comes after `horizon_s`."""
         return (circumstances.horizon_s - circumstances.rebuild_s - option.copy_s) / option.step_s
 
-    taken = max(options, key=samples_soon)
+    taken = max(options, key=steps_until_next_change)
     text = _words(options, taken, circumstances.horizon_s)
     rerouting = _rerouting(pipelines, lost, num_microbatches) if on_loss is not OnLoss.REBUILD else None
     rerouting_s = None
     if rerouting is not None:
-        rest_s, more_s = (time / (second or 1.0) for time in rerouting)
+        rest_s, more_s = (time / (units_per_second or 1.0) for time in rerouting)
         more_s += circumstances.rebuild_s
-        if on_loss is OnLoss.REROUTE or (second and rest_s + more_s < taken.step_s):
+        if on_loss is OnLoss.REROUTE or (units_per_second and rest_s + more_s < taken.step_s):
             rerouting_s = more_s
-        if second:
+        if units_per_second:
             text += (
                 f"; the step under way would be done in {rest_s + more_s:.3g} s by the pipelines that are whole, in "
                 f"{taken.step_s:.3g} s by the new ones"
@@ -126,25 +126,27 @@ def _rerouting(pipelines: Sequence[Pipeline], lost: Collection[str], num_microba
     num_more = sum(count for count, is_it in zip(counts, is_whole, strict=True) if not is_it)
     if not whole or not num_more:
         return None
-    share = max(template.iteration_s(count) for template, count, is_it in zip(templates, counts, is_whole, strict=True) if is_it)
-    fastest = sorted(whole, key=lambda template: template.iteration_s(1))[:num_more]
+    share = max(
+        template.iteration_time(count) for template, count, is_it in zip(templates, counts, is_whole, strict=True) if is_it
+    )
+    fastest = sorted(whole, key=lambda template: template.iteration_time(1))[:num_more]
     more = distribute(fastest, num_more)
-    return share / 2, max(template.iteration_s(count) for template, count in zip(fastest, more, strict=True))
+    return share / 2, max(template.iteration_time(count) for template, count in zip(fastest, more, strict=True))
 
 
 def _option(
-    templates: Templates, after: Reconfiguration, circumstances: Circumstances, num_microbatches: int, second: float
+    templates: Templates, after: Reconfiguration, circumstances: Circumstances, num_microbatches: int, units_per_second: float
 ) -> Option:
-    step_s = iteration_s(after.pipelines, num_microbatches) / (second or 1.0)
+    step_s = iteration_time(after.pipelines, num_microbatches) / (units_per_second or 1.0)
     copy_s = busiest_link(after.missing, templates) / circumstances.copy_bytes_per_s
     return Option(after=after, step_s=step_s, copy_s=copy_s)
 
 
-def iteration_s(pipelines: Sequence[Pipeline], num_microbatches: int) -> float:
+def iteration_time(pipelines: Sequence[Pipeline], num_microbatches: int) -> float:
     """Predicted time of a step of `pipelines`, in the templates' unit of time."""
     templates = [pipeline.template for pipeline in pipelines]
     counts = distribute(templates, num_microbatches)
-    return max(template.iteration_s(count) for template, count in zip(templates, counts, strict=True))
+    return max(template.iteration_time(count) for template, count in zip(templates, counts, strict=True))
 
 
 def _words(options: Sequence[Option], taken: Option, horizon_s: float) -> str:

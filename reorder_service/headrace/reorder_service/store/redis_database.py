@@ -34,7 +34,7 @@ from headrace.observability.logs import pairs
 from headrace.reorder_service.store.embedded_redis import EmbeddedRedis
 
 FORMAT = "5"  # of the keys below `headrace:`; raised with every change that an older release would misread
-_TAKEN_UP = "4"  # an older format that can be read as this one: its term is a number without an id
+_READABLE_FORMAT = "4"  # an older format that can be read as this one: its term is a number without an id
 LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
@@ -268,7 +268,7 @@ async def _until_loaded(client: redis.Redis) -> None:
 
 async def _check_format(client: redis.Redis, url: str) -> None:
     found = await client.get("headrace:format")
-    if found == _TAKEN_UP or not await client.exists("headrace:jobs"):
+    if found == _READABLE_FORMAT or not await client.exists("headrace:jobs"):
         await client.set("headrace:format", FORMAT)
         found = FORMAT
     if found != FORMAT:

@@ -33,7 +33,7 @@ from headrace.ledger import LedgerEntry
 from headrace.manifest import MOST_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.message_codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.quarantine import Reason, Rejected
-from headrace.reorder_service.store.fatal_jobs import Caution
+from headrace.reorder_service.store.fatal_jobs import FatalJobs
 from headrace.reorder_service.store.progress import Amounts, Progress, StepRecord
 from headrace.reorder_service.store.redis_database import Command, Database
 from headrace.sample import Probe, SampleRef
@@ -81,7 +81,7 @@ class StateStore:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.caution = Caution(database, self._failing)
+        self.fatal_jobs = FatalJobs(database, self._failing)
 
     @classmethod
     async def open(cls, url: str) -> StateStore:

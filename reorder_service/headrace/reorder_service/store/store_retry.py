@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-async def patiently(ask: Callable[[], Awaitable[_T]], check: Callable[[], None] = lambda: None, **what: str) -> _T:
+async def retry_while_unavailable(ask: Callable[[], Awaitable[_T]], check: Callable[[], None] = lambda: None, **what: str) -> _T:
     """Await `ask` and return its result, again and again as long as the store does not answer.
 
     `check`: raises where the store never will. `what`: fields for the log, such as the name of a job.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headrace.limits import MAX_SOURCES
 from headrace.manifest import ShardTable
 from headrace.reorder_service.api.jobs import JobsServicer
-from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.leadership import Leadership
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.unit.reorder_service.job_world import Start, submit
 
@@ -41,10 +41,10 @@ async def test_the_shares_of_many_sources_take_few_looks_at_the_shards(start: St
     run = await submit(service, join=False, sources=[{"path": f"/d/{n}"} for n in range(SOURCES)])
     shards = WatchedShards(range(SOURCES), [f"/d/{n}/a" for n in range(SOURCES)], [f"{n}/a" for n in range(SOURCES)])
     run.manifest.shards, run.manifest.num_rows = shards, np.arange(SOURCES)
-    post = Post()
-    post.taken, post.leader, post.lease_ends_s = service, "here", math.inf
+    leadership = Leadership()
+    leadership.active_service, leadership.leader, leadership.lease_ends_s = service, "here", math.inf
     server = grpc.aio.server()
-    jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(post), server)
+    jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(leadership), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -16,7 +16,7 @@ from headrace.outbox import Outbox
 from headrace.reorder_service.api.fleet import FleetServicer
 from headrace.reorder_service.fleet import reports as rules
 from headrace.reorder_service.fleet.trials import MOST_DEATHS
-from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.state import StateStore
 from headrace.rpc import Server
@@ -103,9 +103,9 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     service = ReorderService(await StateStore.open(f"embedded:{tmp_path / 'store'}"))
     await service.store.database.lead("test")
     await service.start()
-    post = Post()
-    post.taken, post.lease_ends_s = service, time.monotonic() + 3600
-    added = {"headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(post), s)}
+    leadership = Leadership()
+    leadership.active_service, leadership.lease_ends_s = service, time.monotonic() + 3600
+    added = {"headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(leadership), s)}
     server = Server("127.0.0.1:0", added)
     await server.start()
     yield World(service, server.endpoint)

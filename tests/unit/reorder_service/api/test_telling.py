@@ -13,7 +13,7 @@ import pytest
 from headrace import message_codec
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.leadership import Post
+from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 from tests.unit.reorder_service.job_world import Start, submit, until
@@ -25,10 +25,10 @@ REPLICAS, STEPS = 2, 2
 
 @asynccontextmanager
 async def served(service: ReorderService) -> AsyncIterator[sessions_pb2_grpc.SessionsStub]:
-    post = Post()
-    post.taken, post.leader, post.lease_ends_s = service, "here", math.inf
+    leadership = Leadership()
+    leadership.active_service, leadership.leader, leadership.lease_ends_s = service, "here", math.inf
     server = grpc.aio.server()
-    add_to_server(SessionsServicer(post), server)
+    add_to_server(SessionsServicer(leadership), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -111,8 +111,8 @@ def test_only_the_latest_shards_count() -> None:
     p = bench.join("p", slots=9)
     bench.submit("many", shards=dict.fromkeys(range(REMEMBERED_SHARDS + 1), 1))
     assert len(p.shards) == REMEMBERED_SHARDS
-    assert p.has_read(bench.work("old", shards={0: 1})) == 0
-    assert p.has_read(bench.work("half", shards={0: 1, 1: 1})) == 0.5
+    assert p.num_near(bench.work("old", shards={0: 1})) == 0
+    assert p.num_near(bench.work("half", shards={0: 1, 1: 1})) == 1
 
 
 def test_a_member_that_hangs_on_its_work_gets_no_more_than_its_slots() -> None:

@@ -14,7 +14,7 @@ from headrace.ledger import LedgerEntry
 from headrace.manifest import ShardInfo, ShardTable, split_name
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.jobs.audit import MAX_FINDINGS, Check, Finding, Rule, audit
-from headrace.reorder_service.jobs.batches import Layout
+from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import CountedShards
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec, parse_spec
@@ -35,13 +35,13 @@ class Job:
                 infos.append(ShardInfo(source=source, url="", name=f"s{source}/sub/{number}.tar"))
                 counts.append(num_rows)
         self.shards = [(info.name, num_rows) for info, num_rows in zip(infos, counts, strict=True)]
-        self.layout = Layout(self.spec, CountedShards(self.spec, ShardTable.of(infos), np.array(counts)), changes)
-        self.layout.lay_out()
+        self.batches = GlobalBatches(self.spec, CountedShards(self.spec, ShardTable.of(infos), np.array(counts)), changes)
+        self.batches.set_up_order()
         self.ledger: list[LedgerEntry] = []
         self.quarantined: dict[str, Rejected] = {}
-        for step in range(self.layout.num_steps):
+        for step in range(self.batches.num_steps):
             names = []
-            for ref in self.layout.refs(step):
+            for ref in self.batches.refs(step):
                 if (ref.shard, ref.row) in bad:
                     self.quarantined.setdefault(self.name(ref), self.rejected(ref))
                 else:
@@ -65,7 +65,7 @@ class Job:
         checks = audit(
             iter(self.ledger),
             num_steps=len(self.ledger) if num_steps is None else num_steps,
-            refs=self.layout.refs,
+            refs=self.batches.refs,
             shards=self.shards,
             quarantined=self.quarantined.values(),
             name_of=self.name if by_name else None,
@@ -130,7 +130,7 @@ def test_a_ledger_with_any_one_name_changed_does_not_pass(job: Job, data: st.Dat
     new = data.draw(st.sampled_from(others).filter(lambda name: name != old))
     job.edit(step, without=old, extra=new)
     assert job.findings(by_name=True)
-    if job.spec.epochs == 1 and not job.layout.changes:
+    if job.spec.epochs == 1 and not job.batches.changes:
         assert job.findings()
 
 
@@ -212,8 +212,8 @@ def test_a_sample_may_be_consumed_before_it_is_refused() -> None:
     """As where the data was damaged on the way: the first epoch has it, the second one and the third have not."""
     job = Job([[6, 5]], epochs=3)
     places = {}
-    for step in range(job.layout.num_steps):
-        for ref in job.layout.refs(step):
+    for step in range(job.batches.num_steps):
+        for ref in job.batches.refs(step):
             if (ref.shard, ref.row) == (1, 2):
                 places.setdefault(ref.sample_id // 11, ref)
     for epoch in (1, 2):
@@ -293,7 +293,7 @@ def test_a_long_ledger_is_read_once_and_holds_one_epoch_of_names() -> None:
             held.append(Counted.alive)
             yield replace(entry, samples=tuple(Counted(name) for name in entry.samples))
 
-    checks = audit(entries(), num_steps=len(job.ledger), refs=job.layout.refs, shards=job.shards, quarantined=[])
+    checks = audit(entries(), num_steps=len(job.ledger), refs=job.batches.refs, shards=job.shards, quarantined=[])
     assert not any(check.num_findings for check in checks)
     assert max(held) <= 2 * 7 + 5
 

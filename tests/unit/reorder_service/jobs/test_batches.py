@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import JobFailedError
 from headrace.manifest import UNCOUNTED, ShardInfo, ShardTable
-from headrace.reorder_service.jobs.batches import Changes, Layout
+from headrace.reorder_service.jobs.batches import Changes, GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import CountedShards
 from headrace.spec import parse_spec
 
@@ -19,7 +19,7 @@ Rows = list[list[int]]
 
 
 class Counted:
-    """A layout whose shards hold the given rows: all counted, or none at first."""
+    """Batches of a job whose shards hold the given rows: all counted, or none at first."""
 
     def __init__(self, rows: Rows, *, counted: bool, changes: Changes = (), weights: Any = None, **fields: Any) -> None:
         sources = [{"path": f"/d/{n}", "weight": weights[n] if weights else None} for n in range(len(rows))]
@@ -27,16 +27,16 @@ class Counted:
         infos = ShardTable.of(ShardInfo(source=s, url="", name=f"{s}/x") for s, of_source in enumerate(rows) for _ in of_source)
         self.rows = np.array([count for of_source in rows for count in of_source])
         self.manifest = CountedShards(spec, infos, self.rows if counted else np.full(len(self.rows), UNCOUNTED))
-        self.layout = Layout(spec, self.manifest, changes)
-        self.layout.lay_out()
+        self.batches = GlobalBatches(spec, self.manifest, changes)
+        self.batches.set_up_order()
 
     def count(self, *shards: int) -> None:
         self.manifest.num_rows[list(shards)] = self.rows[list(shards)]
 
     def count_for(self, step: int) -> int:
-        """Count what the layout asks for, until it asks for no more; how many shards that were."""
+        """Count what the batches ask for, until it asks for no more; how many shards that were."""
         before = self.manifest.num_counted
-        while shards := self.layout.to_count(step):
+        while shards := self.batches.to_count(step):
             self.count(*shards)
         return self.manifest.num_counted - before
 
@@ -64,27 +64,27 @@ def test_the_order_is_the_same_whenever_shards_are_counted_and_the_job_ends_wher
     eager, growing = Counted(rows, counted=True, **fields), lazy(rows, **fields)
     chance, step = np.random.default_rng(data.draw(st.integers(0, 99))), 0
     while True:
-        while wanted := growing.layout.to_count(step):
+        while wanted := growing.batches.to_count(step):
             assert all(growing.manifest.num_rows[wanted] == UNCOUNTED)
-            ahead = growing.layout.to_count(step, ahead=1)
+            ahead = growing.batches.to_count(step, ahead=1)
             assert set(wanted) <= set(ahead)
             growing.count(*chance.choice(ahead, size=5))
-        if not growing.layout.knows(step):
+        if not growing.batches.knows(step):
             break
-        assert growing.layout.refs(step) == eager.layout.refs(step)
-        assert growing.layout.num_steps in (0, eager.layout.num_steps)
+        assert growing.batches.refs(step) == eager.batches.refs(step)
+        assert growing.batches.num_steps in (0, eager.batches.num_steps)
         step += 1
-    assert (step, growing.layout.num_steps) == (eager.layout.num_steps, eager.layout.num_steps)
+    assert (step, growing.batches.num_steps) == (eager.batches.num_steps, eager.batches.num_steps)
 
 
 def test_the_first_step_needs_one_block_of_shards_and_the_others_follow_one_by_one() -> None:
     job = lazy([[10] * 12], global_batch=10, shuffle_shards=3)
     eager = Counted([[10] * 12], counted=True, global_batch=10, shuffle_shards=3)
-    blocks = [{ref.shard for step in range(3 * n, 3 * n + 3) for ref in eager.layout.refs(step)} for n in range(4)]
-    assert set(job.layout.to_count(0)) == blocks[0]
-    assert set(job.layout.to_count(0, ahead=2)) == blocks[0] | blocks[1] | blocks[2]
+    blocks = [{ref.shard for step in range(3 * n, 3 * n + 3) for ref in eager.batches.refs(step)} for n in range(4)]
+    assert set(job.batches.to_count(0)) == blocks[0]
+    assert set(job.batches.to_count(0, ahead=2)) == blocks[0] | blocks[1] | blocks[2]
     assert [job.count_for(step) for step in range(12)] == [3, 0, 3, 0, 0, 3, 0, 0, 3, 0, 0, 0]
-    assert job.layout.num_steps == 12
+    assert job.batches.num_steps == 12
 
 
 def test_of_weighted_sources_each_is_counted_as_it_comes() -> None:
@@ -98,25 +98,25 @@ def test_of_weighted_sources_each_is_counted_as_it_comes() -> None:
 def test_sources_that_mix_by_their_sizes_are_counted_wholly_first() -> None:
     job = lazy([[5] * 30, [1] * 30], global_batch=4, shuffle_shards=2)
     assert job.count_for(0) == 60
-    assert job.layout.num_steps == 45
+    assert job.batches.num_steps == 45
 
 
 def test_steps_alone_end_a_job_that_nothing_is_counted_of() -> None:
     job = lazy([[5] * 30], global_batch=10, steps=7)
-    assert (job.layout.num_steps, job.manifest.num_counted) == (7, 0)
+    assert (job.batches.num_steps, job.manifest.num_counted) == (7, 0)
 
 
 def test_steps_within_the_epochs_end_a_job_once_the_last_of_them_is_known() -> None:
     job = lazy([[5] * 30], global_batch=10, shuffle_shards=2, steps=7, epochs=1)
-    assert job.layout.num_steps == 0
+    assert job.batches.num_steps == 0
     assert job.count_for(6) == 16
-    assert job.layout.num_steps == 7
+    assert job.batches.num_steps == 7
 
 
 def test_epochs_end_a_job_when_the_last_shard_is_counted() -> None:
     job = lazy([[5] * 7 + [0] * 3], global_batch=10, shuffle_shards=2)
-    steps = [job.count_for(step) and job.layout.num_steps for step in range(4)]
-    assert job.layout.num_steps == 4
+    steps = [job.count_for(step) and job.batches.num_steps for step in range(4)]
+    assert job.batches.num_steps == 4
     assert steps[0] == 0
     assert job.manifest.num_counted == 10
 

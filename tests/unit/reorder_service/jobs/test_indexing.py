@@ -97,7 +97,7 @@ async def test_a_shard_that_is_slow_to_be_counted_holds_up_the_steps_behind_it_o
     run = await begin(service, slow)
     session = run.open_session(0, 1)
     consuming = asyncio.create_task(consume(run, session))
-    await until(lambda: not run.cursor.steps and not run.layout.knows(run.cursor.committed))
+    await until(lambda: not run.cursor.steps and not run.batches.knows(run.cursor.committed))
     before = run.cursor.committed
     slow.silent = frozenset()
     service.fleet.leave(slow.member, "slow")

@@ -68,7 +68,7 @@ async def test_a_job_that_was_cancelled_stays_so(start: Start) -> None:
     assert (run.cursor.state, run.cursor.committed) == ("CANCELLED", 2)
     assert not run._fleet.members["p"].leases
     again = (await start()).find("job")
-    assert again.state == "CANCELLED"
+    assert again.cursor.state == "CANCELLED"
     await again.wait_ready()
     events = [event async for event in told_by(again.open_session(0, 1))]
     assert [getattr(event, "message", "") for event in events] == ["job 'job' was cancelled"]

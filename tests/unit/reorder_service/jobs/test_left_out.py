@@ -11,7 +11,7 @@ import pytest
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Member
-from headrace.reorder_service.jobs.planned_step import Part
+from headrace.reorder_service.jobs.planned_step import PlannedPart
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.sample import SampleRef
 from headrace.v1 import common_pb2
@@ -38,7 +38,7 @@ class World:
         """Member, lease, and the samples that are left out; in order."""
         self.copies: list[tuple[str, tuple[int, ...]]] = []
         self.failed: list[str] = []
-        self.part = Part(
+        self.part = PlannedPart(
             ticket="job/t.x",
             replica=0,
             microbatch=0,

@@ -12,8 +12,8 @@ from headrace.errors import ConflictError, NotFoundError, SupersededError, UserE
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.api.sessions import plan_events
-from headrace.reorder_service.jobs.planned_step import Part, RankCommit, Step
-from headrace.reorder_service.jobs.sessions import Ended, Session, Sessions, Told
+from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
+from headrace.reorder_service.jobs.sessions import Ended, EventBatch, Session, Sessions
 from headrace.sample import Probe, SampleRef
 from headrace.spec import parse_spec
 from tests.unit.reorder_service.job_world import told_by
@@ -21,12 +21,12 @@ from tests.unit.reorder_service.job_world import told_by
 SHAPE = {"encoder": 1, "llm": 1}
 
 
-def make_step(index: int = 0, num_samples: int = 8, *, replicas: int = 2, part_samples: int = 16) -> Step:
+def make_step(index: int = 0, num_samples: int = 8, *, replicas: int = 2, part_samples: int = 16) -> PlannedStep:
     """Two microbatches a replica; samples are dealt out in turn."""
     ids = list(range(num_samples))
     slots = [tuple(ids[start :: 2 * replicas]) for start in range(2 * replicas)]
     microbatches = [Microbatch(units={"encoder": slot, "llm": slot}) for slot in slots]
-    step = Step(index=index, refs=[SampleRef(sample_id=i, shard=0, row=i) for i in ids])
+    step = PlannedStep(index=index, refs=[SampleRef(sample_id=i, shard=0, row=i) for i in ids])
     step.probes = {i: Probe(name=f"n{i}", num_tokens=1, num_targets=1) for i in ids}
     plan = StepPlan(
         strategy="random",
@@ -38,13 +38,15 @@ def make_step(index: int = 0, num_samples: int = 8, *, replicas: int = 2, part_s
     return step
 
 
-def part(ticket: str, replica: int = 0) -> Part:
-    return Part(ticket=ticket, replica=replica, microbatch=0, samples=(), shards={})
+def part(ticket: str, replica: int = 0) -> PlannedPart:
+    return PlannedPart(ticket=ticket, replica=replica, microbatch=0, samples=(), shards={})
 
 
 async def tickets_told(session: Session) -> list[str]:
     """Of all parts whose places are told at once."""
-    return [event.ticket for told in await anext(session.told()) for event in told.events if isinstance(event, Part)]
+    return [
+        event.ticket for told in await anext(session.event_batches()) for event in told.events if isinstance(event, PlannedPart)
+    ]
 
 
 @pytest.mark.parametrize("part_samples", [1, 2, 3, 16])
@@ -64,7 +66,7 @@ def test_samples_of_a_pack_stand_one_behind_the_other(part_samples: int) -> None
     document = {"name": "job", "sources": [{"path": "/d"}], "pack_tokens": 64, "text": {"max_tokens": 64}}
     spec = parse_spec(document | {"topology": {"replicas": 2, "microbatches": 3}})
     tokens = {i: int(length) for i, length in enumerate(rng.integers(1, 65, 40))}
-    step = Step(index=0, refs=[SampleRef(sample_id=i, shard=int(rng.integers(3)), row=i) for i in tokens])
+    step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=int(rng.integers(3)), row=i) for i in tokens])
     step.probes = {i: Probe(name=f"n{i}", num_tokens=length, num_targets=1) for i, length in tokens.items()}
     step.sample_ids = np.arange(40)
     plan = step.make_plan(spec, spec.topology, vocab=9, generation=1)
@@ -99,7 +101,7 @@ async def test_a_process_of_a_pipeline_gets_the_parts_of_the_replicas_that_it_na
     sessions = Sessions("job")
     encoder, first, second = (sessions.open(rank, 3, 2, named) for rank, named in enumerate([(0, 1), (0,), (1,)]))
     for replica in range(2):
-        sessions.tell_place(part(f"t{replica}", replica))
+        sessions.tell_location(part(f"t{replica}", replica))
     told = [await tickets_told(session) for session in (encoder, first, second)]
     assert told == [["t0", "t1"], ["t0"], ["t1"]]
 
@@ -116,7 +118,7 @@ async def test_nodes_that_commit_together_each_hear_of_all_parts_and_come_and_go
     sessions = Sessions("job")
     nodes = [sessions.open(rank, 0, 2, together=True) for rank in (0, 9, 4)]
     for replica in range(2):
-        sessions.tell_place(part(f"t{replica}", replica))
+        sessions.tell_location(part(f"t{replica}", replica))
     assert [await tickets_told(session) for session in nodes] == [["t0", "t1"]] * 3
     assert sessions.num_ranks == 1
     sessions.leave(nodes[1])
@@ -185,30 +187,30 @@ def test_another_number_of_ranks_is_refused_while_one_is_connected() -> None:
 def test_ranks_that_come_with_states_of_different_steps_are_told() -> None:
     sessions = Sessions("job")
     first = sessions.open(0, 2, 2)
-    first.brought = first.next_step = 4
-    sessions.check_brought(1, 4)
-    sessions.check_brought(0, 3)  # the same rank, again
+    first.opened_at_step = first.next_step = 4
+    sessions.check_opened_at_step(1, 4)
+    sessions.check_opened_at_step(0, 3)  # the same rank, again
     with pytest.raises(ConflictError, match="rank 1 is of step 3, and that of rank 0 of step 4: load the newest checkpoint"):
-        sessions.check_brought(1, 3)
+        sessions.check_opened_at_step(1, 3)
     with pytest.raises(UserError, match="state of rank 1 is of step -1: steps of job 'job' count from 0"):
-        sessions.check_brought(1, -1)
+        sessions.check_opened_at_step(1, -1)
     first.next_step = 5  # it has gone on: one that comes back takes it back too
-    sessions.check_brought(1, 3)
+    sessions.check_opened_at_step(1, 3)
 
 
 async def test_all_there_is_comes_at_a_time_and_steps_before_the_places_of_their_parts() -> None:
     sessions = Sessions("job")
     session = sessions.open(0, 1, 1)
     first, second = make_step(0), make_step(1)
-    listening = session.told()
+    listening = session.event_batches()
     sessions.tell_step(first)
-    sessions.tell_place(part("a"))
-    sessions.tell_place(part("b"))
+    sessions.tell_location(part("a"))
+    sessions.tell_location(part("b"))
     sessions.tell_step(second)
     (told,) = await anext(listening)
     assert list(told.events[:2]) == [first, second]
     assert [getattr(event, "ticket", None) for event in told.events[2:]] == ["a", "b"]
-    sessions.tell_place(part("c"))
+    sessions.tell_location(part("c"))
     (told,) = await anext(listening)
     assert [getattr(event, "ticket", None) for event in told.events] == ["c"]
 
@@ -217,7 +219,7 @@ async def test_what_is_told_to_one_lane_is_one_and_the_same() -> None:
     sessions = Sessions("job")
     encoder, first, second = (sessions.open(rank, 3, 2, named) for rank, named in enumerate([(0, 1), (1,), (1,)]))
     sessions.tell_step(make_step())
-    told = {session: (await anext(session.told()))[0] for session in (encoder, first, second)}
+    told = {session: (await anext(session.event_batches()))[0] for session in (encoder, first, second)}
     assert told[first] is told[second]
     assert told[first] is not told[encoder]
 
@@ -230,11 +232,11 @@ async def test_a_session_that_opens_late_hears_once_of_what_was_told_before() ->
     late = sessions.open(1, 0, 2, together=True)
     next(iter(step.parts.values())).lease = "taken"
     late.tell_planned([step])
-    sessions.tell_place(next(iter(step.parts.values())))
+    sessions.tell_location(next(iter(step.parts.values())))
     early.tell_end("")
     late.tell_end("")
-    assert [type(event) for event in [event async for event in told_by(early)]] == [Step, Part, Ended]
-    assert [type(event) for event in [event async for event in told_by(late)]] == [Step, Part, Part, Ended]
+    assert [type(event) for event in [event async for event in told_by(early)]] == [PlannedStep, PlannedPart, Ended]
+    assert [type(event) for event in [event async for event in told_by(late)]] == [PlannedStep, PlannedPart, PlannedPart, Ended]
 
 
 async def test_a_lane_that_nobody_is_left_in_keeps_nothing() -> None:
@@ -253,7 +255,7 @@ def test_lanes_are_dropped_with_their_last_session() -> None:
     stays = sessions.open(1, 2, 64, [0])
     for named in range(1, 64):
         session = sessions.open(0, 2, 64, [0, named])
-        plan_events(Told([step]), session)
+        plan_events(EventBatch([step]), session)
     assert (len(sessions._lanes), len(step.messages)) == (2, 1)
     sessions.by_rank[0].end(NotFoundError("closed"))
     assert [list(lanes) for lanes in sessions._serving.values()] == [[stays.lane]]
@@ -268,7 +270,7 @@ async def test_a_part_that_moves_twice_is_told_once_where_it_is_now() -> None:
     moving = part("a")
     for lease in ("l1", "l2"):
         moving.lease = lease
-        sessions.tell_place(moving)
+        sessions.tell_location(moving)
     session.tell_end("")
     assert [event async for event in told_by(session)] == [moving, Ended(message="")]
 
@@ -276,12 +278,12 @@ async def test_a_part_that_moves_twice_is_told_once_where_it_is_now() -> None:
 async def test_places_of_other_ranks_are_not_told() -> None:
     sessions = Sessions("job")
     session = sessions.open(1, 2, 2)
-    sessions.tell_place(part("theirs", 0))
-    sessions.tell_place(part("ours", 1))
+    sessions.tell_location(part("theirs", 0))
+    sessions.tell_location(part("ours", 1))
     session.tell_end("why")
     events = [event async for event in told_by(session)]
-    assert [type(event) for event in events] == [Part, Ended]
-    assert isinstance(events[0], Part)
+    assert [type(event) for event in events] == [PlannedPart, Ended]
+    assert isinstance(events[0], PlannedPart)
     assert events[0].ticket == "ours"
 
 
@@ -291,7 +293,7 @@ async def test_a_superseded_session_hears_nothing_more() -> None:
     sessions.tell_step(make_step())
     session.end(SupersededError("opened again"))
     with pytest.raises(SupersededError, match="opened again"):
-        await anext(session.told())
+        await anext(session.event_batches())
 
 
 def commit(loss: float = math.nan, rejected: tuple[Rejected, ...] = (), step_s: float = 1.0, wait_s: float = 0.0) -> RankCommit:

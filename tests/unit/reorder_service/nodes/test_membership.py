@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import ConflictError, UserError
 from headrace.reorder_service.nodes.membership import LEASE_S, REJOIN_S, Membership, Record
-from headrace.reorder_service.nodes.snapshots import shape, succeed, templates_of
+from headrace.reorder_service.nodes.snapshots import next_snapshot, shape, templates_of
 from headrace.v1.membership_pb2 import ModelProfile, NodesSpec, Snapshot, UnitLayers
 
 UNITS = {"encoder": 2, "llm": 6}
@@ -38,7 +38,7 @@ class World:
         """The snapshots that are due."""
         made = []
         while (change := self.membership.take_change()) is not None:
-            successor = succeed(self.membership.record.spec, self._templates, self.membership.snapshot, change)
+            successor = next_snapshot(self.membership.record.spec, self._templates, self.membership.snapshot, change)
             if self.membership.adopt(successor, change):
                 made.append(self.membership.snapshot)
         return made
@@ -94,7 +94,7 @@ def test_pipelines_are_made_when_all_nodes_are_there() -> None:
 
 
 def test_a_lost_node_makes_an_urgent_snapshot_of_the_others_in_their_order(world: World) -> None:
-    assert world.membership.lose("b", "its stream ended")
+    assert world.membership.remove("b", "its stream ended")
     (snapshot,) = world.settle()
     check(snapshot)
     assert (snapshot.generation, snapshot.urgent, snapshot.at_step_end) == (2, 2, False)
@@ -107,8 +107,8 @@ def test_two_that_are_lost_at_once_make_one_snapshot() -> None:
     world = World(make_spec(7, 2))
     world.join(*"abcdefgh")
     world.settle()
-    world.membership.lose("a", "its stream ended")
-    world.membership.lose("d", "silent for 1.2 s")
+    world.membership.remove("a", "its stream ended")
+    world.membership.remove("d", "silent for 1.2 s")
     (snapshot,) = world.settle()
     check(snapshot)
     assert world.nodes == list("bcefgh")
@@ -136,14 +136,14 @@ def test_a_node_that_leaves_is_not_lost_when_it_is_done(world: World) -> None:
     (snapshot,) = world.settle()
     assert (snapshot.at_step_end, snapshot.urgent, snapshot.change) == (True, 1, "a leaves")
     assert world.nodes == list("bcde")
-    assert not world.membership.lose("a", "its stream ended", done=True)
+    assert not world.membership.remove("a", "its stream ended", done=True)
     assert world.settle() == []
 
 
 def test_a_node_that_leaves_and_dies_before_the_others_have_its_snapshot_is_lost(world: World) -> None:
     world.membership.leave("a")
     world.settle()
-    assert world.membership.lose("a", "its stream ended")
+    assert world.membership.remove("a", "its stream ended")
     (snapshot,) = world.settle()
     check(snapshot)
     assert (snapshot.generation, snapshot.urgent) == (3, 3)
@@ -154,14 +154,14 @@ def test_a_node_that_left_is_needed_no_more_once_training_goes_on_without_it(wor
     world.membership.leave("a")
     world.settle()
     world.membership.recovered(2)
-    assert not world.membership.lose("a", "its stream ended")
+    assert not world.membership.remove("a", "its stream ended")
     assert world.settle() == []
 
 
 def test_a_loss_while_a_node_waits_to_come_in_is_urgent(world: World) -> None:
     world.join("f")
     world.settle()
-    world.membership.lose("c", "its stream ended")
+    world.membership.remove("c", "its stream ended")
     (snapshot,) = world.settle()
     assert (snapshot.generation, snapshot.urgent, snapshot.at_step_end) == (3, 3, False)
     assert world.nodes == list("abdef")
@@ -180,7 +180,7 @@ def test_a_node_that_returns_with_nothing_was_lost_and_comes_in_behind(world: Wo
 
 
 def test_a_node_that_was_taken_for_lost_has_nothing_of_the_model_when_it_returns(world: World) -> None:
-    world.membership.lose("b", "silent for 1.1 s")
+    world.membership.remove("b", "silent for 1.1 s")
     world.settle()
     world.join("b", generation=1)
     (snapshot,) = world.settle()
@@ -196,20 +196,20 @@ def test_a_node_that_nobody_can_use_waits_for_the_next_change() -> None:
     world.join(*"abcdefg")
     assert [snapshot.generation for snapshot in world.settle()] == [1, 2]
     assert world.nodes == list("abcdef")
-    world.membership.lose("a", "its stream ended")
+    world.membership.remove("a", "its stream ended")
     world.settle()
     assert world.nodes == list("bcdefg")
 
 
 def test_too_few_nodes_are_told_what_is_missing_and_can_begin_anew(world: World) -> None:
-    world.membership.lose("a", "its stream ended")
-    world.membership.lose("b", "its stream ended")
+    world.membership.remove("a", "its stream ended")
+    world.membership.remove("b", "its stream ended")
     (snapshot,) = world.settle()
     assert (snapshot.generation, snapshot.urgent, list(snapshot.pipelines)) == (2, 2, [])
     assert world.nodes == list("cde")  # they may save what they have
     assert "3 nodes are left" in snapshot.error
     assert "add 1 or more nodes" in snapshot.error
-    world.membership.lose("c", "its stream ended", done=True)
+    world.membership.remove("c", "its stream ended", done=True)
     assert world.membership.close()
     after = World(make_spec(), world.membership.record)
     after.join(*"abcde")
@@ -219,7 +219,7 @@ def test_too_few_nodes_are_told_what_is_missing_and_can_begin_anew(world: World)
 
 def test_nodes_that_only_save_begin_again_with_those_that_are_left_until_one_is_done(world: World) -> None:
     assert not world.membership.close()  # nobody was lost since the last step
-    world.membership.lose("b", "its stream ended")
+    world.membership.remove("b", "its stream ended")
     assert world.membership.close()
     saving = world.membership.snapshot
     assert (world.nodes, saving.generation, saving.urgent, saving.change) == (list("acde"), 2, 2, "b was lost (its stream ended)")
@@ -229,36 +229,36 @@ def test_nodes_that_only_save_begin_again_with_those_that_are_left_until_one_is_
     world.membership.cut_off("d", 2)
     assert world.membership.close()
     assert world.nodes == list("acde")
-    world.membership.lose("c", "its stream ended", done=True)
+    world.membership.remove("c", "its stream ended", done=True)
     assert world.membership.close()
     assert (world.nodes, world.membership.snapshot.generation) == ([], 4)
 
 
 def test_nodes_that_are_done_after_the_last_step_disturb_nobody(world: World) -> None:
     for name in "abcd":
-        world.membership.lose(name, "its stream ended", done=True)
+        world.membership.remove(name, "its stream ended", done=True)
         assert not world.membership.close()
-    world.membership.lose("e", "silent for 1.1 s")  # all was saved when the first one was done
+    world.membership.remove("e", "silent for 1.1 s")  # all was saved when the first one was done
     assert world.membership.close()
     assert (world.nodes, world.membership.closing) == ([], False)
 
 
 def test_another_loss_leaves_fewer_nodes_to_save_what_there_is_and_the_reason_stays(world: World) -> None:
     for name in "ab":
-        world.membership.lose(name, "its stream ended")
+        world.membership.remove(name, "its stream ended")
     world.settle()
     assert world.membership.closing
     error = world.membership.snapshot.error
     world.join("d", generation=2)
     assert not world.membership.close()
-    world.membership.lose("d", "its stream ended")
+    world.membership.remove("d", "its stream ended")
     assert world.membership.close()
     assert (world.nodes, world.membership.snapshot.error) == (list("ce"), error)
     assert Record.of_json(world.membership.record.to_json()) == world.membership.record
 
 
 def test_a_node_that_leaves_too_few_behind_is_asked_to_save_what_it_has_with_them(world: World) -> None:
-    world.membership.lose("a", "its stream ended")
+    world.membership.remove("a", "its stream ended")
     world.settle()
     world.membership.leave("b")
     (snapshot,) = world.settle()
@@ -268,7 +268,7 @@ def test_a_node_that_leaves_too_few_behind_is_asked_to_save_what_it_has_with_the
 
 
 def test_a_record_survives_and_its_nodes_come_back_or_are_lost(world: World) -> None:
-    world.membership.lose("e", "its stream ended")
+    world.membership.remove("e", "its stream ended")
     world.settle()
     record = Record.of_json(world.membership.record.to_json())
     assert record == world.membership.record
@@ -283,7 +283,7 @@ def test_a_record_survives_and_its_nodes_come_back_or_are_lost(world: World) -> 
 
 
 def test_a_node_that_missed_the_latest_snapshot_of_a_former_leader_is_a_member_all_the_same(world: World) -> None:
-    world.membership.lose("e", "its stream ended")
+    world.membership.remove("e", "its stream ended")
     world.settle()
     after = World(make_spec(), world.membership.record)
     after.membership.await_nodes(0.0)

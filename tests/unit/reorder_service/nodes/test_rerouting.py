@@ -59,7 +59,7 @@ def assigned(layout: Layout, step: int) -> list[int]:
 
 
 def test_pipelines_stay_as_they_are_until_all_nodes_follow_and_then_change_at_a_steps_end(world: World) -> None:
-    world.membership.lose("d", "its stream ended")
+    world.membership.remove("d", "its stream ended")
     (rerouted,) = world.settle()
     assert (rerouted.generation, rerouted.urgent, rerouted.at_step_end) == (2, 2, False)
     assert names(rerouted) == [["a", "b", "c"], ["-", "e"], ["f", "g"]]
@@ -74,7 +74,7 @@ def test_pipelines_stay_as_they_are_until_all_nodes_follow_and_then_change_at_a_
 
 
 def test_nodes_that_join_or_leave_wait_until_all_follow(world: World) -> None:
-    world.membership.lose("d", "its stream ended")
+    world.membership.remove("d", "its stream ended")
     world.settle()
     world.join("h")
     world.membership.leave("a")
@@ -91,9 +91,9 @@ def test_another_loss_has_pipelines_rebuilt_at_once() -> None:
     world.join(*"abcdefgh")
     world.settle()
     world.membership.recovered(1)
-    world.membership.lose("a", "its stream ended")
+    world.membership.remove("a", "its stream ended")
     assert is_rerouted(world.settle()[0])
-    world.membership.lose("h", "silent for 1.1 s")
+    world.membership.remove("h", "silent for 1.1 s")
     (rebuilt,) = world.settle()
     assert (rebuilt.generation, rebuilt.urgent, is_rerouted(rebuilt)) == (3, 3, False)
     assert world.nodes == list("bcdefg")
@@ -103,7 +103,7 @@ def test_pipelines_that_do_not_run_yet_are_rebuilt() -> None:
     world = World(rerouting_spec())
     world.join(*"abcdefg")
     world.settle()
-    world.membership.lose("d", "its stream ended")
+    world.membership.remove("d", "its stream ended")
     assert [is_rerouted(snapshot) for snapshot in world.settle()] == [False]
 
 
@@ -114,7 +114,7 @@ def test_pipelines_of_which_none_is_whole_are_rebuilt(world: World) -> None:
     world.settle()
     world.membership.recovered(1)
     for pipeline in world.membership.snapshot.pipelines:
-        world.membership.lose(world.membership.snapshot.nodes[pipeline.stages[0].rank].name, "its stream ended")
+        world.membership.remove(world.membership.snapshot.nodes[pipeline.stages[0].rank].name, "its stream ended")
     assert [is_rerouted(snapshot) for snapshot in world.settle()] == [False]
 
 
@@ -127,7 +127,7 @@ def test_a_departure_that_is_announced_and_broken_connections_are_no_reason(worl
 
 
 def test_a_new_leader_goes_on_when_it_hears_that_all_follow(world: World) -> None:
-    world.membership.lose("d", "its stream ended")
+    world.membership.remove("d", "its stream ended")
     world.settle()
     after = World(rerouting_spec(), Record.of_json(world.membership.record.to_json()))
     after.join(*"abcefg", generation=2)
@@ -147,7 +147,7 @@ def test_an_unknown_way_is_refused() -> None:
 
 
 def test_nodes_of_a_broken_pipeline_keep_their_place_and_have_nothing_to_do(world: World) -> None:
-    world.membership.lose("d", "its stream ended")
+    world.membership.remove("d", "its stream ended")
     (rerouted,) = world.settle()
     layout = layout_of(rerouted, "e")
     assert (layout.ranks, layout.place.unit) == ((NOBODY, 3), "llm")
@@ -158,7 +158,7 @@ def test_nodes_of_a_broken_pipeline_keep_their_place_and_have_nothing_to_do(worl
 def test_only_nodes_of_whole_pipelines_finish_their_share(world: World) -> None:
     running = Snapshot()
     running.CopyFrom(world.membership.snapshot)
-    world.membership.lose("d", "its stream ended")
+    world.membership.remove("d", "its stream ended")
     (rerouted,) = world.settle()
     assert [name for name in "abcefg" if finishes_step_first(name, running, rerouted)] == list("abcfg")
     world.membership.recovered(2)
@@ -195,7 +195,7 @@ def test_a_broken_pipeline_has_done_nothing() -> None:
 
 
 def test_only_the_step_that_was_cut_off_is_resumed(world: World) -> None:
-    world.membership.lose("d", "its stream ended")
+    world.membership.remove("d", "its stream ended")
     (rerouted,) = world.settle()
     done = [*[frozenset({0, 1, 2})] * 3, NONE, *[frozenset({6, 7})] * 2]
     layout = layout_of(rerouted, "f").resume(5, done)

@@ -38,7 +38,7 @@ def check_against_every_mapping(profile: ModelProfile, num_nodes: int) -> None:
         mapping = mapping_of(template)
         assert mapping in list(every_mapping(profile, size))
         assert cost(mapping) == pytest.approx(best[size], rel=1e-9)
-        assert template.iteration_s(4 * len(mapping)) == pytest.approx(breakdown(profile, mapping), rel=1e-9)
+        assert template.iteration_time(4 * len(mapping)) == pytest.approx(breakdown(profile, mapping), rel=1e-9)
 
 
 @settings(max_examples=80)
@@ -71,12 +71,12 @@ def test_gpus_that_gain_little_are_stages_of_their_own() -> None:
     apart it is 9 seconds, but for eight."""
     template = plan_templates(profile_of([[1.0, 0.9]] * 2), 1, 0).of_size[1]
     assert [stage.gpus for stage in template.stages] == [1, 1]
-    assert template.iteration_s(8) == pytest.approx(9.0)
+    assert template.iteration_time(8) == pytest.approx(9.0)
 
 
 def test_a_single_stage_takes_its_four_microbatches() -> None:
     template = plan_templates(profile_of([[2.5]]), 1, 0).of_size[1]
-    assert template.iteration_s(4) == 4 * 2.5
+    assert template.iteration_time(4) == 4 * 2.5
 
 
 def test_of_equally_slow_stages_the_last_counts_which_is_the_time_of_1f1b() -> None:

@@ -18,7 +18,7 @@ PAIRS = [Pipeline(template=TEMPLATES.of_size[2], nodes=nodes) for nodes in (("a"
 def chosen(circumstances: Circumstances, *, second: float = 1.0) -> Choice:
     """When "d" is lost, with 12 microbatches. Either "c" gets two bytes from "b" and a step takes 18 s, or "a" does as well, and
     a step takes 16 s."""
-    return choose(TEMPLATES, PAIRS, circumstances, lost=["d"], joined=(), num_microbatches=12, second=second)
+    return choose(TEMPLATES, PAIRS, circumstances, lost=["d"], joined=(), num_microbatches=12, units_per_second=second)
 
 
 def sizes(choice: Choice) -> list[int]:
@@ -46,12 +46,12 @@ def test_pipelines_that_copy_least_and_are_fastest_are_taken_without_a_compariso
 
 
 def test_seconds_are_those_of_the_clock_and_not_of_the_templates() -> None:
-    choice = chosen(Circumstances(copy_bytes_per_s=1e9), second=100.0)
+    choice = chosen(Circumstances(copy_bytes_per_s=1e9), units_per_second=100.0)
     assert choice.option.step_s == pytest.approx(0.16)
 
 
 def test_without_a_measured_step_the_fewest_bytes_decide() -> None:
-    choice = chosen(Circumstances(), second=0.0)
+    choice = chosen(Circumstances(), units_per_second=0.0)
     assert sizes(choice) == [1, 2]
     assert "no step was measured yet" in choice.text
 
@@ -86,14 +86,16 @@ def test_meeting_twice_may_take_longer_than_it_saves() -> None:
 
 def test_a_pipeline_of_its_own_length_is_filled_twice_when_microbatches_are_rerouted() -> None:
     """Two pairs: half of 2 * 4 + 2 s, another ten for the other half, against nodes that are best alone."""
-    choice = choose(TEMPLATES, PAIRS, Circumstances(), lost=["d"], joined=(), num_microbatches=8, second=1.0, on_loss=OnLoss.AUTO)
+    choice = choose(
+        TEMPLATES, PAIRS, Circumstances(), lost=["d"], joined=(), num_microbatches=8, units_per_second=1.0, on_loss=OnLoss.AUTO
+    )
     assert choice.option.step_s == 12.0
     assert choice.rerouting_s is None
 
 
 @pytest.mark.parametrize(("on_loss", "rerouted"), [(OnLoss.AUTO, False), (OnLoss.REROUTE, True), (OnLoss.REBUILD, False)])
 def test_without_a_measured_step_only_an_order_has_microbatches_rerouted(on_loss: OnLoss, rerouted: bool) -> None:
-    assert (after_loss(4, on_loss=on_loss, second=0.0).rerouting_s is not None) is rerouted
+    assert (after_loss(4, on_loss=on_loss, units_per_second=0.0).rerouting_s is not None) is rerouted
 
 
 def test_what_is_ordered_is_done_whatever_it_takes() -> None:

@@ -31,7 +31,7 @@ def every_division(total: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 def figures(pipelines: list[Template], counts: tuple[int, ...]) -> tuple[float, float]:
     """The longest time and equation 2.6, rounded so that equal ones are equal."""
-    times = np.array([pipeline.iteration_s(count) for pipeline, count in zip(pipelines, counts, strict=True)])
+    times = np.array([pipeline.iteration_time(count) for pipeline, count in zip(pipelines, counts, strict=True)])
     return round(float(times.max()), 9), round(float(np.square(times - times.mean()).sum()), 6)
 
 
@@ -89,7 +89,7 @@ def test_no_other_pipelines_are_faster(num_nodes: int, max_failures: int, smalle
         if max_failures < len(sizes) <= total:
             pipelines = [templates.of_size[size] for size in sizes]
             others.append(figures(pipelines, distribute(pipelines, total))[0])
-    assert found.iteration_s == pytest.approx(min(others))
+    assert found.iteration_time == pytest.approx(min(others))
 
 
 def test_a_global_batch_that_cannot_be_split_is_never_changed_but_the_nearest_one_is_named() -> None:

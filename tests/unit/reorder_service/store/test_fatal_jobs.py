@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UnavailableError
-from headrace.reorder_service.store.fatal_jobs import RECKLESS, STRIKES
+from headrace.reorder_service.store.fatal_jobs import CRASHES_UNTIL_CAREFUL, STRIKES
 from headrace.reorder_service.store.redis_database import Command, Database
 from headrace.reorder_service.store.state import StateStore
 from tests.unit.reorder_service.job_world import Start, submit
@@ -19,10 +19,10 @@ SERVICE = """
 import asyncio, os, signal, sys
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.state import StateStore
-from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.jobs.planned_step import PlannedStep
 from tests.unit.reorder_service.job_world import Preprocessor, submit
 
-make_plan = Step.make_plan
+make_plan = PlannedStep.make_plan
 
 def explode(step, spec, *args, **options):
     if spec.name == "poison" and step.index == 1:
@@ -30,7 +30,7 @@ def explode(step, spec, *args, **options):
     return make_plan(step, spec, *args, **options)
 
 async def main(url):
-    Step.make_plan = explode
+    PlannedStep.make_plan = explode
     service = ReorderService(await StateStore.open(url))
     await service.start()
     Preprocessor(service=service).join()
@@ -63,7 +63,7 @@ def test_it_is_found_and_the_others_go_on(tmp_path: Path) -> None:
     )
     assert services.returncode == 0, services.stderr
     *killed, good, poison, other = services.stdout.splitlines()
-    assert killed == ["killed"] * (RECKLESS + STRIKES)
+    assert killed == ["killed"] * (CRASHES_UNTIL_CAREFUL + STRIKES)
     assert (good.split()[1], other.split()[1]) == ("RUNNING", "RUNNING")
     assert poison.startswith("poison FAILED planning a step of job 'poison' ended 3 reorder services in a row")
 
@@ -72,7 +72,7 @@ async def accuse(store: StateStore) -> None:
     """As many leaders as it takes ended while they planned a step of the job, but for the one that is to find it."""
     assert await store.create_job("job", "{}")
     await store.database.write(
-        ("SET", "headrace:ends", RECKLESS + STRIKES),
+        ("SET", "headrace:ends", CRASHES_UNTIL_CAREFUL + STRIKES),
         ("SET", "headrace:noted", "job"),
         ("HSET", "headrace:strikes", "job", STRIKES - 1),
     )
@@ -91,10 +91,10 @@ async def test_a_job_that_is_found_has_failed_at_once(store: StateStore, monkeyp
         return done
 
     monkeypatch.setattr(Database, "write", write_and_lose)
-    assert await store.caution.begin() == "job"
+    assert await store.fatal_jobs.begin_term() == "job"
     record = await store.load_job("job")
     assert (record.state, "ended 3 reorder services in a row" in record.message) == ("FAILED", True)
-    assert await store.database.client.get("headrace:ends") == str(RECKLESS + STRIKES + 1)
+    assert await store.database.client.get("headrace:ends") == str(CRASHES_UNTIL_CAREFUL + STRIKES + 1)
     assert not await store.database.client.exists("headrace:noted", "headrace:strikes")
 
 
@@ -102,27 +102,27 @@ async def test_a_job_that_is_found_has_failed_at_once(store: StateStore, monkeyp
 async def test_a_job_that_is_over_stays_as_it_ended(store: StateStore, state: str) -> None:
     await accuse(store)
     await store.set_state("job", state, "so it ended")
-    assert await store.caution.begin() == "job"
+    assert await store.fatal_jobs.begin_term() == "job"
     record = await store.load_job("job")
     assert (record.state, record.message) == (state, "so it ended")
 
 
 async def test_leaders_that_end_in_order_or_live_long_are_not_counted(store: StateStore) -> None:
-    caution = store.caution
-    for _ in range(RECKLESS + STRIKES + 1):
-        assert await caution.begin() == ""
-        assert caution._turn is None
-        await caution.settle()
+    fatal_jobs = store.fatal_jobs
+    for _ in range(CRASHES_UNTIL_CAREFUL + STRIKES + 1):
+        assert await fatal_jobs.begin_term() == ""
+        assert fatal_jobs._turn is None
+        await fatal_jobs.reset_counts()
     assert await store.database.client.keys("headrace:*") == ["headrace:format"]
 
 
 async def test_a_leader_that_ends_while_it_plans_nothing_accuses_nobody(store: StateStore) -> None:
-    for _ in range(RECKLESS + STRIKES + 1):
-        caution = store.caution
-        assert await caution.begin() == ""
-        async with caution.around("job"):
+    for _ in range(CRASHES_UNTIL_CAREFUL + STRIKES + 1):
+        fatal_jobs = store.fatal_jobs
+        assert await fatal_jobs.begin_term() == ""
+        async with fatal_jobs.guard_planning("job"):
             pass
-    assert caution._turn is not None
+    assert fatal_jobs._turn is not None
 
 
 async def test_a_service_that_ends_in_order_leaves_nothing(start: Start) -> None:

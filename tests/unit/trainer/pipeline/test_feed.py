@@ -13,7 +13,7 @@ from headrace import message_codec
 from headrace.errors import UserError
 from headrace.plan import StepPlan, Topology
 from headrace.reorder_service.api.sessions import plan_events
-from headrace.reorder_service.jobs.planned_step import Step
+from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import Sessions, Told
 from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.sample import SampleRef
@@ -29,7 +29,7 @@ degrees = st.integers(1, 4)
 def fed(topology: PipelineTopology, plan: StepPlan) -> None:
     """Every process of the topology is told of a step of that plan, and finds the parts of all samples that it needs."""
     ids = plan.sample_ids()
-    step = Step(index=0, refs=[SampleRef(sample_id=i, shard=i % 3, row=i) for i in ids])
+    step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=i % 3, row=i) for i in ids])
     step.cut(plan, part_samples=2, ticket=str)
     sessions, replicas = Sessions("job"), topology.units["llm"].dp
     for rank in range(topology.world_size):

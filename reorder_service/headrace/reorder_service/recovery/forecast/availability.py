@@ -16,7 +16,7 @@ LOST, BACK = "lost", "back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class NodeEvent:
     """One row of an availability trace: a node is lost or comes back."""
 
     time_s: float
@@ -29,7 +29,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class NodeChange:
     """The nodes that are lost and that come back at one moment."""
 
     time_s: float
@@ -43,7 +43,7 @@ class Trace:
 
     nodes: tuple[str, ...]
     """Names of the nodes at the start."""
-    changes: tuple[Change, ...]
+    changes: tuple[NodeChange, ...]
     """Changes before `end_s`, in order of time. A node is lost only while present, and comes back only while absent."""
     end_s: float
 
@@ -59,7 +59,7 @@ class Trace:
         return [(start, end, count) for (start, end), count in zip(itertools.pairwise(times), numbers, strict=True)]
 
 
-def nodes_at_start(events: Sequence[Event], num_nodes: int) -> tuple[str, ...]:
+def nodes_at_start(events: Sequence[NodeEvent], num_nodes: int) -> tuple[str, ...]:
     """Return the nodes at the start: those whose first event is their loss, by name, then generated names up to `num_nodes`.
 
     Raises UserError if more than `num_nodes` nodes are lost that must have been there at the start.
@@ -74,7 +74,7 @@ def nodes_at_start(events: Sequence[Event], num_nodes: int) -> tuple[str, ...]:
     return (*named, *itertools.islice(others, num_nodes - len(named)))
 
 
-def trace_of(events: Sequence[Event], nodes: Sequence[str], end_s: float) -> Trace:
+def trace_of(events: Sequence[NodeEvent], nodes: Sequence[str], end_s: float) -> Trace:
     """Build the trace of a cluster that starts with `nodes`. Events at `end_s` or later are left out.
 
     Raises UserError, naming the line, for events that are not in order or contradict each other.
@@ -84,11 +84,11 @@ def trace_of(events: Sequence[Event], nodes: Sequence[str], end_s: float) -> Tra
     for time_s, group in itertools.groupby(events, key=lambda event: event.time_s):
         rows = list(group)
         lost, joined = (tuple(row.node for row in rows if row.event == kind) for kind in (LOST, BACK))
-        changes.append(Change(time_s=time_s, lost=lost, joined=joined))
+        changes.append(NodeChange(time_s=time_s, lost=lost, joined=joined))
     return Trace(nodes=tuple(nodes), changes=tuple(change for change in changes if change.time_s < end_s), end_s=end_s)
 
 
-def _check(events: Sequence[Event], there: set[str]) -> None:
+def _check(events: Sequence[NodeEvent], there: set[str]) -> None:
     last, changed_s = 0.0, dict.fromkeys(there, -math.inf)
     for event in events:
         where = f"line {event.line}, {event.node} {event.event} at {event.time_s:g} s"
@@ -119,12 +119,12 @@ def draw(random: np.random.Generator, *, num_nodes: int, mtbf_s: float, mttr_s: 
     while min(loss_s, away[0][0] if away else math.inf) < end_s:
         if away and away[0][0] <= loss_s:
             back_s, node = heapq.heappop(away)
-            events.append(Event(time_s=back_s, node=node, event=BACK))
+            events.append(NodeEvent(time_s=back_s, node=node, event=BACK))
             there.append(node)
             continue
         if there:
             node = there.pop(int(random.integers(len(there))))
-            events.append(Event(time_s=loss_s, node=node, event=LOST))
+            events.append(NodeEvent(time_s=loss_s, node=node, event=LOST))
             heapq.heappush(away, (loss_s + random.exponential(mttr_s), node))
         loss_s += random.exponential(mtbf_s)
     return trace_of(events, nodes, end_s)

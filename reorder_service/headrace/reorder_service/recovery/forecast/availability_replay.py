@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from headrace.errors import UnrecoverableError
-from headrace.reorder_service.recovery.forecast.availability import Change, Trace
+from headrace.reorder_service.recovery.forecast.availability import NodeChange, Trace
 
 _NOISE = 1e-6  # of a step: the rounding error of sums of times
 
@@ -38,7 +38,7 @@ class Undone(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Throughput:
     """How fast a job trains while its nodes do not change."""
 
     step_s: float
@@ -54,7 +54,7 @@ class Pace:
 class Recovery:
     """What a job does after a change of nodes, and what that costs."""
 
-    pace: Pace | None
+    throughput: Throughput | None
     """How the job trains after the pause; None: not at all until nodes come back."""
     pause_s: float
     undone: Undone = Undone.NOTHING
@@ -68,7 +68,7 @@ class Policy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def start(self, nodes: Sequence[str]) -> Pace:
+    def start(self, nodes: Sequence[str]) -> Throughput:
         """Return how the job trains on its first nodes. Raises UserError if it cannot start on them."""
 
     def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
@@ -136,11 +136,11 @@ def replay(policy: Policy, trace: Trace, *, notice_s: float = 0.0) -> Run:
     notice_s: how long before its loss a node is told of it, as spot instances are. The node then leaves at the end of a step, if
     one ends in that time.
     """
-    clock = _Clock(run=Run(name=policy.name), pace=policy.start(trace.nodes))
+    clock = _Clock(run=Run(name=policy.name), throughput=policy.start(trace.nodes))
     coming: list[str] = []
     there = set(trace.nodes)
     try:
-        for change in (*trace.changes, Change(time_s=trace.end_s)):
+        for change in (*trace.changes, NodeChange(time_s=trace.end_s)):
             if coming and clock.step_end_s <= change.time_s:
                 clock.advance(clock.step_end_s)
                 clock.apply(policy.change((), coming, announced=True))
@@ -165,7 +165,7 @@ class _Clock:
     """The state of a job during a replay, and the run that its spans are added to."""
 
     run: Run
-    pace: Pace | None
+    throughput: Throughput | None
     now_s: float = 0.0
     resume_s: float = 0.0
     """Time at which training resumes; until then the job does `instead`."""
@@ -180,10 +180,10 @@ class _Clock:
         """Time at which nodes that have come back can join: the end of the current step or pause."""
         if self.now_s < self.resume_s:
             return self.resume_s
-        if self.pace is None:
+        if self.throughput is None:
             return self.now_s
         rest = math.ceil(self.steps - _NOISE) - self.steps
-        return self.now_s + max(0.0, rest * self.pace.step_s)
+        return self.now_s + max(0.0, rest * self.throughput.step_s)
 
     def advance(self, until_s: float) -> None:
         while self.now_s < until_s:
@@ -191,19 +191,19 @@ class _Clock:
                 self._spend(min(until_s, self.resume_s), self.instead)
                 if self.now_s == self.resume_s and self.instead is Activity.SAVES:
                     self.saved_s = self.now_s
-            elif self.pace is None:
+            elif self.throughput is None:
                 self._spend(until_s, Activity.WAITS)
             else:
-                self._train(until_s, self.pace)
+                self._train(until_s, self.throughput)
 
-    def _train(self, until_s: float, pace: Pace) -> None:
+    def _train(self, until_s: float, throughput: Throughput) -> None:
         begun_s = self.now_s
-        self._spend(min(until_s, begun_s + (pace.save_every - self.steps) * pace.step_s), Activity.TRAINS)
-        self.steps += (self.now_s - begun_s) / pace.step_s
-        if self.steps >= pace.save_every - _NOISE:
+        self._spend(min(until_s, begun_s + (throughput.save_every - self.steps) * throughput.step_s), Activity.TRAINS)
+        self.steps += (self.now_s - begun_s) / throughput.step_s
+        if self.steps >= throughput.save_every - _NOISE:
             self.steps = 0.0
-            self.resume_s, self.instead = self.now_s + pace.save_s, Activity.SAVES
-            if not pace.save_s:
+            self.resume_s, self.instead = self.now_s + throughput.save_s, Activity.SAVES
+            if not throughput.save_s:
                 self.saved_s = self.now_s
 
     def apply(self, recovery: Recovery | None) -> None:
@@ -217,7 +217,7 @@ class _Clock:
             self._undo(self.saved_s)
         if recovery.saved or recovery.undone is not Undone.NOTHING:
             self.steps = 0.0
-        self.pace = recovery.pace
+        self.throughput = recovery.throughput
         if self.now_s >= self.resume_s or self.instead is Activity.SAVES:
             self.resume_s = self.now_s
         self.resume_s += recovery.pause_s
@@ -230,14 +230,14 @@ class _Clock:
         self._spend(end_s, Activity.STOPPED)
 
     def _spend(self, until_s: float, activity: Activity) -> None:
-        rate = self.pace.samples / self.pace.step_s if self.pace and activity is Activity.TRAINS else 0.0
+        rate = self.throughput.samples / self.throughput.step_s if self.throughput and activity is Activity.TRAINS else 0.0
         if until_s > self.now_s:
             self.run.spans.append(Span(start_s=self.now_s, end_s=until_s, activity=activity, samples_per_s=rate))
         self.now_s = until_s
 
     def _undo_step(self) -> None:
-        if self.pace is not None and self.now_s >= self.resume_s:
-            self._undo(self.now_s - max(0.0, self.steps - math.floor(self.steps + _NOISE)) * self.pace.step_s)
+        if self.throughput is not None and self.now_s >= self.resume_s:
+            self._undo(self.now_s - max(0.0, self.steps - math.floor(self.steps + _NOISE)) * self.throughput.step_s)
 
     def _undo(self, since_s: float) -> None:
         """Mark the training since `since_s` as undone."""

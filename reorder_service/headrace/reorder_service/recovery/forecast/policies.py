@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from headrace.errors import UserError
 from headrace.reorder_service.recovery.forecast.availability import Trace
-from headrace.reorder_service.recovery.forecast.availability_replay import Activity, Pace, Recovery, Run, Span, Undone
+from headrace.reorder_service.recovery.forecast.availability_replay import Activity, Recovery, Run, Span, Throughput, Undone
 from headrace.reorder_service.recovery.instantiation import instantiate
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, Templates, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline
@@ -40,7 +40,7 @@ class Assumptions(Circumstances):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Job:
+class ForecastJob:
     """The training job to forecast. Raises UserError if the global batch is not a multiple of the microbatch."""
 
     profile: ModelProfile
@@ -55,7 +55,9 @@ class Job:
             raise UserError(f"{self.global_batch} samples are no whole microbatches of {self.microbatch}: {nearest} would be")
 
     @classmethod
-    def of(cls, profile: ModelProfile, num_nodes: int, max_failures: int, *, global_batch: int, microbatch: int = 1) -> Job:
+    def of(
+        cls, profile: ModelProfile, num_nodes: int, max_failures: int, *, global_batch: int, microbatch: int = 1
+    ) -> ForecastJob:
         """Create a job and plan its templates. Raises UserError as `plan_templates` does, too."""
         templates = plan_templates(profile, num_nodes, max_failures)
         return cls(profile=profile, templates=templates, global_batch=global_batch, microbatch=microbatch)
@@ -70,7 +72,7 @@ class Job:
         return int(self.templates.layer_bytes.sum())
 
 
-def failure_free(job: Job, trace: Trace) -> Run:
+def failure_free(job: ForecastJob, trace: Trace) -> Run:
     """Return the upper bound: the throughput of the nodes present at each moment, without failures, be it one replica.
 
     It takes the best of all sets of pipelines on as many or fewer nodes, and changes between sets cost no time.
@@ -83,7 +85,7 @@ def failure_free(job: Job, trace: Trace) -> Run:
         for count in range(len(best), num_nodes + 1):
             best[count] = best[count - 1]
             if count >= specification.smallest and specification.usable(count) == count:
-                step_s = instantiate(templates, count, job.global_batch, job.microbatch).iteration_s
+                step_s = instantiate(templates, count, job.global_batch, job.microbatch).iteration_time
                 best[count] = max(best[count], job.global_batch / step_s)
         return best[num_nodes]
 
@@ -100,19 +102,19 @@ class Headrace:
     """Recovery without checkpoints: other pipelines are formed, and nodes copy the layers they lack from nodes that have them.
 
     The interrupted step is repeated or, if that is faster, its lost microbatches are rerouted. `recovery.choice` decides on this
-    and on the pipelines, as it does for the service. The rest of a step whose microbatches are rerouted is counted at the pace
-    of the new pipelines. Like a live job, it stops where its guarantee ends.
+    and on the pipelines, as it does for the service. The rest of a step whose microbatches are rerouted is counted at the
+    throughput of the new pipelines. Like a live job, it stops where its guarantee ends.
     """
 
     name = "headrace"
 
-    def __init__(self, job: Job, assumed: Assumptions) -> None:
+    def __init__(self, job: ForecastJob, assumed: Assumptions) -> None:
         self._job = job
         self._assumed = assumed
         self._pipelines: tuple[Pipeline, ...] = ()
         self._idle: tuple[str, ...] = ()
 
-    def start(self, nodes: Sequence[str]) -> Pace:
+    def start(self, nodes: Sequence[str]) -> Throughput:
         job = self._job
         chosen = instantiate(job.templates, len(nodes), job.global_batch, job.microbatch)
         names = iter(nodes)
@@ -120,7 +122,7 @@ class Headrace:
             Pipeline(template=template, nodes=tuple(next(names) for _ in range(template.num_nodes)))
             for template in chosen.templates
         )
-        return Pace(step_s=chosen.iteration_s, samples=job.global_batch)
+        return Throughput(step_s=chosen.iteration_time, samples=job.global_batch)
 
     def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
         job, before = self._job, self._pipelines
@@ -139,7 +141,7 @@ class Headrace:
         if after.pipelines == before:
             return None
         return Recovery(
-            pace=Pace(step_s=choice.option.step_s, samples=job.global_batch),
+            throughput=Throughput(step_s=choice.option.step_s, samples=job.global_batch),
             pause_s=choice.pause_s + (choice.rerouting_s or 0.0) + (self._assumed.detect_s if cut_off else 0.0),
             undone=Undone.STEP if choice.rerouting_s is None else Undone.NOTHING,
         )

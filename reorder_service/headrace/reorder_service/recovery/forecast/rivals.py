@@ -14,8 +14,8 @@ import numpy as np
 
 from headrace.errors import UserError
 from headrace.reorder_service.planning.batch import Floats
-from headrace.reorder_service.recovery.forecast.availability_replay import Pace, Policy, Recovery, Undone
-from headrace.reorder_service.recovery.forecast.policies import Assumptions, Job
+from headrace.reorder_service.recovery.forecast.availability_replay import Policy, Recovery, Throughput, Undone
+from headrace.reorder_service.recovery.forecast.policies import Assumptions, ForecastJob
 from headrace.reorder_service.recovery.pipeline_templates import Template, Templates, plan_templates
 from headrace.reorder_service.recovery.stage_mapping import iteration_time
 
@@ -26,7 +26,7 @@ TUNED_S = 0.49
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class ProcessGrid:
     """Equal pipelines that share the global batch as evenly as possible."""
 
     template: Template
@@ -36,20 +36,20 @@ class Grid:
 
     @property
     def step_s(self) -> float:
-        return self.template.iteration_s(self.microbatches)
+        return self.template.iteration_time(self.microbatches)
 
     @property
     def num_nodes(self) -> int:
         return self.pipelines * self.template.num_nodes
 
 
-def best_grid(templates: Templates, num_nodes: int, num_microbatches: int, *, fewest: int = 1) -> Grid | None:
+def best_grid(templates: Templates, num_nodes: int, num_microbatches: int, *, fewest: int = 1) -> ProcessGrid | None:
     """Return the fastest grid of `fewest` pipelines or more on at most `num_nodes` nodes; None if there is none."""
     grids = []
     for size, template in templates.of_size.items():
         pipelines = min(num_nodes // size, num_microbatches)
         if pipelines >= fewest:
-            grids.append(Grid(template=template, pipelines=pipelines, microbatches=-(-num_microbatches // pipelines)))
+            grids.append(ProcessGrid(template=template, pipelines=pipelines, microbatches=-(-num_microbatches // pipelines)))
     return min(grids, key=lambda grid: grid.step_s, default=None)
 
 
@@ -60,19 +60,19 @@ class Varuna:
     Training stops while a checkpoint is written, as in Oobleck's evaluation. Losing a node outside of the grid costs nothing.
     """
 
-    def __init__(self, job: Job, assumed: Assumptions, *, name: str = "varuna-like") -> None:
+    def __init__(self, job: ForecastJob, assumed: Assumptions, *, name: str = "varuna-like") -> None:
         self.name = name
         self._job = job
         self._assumed = assumed
-        self._grid: Grid | None = None
+        self._grid: ProcessGrid | None = None
         self._used: list[str] = []
         self._spare: list[str] = []
 
-    def start(self, nodes: Sequence[str]) -> Pace:
-        pace = self._restart(list(nodes))
-        if pace is None:
+    def start(self, nodes: Sequence[str]) -> Throughput:
+        throughput = self._restart(list(nodes))
+        if throughput is None:
             raise _too_few(len(nodes))
-        return pace
+        return throughput
 
     def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
         hit = any(node in lost for node in self._used)
@@ -84,13 +84,13 @@ class Varuna:
         saves = announced and self._grid is not None
         assumed, moved_s = self._assumed, self._job.state_bytes / self._assumed.storage_bytes_per_s
         return Recovery(
-            pace=self._restart(left),
+            throughput=self._restart(left),
             pause_s=(moved_s if saves else 0.0) + (0.0 if announced else assumed.detect_s) + assumed.restart_s + moved_s,
             undone=Undone.NOTHING if announced else Undone.UNSAVED,
             saved=saves,
         )
 
-    def _restart(self, nodes: list[str]) -> Pace | None:
+    def _restart(self, nodes: list[str]) -> Throughput | None:
         job, assumed = self._job, self._assumed
         self._grid = best_grid(job.templates, len(nodes), job.num_microbatches)
         count = self._grid.num_nodes if self._grid else 0
@@ -98,7 +98,7 @@ class Varuna:
         if self._grid is None:
             return None
         save_s = job.state_bytes / assumed.storage_bytes_per_s
-        return Pace(step_s=self._grid.step_s, samples=job.global_batch, save_every=assumed.save_every, save_s=save_s)
+        return Throughput(step_s=self._grid.step_s, samples=job.global_batch, save_every=assumed.save_every, save_s=save_s)
 
 
 class Bamboo:
@@ -114,7 +114,7 @@ class Bamboo:
 
     name = "bamboo-like"
 
-    def __init__(self, job: Job, assumed: Assumptions) -> None:
+    def __init__(self, job: ForecastJob, assumed: Assumptions) -> None:
         profile = replace(job.profile, seconds=job.profile.seconds * (1 + FORWARD_SHARE), gpu_bytes=job.profile.gpu_bytes * 2)
         self._templates = plan_templates(profile, job.templates.specification.num_nodes, 0)
         self._job = job
@@ -123,11 +123,11 @@ class Bamboo:
         self._pipelines: list[list[str]] = []  # "" for a gap
         self._spare: list[str] = []
 
-    def start(self, nodes: Sequence[str]) -> Pace:
-        pace = self._restart(list(nodes))
-        if pace is None:
+    def start(self, nodes: Sequence[str]) -> Throughput:
+        throughput = self._restart(list(nodes))
+        if throughput is None:
             raise _too_few(len(nodes))
-        return pace
+        return throughput
 
     def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
         assumed = self._assumed
@@ -141,21 +141,21 @@ class Bamboo:
             left = [node for nodes in self._pipelines for node in nodes if node] + self._spare
             undone = Undone.UNSAVED if self._template else Undone.NOTHING
             load_s = self._job.state_bytes / assumed.storage_bytes_per_s
-            return Recovery(pace=self._restart(left), pause_s=detect_s + assumed.restart_s + load_s, undone=undone)
+            return Recovery(throughput=self._restart(left), pause_s=detect_s + assumed.restart_s + load_s, undone=undone)
         num_bytes = self._fill(self._template)
         if not hit and not num_bytes:
             return None
         copy_s = num_bytes / assumed.link_bytes_per_s
-        return Recovery(pace=self._pace(self._template), pause_s=detect_s + assumed.rebuild_s + copy_s)
+        return Recovery(throughput=self._throughput(self._template), pause_s=detect_s + assumed.rebuild_s + copy_s)
 
-    def _restart(self, nodes: list[str]) -> Pace | None:
+    def _restart(self, nodes: list[str]) -> Throughput | None:
         grid = best_grid(self._templates, len(nodes), self._job.num_microbatches)
         self._template = grid.template if grid else None
         size = grid.template.num_nodes if grid else 1
         count = grid.num_nodes if grid else 0
         self._pipelines = [nodes[first : first + size] for first in range(0, count, size)]
         self._spare = nodes[count:]
-        return self._pace(grid.template) if grid else None
+        return self._throughput(grid.template) if grid else None
 
     def _fill(self, template: Template) -> int:
         """Put spare nodes into gaps and new pipelines; return the most bytes that one of them copies."""
@@ -171,11 +171,11 @@ class Bamboo:
             copied += num_bytes
         return max(copied)
 
-    def _pace(self, template: Template) -> Pace:
+    def _throughput(self, template: Template) -> Throughput:
         microbatches = -(-self._job.num_microbatches // len(self._pipelines))
         gaps = {tuple(i for i, node in enumerate(nodes) if not node) for nodes in self._pipelines}
         step_s = max(iteration_time(_with_gaps(template, of_one), microbatches) for of_one in gaps)
-        return Pace(step_s=step_s, samples=self._job.global_batch, save_every=self._assumed.save_every)
+        return Throughput(step_s=step_s, samples=self._job.global_batch, save_every=self._assumed.save_every)
 
 
 class Torchft:
@@ -185,15 +185,15 @@ class Torchft:
     come back, which fetches the model while the others train, and what checkpoints cost.
     """
 
-    def __init__(self, job: Job, assumed: Assumptions, *, name: str = "torchft-like") -> None:
+    def __init__(self, job: ForecastJob, assumed: Assumptions, *, name: str = "torchft-like") -> None:
         self.name = name
         self._job = job
         self._assumed = assumed
-        self._grid: Grid | None = None
+        self._grid: ProcessGrid | None = None
         self._groups: list[list[str]] = []
         self._spare: list[str] = []
 
-    def start(self, nodes: Sequence[str]) -> Pace:
+    def start(self, nodes: Sequence[str]) -> Throughput:
         grid = best_grid(self._job.templates, len(nodes), self._job.num_microbatches, fewest=2)
         if grid is None:
             raise _too_few(len(nodes))
@@ -201,7 +201,7 @@ class Torchft:
         self._grid = grid
         self._groups = [list(nodes[first : first + size]) for first in range(0, grid.num_nodes, size)]
         self._spare = list(nodes[grid.num_nodes :])
-        return self._pace(grid)
+        return self._throughput(grid)
 
     def change(self, lost: Sequence[str], joined: Sequence[str], *, announced: bool) -> Recovery | None:
         assert self._grid is not None
@@ -210,7 +210,7 @@ class Torchft:
         self._spare = [node for node in (*self._spare, *joined) if node not in lost]
         self._groups = [["" if node in lost else node for node in nodes] for nodes in self._groups]
         if whole and not self._whole():
-            return Recovery(pace=None, pause_s=0.0, undone=Undone.UNSAVED)
+            return Recovery(throughput=None, pause_s=0.0, undone=Undone.UNSAVED)
         for nodes in sorted(self._groups, key=lambda nodes: nodes.count("")):
             for i, node in enumerate(nodes):
                 if not node and self._spare:
@@ -219,10 +219,10 @@ class Torchft:
             return None
         if not whole:
             load_s = self._job.state_bytes / self._assumed.storage_bytes_per_s
-            return Recovery(pace=self._pace(self._grid), pause_s=self._assumed.restart_s + load_s)
+            return Recovery(throughput=self._throughput(self._grid), pause_s=self._assumed.restart_s + load_s)
         surprise = hit and not announced
         return Recovery(
-            pace=self._pace(self._grid),
+            throughput=self._throughput(self._grid),
             pause_s=self._assumed.torchft_s if surprise else 0.0,
             undone=Undone.STEP if surprise else Undone.NOTHING,
         )
@@ -230,20 +230,20 @@ class Torchft:
     def _whole(self) -> int:
         return sum(all(nodes) for nodes in self._groups)
 
-    def _pace(self, grid: Grid) -> Pace:
+    def _throughput(self, grid: ProcessGrid) -> Throughput:
         samples = self._job.global_batch * self._whole() / grid.pipelines
-        return Pace(step_s=grid.step_s, samples=samples, save_every=self._assumed.save_every)
+        return Throughput(step_s=grid.step_s, samples=samples, save_every=self._assumed.save_every)
 
 
-def _varuna_tuned(job: Job, assumed: Assumptions) -> Varuna:
+def _varuna_tuned(job: ForecastJob, assumed: Assumptions) -> Varuna:
     return Varuna(job, replace(assumed, save_every=1), name="varuna-like, tuned")
 
 
-def _torchft_tuned(job: Job, assumed: Assumptions) -> Torchft:
+def _torchft_tuned(job: ForecastJob, assumed: Assumptions) -> Torchft:
     return Torchft(job, replace(assumed, torchft_s=TUNED_S), name="torchft-like, tuned")
 
 
-RIVALS: Mapping[str, Callable[[Job, Assumptions], Policy]] = {
+RIVALS: Mapping[str, Callable[[ForecastJob, Assumptions], Policy]] = {
     "varuna-like": Varuna,
     "varuna-like, tuned": _varuna_tuned,
     "bamboo-like": Bamboo,

@@ -4,11 +4,21 @@ import numpy as np
 import pytest
 
 from headrace.errors import UserError
-from headrace.reorder_service.recovery.forecast.availability import BACK, LOST, Change, Event, draw, nodes_at_start, trace_of
+from headrace.reorder_service.recovery.forecast.availability import (
+    BACK,
+    LOST,
+    NodeChange,
+    NodeEvent,
+    draw,
+    nodes_at_start,
+    trace_of,
+)
 
 
-def events(*rows: tuple[float, str, str]) -> list[Event]:
-    return [Event(time_s=time_s, node=node, event=event, line=line) for line, (time_s, node, event) in enumerate(rows, start=2)]
+def events(*rows: tuple[float, str, str]) -> list[NodeEvent]:
+    return [
+        NodeEvent(time_s=time_s, node=node, event=event, line=line) for line, (time_s, node, event) in enumerate(rows, start=2)
+    ]
 
 
 def test_who_is_lost_first_was_there_at_the_start_and_nameless_nodes_make_up_the_rest() -> None:
@@ -17,9 +27,9 @@ def test_who_is_lost_first_was_there_at_the_start_and_nameless_nodes_make_up_the
     assert nodes == ("a", "b", "node1", "node2")
     trace = trace_of(rows, nodes, 10.0)
     assert trace.changes == (
-        Change(time_s=5, lost=("b", "a")),
-        Change(time_s=7, joined=("spare",)),
-        Change(time_s=9, joined=("a",)),
+        NodeChange(time_s=5, lost=("b", "a")),
+        NodeChange(time_s=7, joined=("spare",)),
+        NodeChange(time_s=9, joined=("a",)),
     )
     assert trace.counts() == [(0, 5, 4), (5, 7, 2), (7, 9, 3), (9, 10, 4)]
     assert trace.num_losses == 2

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
-from headrace.reorder_service.recovery.forecast.availability import Change, Trace, draw
+from headrace.reorder_service.recovery.forecast.availability import NodeChange, Trace, draw
 from headrace.reorder_service.recovery.forecast.availability_replay import Activity, Policy, Run, replay
-from headrace.reorder_service.recovery.forecast.policies import Assumptions, Headrace, Job, failure_free
+from headrace.reorder_service.recovery.forecast.policies import Assumptions, ForecastJob, Headrace, failure_free
 from headrace.reorder_service.recovery.forecast.rivals import RIVALS
 from headrace.reorder_service.recovery.recovery_choice import busiest_link
 from tests.unit.reorder_service.recovery.recovery_world import profile_of, templates_of
@@ -28,18 +28,20 @@ ASSUMED = Assumptions(
 )
 
 
-def job_of(num_nodes: int = 4, *, max_failures: int = 1, microbatches: int = 12) -> Job:
+def job_of(num_nodes: int = 4, *, max_failures: int = 1, microbatches: int = 12) -> ForecastJob:
     """Four layers of a second and a byte each, and nodes of one GPU with room for all of them. A node alone does a microbatch in
     4 s; two behind each other do m of them in 2 m + 2 s. So nodes are best alone."""
     profile = profile_of([[1.0]] * 4, memory=4)
-    return Job.of(profile, num_nodes, max_failures, global_batch=microbatches)
+    return ForecastJob.of(profile, num_nodes, max_failures, global_batch=microbatches)
 
 
-def trace_of(*changes: Change, end_s: float, num_nodes: int = 4) -> Trace:
+def trace_of(*changes: NodeChange, end_s: float, num_nodes: int = 4) -> Trace:
     return Trace(nodes=tuple(f"n{i}" for i in range(num_nodes)), changes=changes, end_s=end_s)
 
 
-def run_of(name: str, trace: Trace, *, job: Job | None = None, notice_s: float = 0.0, assumed: Assumptions = ASSUMED) -> Run:
+def run_of(
+    name: str, trace: Trace, *, job: ForecastJob | None = None, notice_s: float = 0.0, assumed: Assumptions = ASSUMED
+) -> Run:
     job = job or job_of()
     policy: Policy = POLICIES[name](job, assumed)
     run = replay(policy, trace, notice_s=notice_s)
@@ -50,7 +52,7 @@ def run_of(name: str, trace: Trace, *, job: Job | None = None, notice_s: float =
     return run
 
 
-ONE_LOSS = Change(time_s=30.0, lost=("n1",))
+ONE_LOSS = NodeChange(time_s=30.0, lost=("n1",))
 
 
 @pytest.mark.parametrize("name", ["headrace", "torchft-like", "torchft-like, tuned"])
@@ -93,7 +95,7 @@ def test_headrace_loses_nothing_of_a_step_to_a_loss_that_is_announced() -> None:
 
 def test_headrace_takes_a_node_that_is_back_at_the_end_of_a_step_and_copies_its_layers() -> None:
     """After the loss a step ends at 36 + 8 s. The node comes with nothing: four bytes, one a second."""
-    trace = trace_of(ONE_LOSS, Change(time_s=40.0, joined=("n1",)), end_s=84.5)
+    trace = trace_of(ONE_LOSS, NodeChange(time_s=40.0, joined=("n1",)), end_s=84.5)
     run = run_of("headrace", trace)
     assert run.seconds(Activity.RECOVERS) == pytest.approx(6.0 + 0.5 + 4.0)
     assert run.samples == pytest.approx(24 + 12 + 36)
@@ -118,7 +120,7 @@ def test_bamboo_goes_on_with_a_node_that_does_the_work_of_two_until_both_are_los
     loss = run_of("bamboo-like", trace_of(ONE_LOSS, end_s=79.5))
     assert loss.seconds(Activity.UNDONE) == 0
     assert loss.samples == pytest.approx(30 * 12 / (56 / 3) + 48 * 12 / 32)
-    both = run_of("bamboo-like", trace_of(ONE_LOSS, Change(time_s=31.5, lost=("n0",)), end_s=79.5))
+    both = run_of("bamboo-like", trace_of(ONE_LOSS, NodeChange(time_s=31.5, lost=("n0",)), end_s=79.5))
     assert both.seconds(Activity.UNDONE) == pytest.approx(30.0)  # less than two steps: no checkpoint yet
     assert both.seconds(Activity.RECOVERS) == pytest.approx(1.5 + 6.0)
     assert both.samples == pytest.approx(42 * 12 / (8 / 3 * 13))  # the two nodes left, all 12 microbatches
@@ -126,7 +128,7 @@ def test_bamboo_goes_on_with_a_node_that_does_the_work_of_two_until_both_are_los
 
 @pytest.mark.parametrize(("name", "pause_s"), [("torchft-like", 5.0), ("torchft-like, tuned", 0.49)])
 def test_torchft_goes_on_with_a_smaller_batch(name: str, pause_s: float) -> None:
-    run = run_of(name, trace_of(ONE_LOSS, Change(time_s=70.0, joined=("n1",)), end_s=100.0))
+    run = run_of(name, trace_of(ONE_LOSS, NodeChange(time_s=70.0, joined=("n1",)), end_s=100.0))
     assert run.seconds(Activity.UNDONE) == pytest.approx(6.0)
     assert run.seconds(Activity.RECOVERS) == pytest.approx(pause_s)
     steps = np.ceil((70 - 30 - pause_s) / 12)  # of nine samples, until the node joins at the end of one
@@ -156,7 +158,9 @@ def test_more_frequent_failures_do_not_help(name: str) -> None:
 
 def test_who_cannot_go_on_stops_and_says_why() -> None:
     """Two of three nodes at once, where one may be lost: the copies are there, but not enough nodes. Others wait, or go on."""
-    trace = trace_of(Change(time_s=40.0, lost=("n0", "n1")), Change(time_s=60.0, joined=("n0",)), end_s=100.0, num_nodes=3)
+    trace = trace_of(
+        NodeChange(time_s=40.0, lost=("n0", "n1")), NodeChange(time_s=60.0, joined=("n0",)), end_s=100.0, num_nodes=3
+    )
     run = run_of("headrace", trace, job=job_of(3))
     assert run.stopped.startswith("after 40 s: 1 nodes are left, but 2 replicas need 1 each: add 1 or more nodes")
     assert run.seconds(Activity.STOPPED) == pytest.approx(60.0)
@@ -165,14 +169,14 @@ def test_who_cannot_go_on_stops_and_says_why() -> None:
 
 
 def test_torchft_without_a_whole_group_waits_for_one() -> None:
-    trace = trace_of(Change(time_s=30.0, lost=("n0", "n1", "n2", "n3")), Change(time_s=50.0, joined=("n2",)), end_s=79.0)
+    trace = trace_of(NodeChange(time_s=30.0, lost=("n0", "n1", "n2", "n3")), NodeChange(time_s=50.0, joined=("n2",)), end_s=79.0)
     run = run_of("torchft-like", trace)
     assert run.seconds(Activity.WAITS) == pytest.approx(20.0)
     assert run.samples == pytest.approx(24 + (79 - 50 - 3 - 2) * 3 / 12)
 
 
 def test_a_model_that_does_not_fit_twice_is_not_for_bamboo() -> None:
-    job = Job.of(profile_of([[1.0]] * 4, memory=1), 8, 1, global_batch=12)
+    job = ForecastJob.of(profile_of([[1.0]] * 4, memory=1), 8, 1, global_batch=12)
     with pytest.raises(UserError, match="do not hold the model"):
         RIVALS["bamboo-like"](job, ASSUMED)
 
@@ -187,4 +191,4 @@ def test_a_layer_comes_from_all_that_have_it_and_the_busiest_link_counts() -> No
 
 def test_a_batch_that_is_no_whole_microbatches_names_the_nearest_that_is() -> None:
     with pytest.raises(UserError, match="10 samples are no whole microbatches of 4: 8 would be"):
-        Job.of(job_of().profile, 4, 1, global_batch=10, microbatch=4)
+        ForecastJob.of(job_of().profile, 4, 1, global_batch=10, microbatch=4)
