@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.preprocess.meter import Meter
 from benchmarks.preprocess.workload import job_spec
-from headrace.preprocessor.decoding import Pipeline, Sized
+from headrace.preprocessor.decoding import SampleProcessor, SizedSample
 from headrace.preprocessor.sources import list_shards, open_shard
 
 
@@ -44,17 +44,17 @@ def main() -> None:
 def _decoded(folder: Path, number: int, count: int) -> Iterator[int]:
     """The number of patches of each sample, for ever."""
     spec = job_spec(folder)
-    pipeline, source = Pipeline(spec), spec.sources[0]
+    processor, source = SampleProcessor(spec), spec.sources[0]
     patches = np.empty((0, 3 * spec.image.patch**2), np.uint8)
     mel = np.empty((0, spec.audio.mel_bins), np.float16)
     shards = [open_shard(info.url, source) for info in list_shards(spec)[number::count]]
     for shard in cycle(shards):
         for row in range(shard.num_rows):
-            loaded = pipeline.load(shard.read(row), source)
-            sizes = pipeline.size(loaded)
+            loaded = processor.load(shard.read(row), source)
+            sizes = processor.size(loaded)
             if sizes.num_patches > len(patches):
                 patches = np.empty((sizes.num_patches, patches.shape[1]), np.uint8)
-            yield len(pipeline.fill(Sized(loaded=loaded, sizes=sizes), patches[: sizes.num_patches], mel).patches)
+            yield len(processor.decode_into(SizedSample(loaded=loaded, sizes=sizes), patches[: sizes.num_patches], mel).patches)
 
 
 if __name__ == "__main__":

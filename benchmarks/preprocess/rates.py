@@ -24,7 +24,7 @@ from benchmarks.preprocess.inputs import EXAMPLE, camera_photos, clip, large_pho
 from benchmarks.timing import progress
 from headrace.preprocessor import audio, image
 from headrace.preprocessor.image import reference
-from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.sources import list_shards, open_shard
 from headrace.sample import SampleRef
 from headrace.spec import AudioSpec, ImageSpec, JobSpec, parse_spec
@@ -138,7 +138,7 @@ def _real_time(files: Sequence[bytes]) -> float:
 def _whole_samples(threads: int) -> float:
     """Records read, decoded and tokenised into Arrow batches, samples per second by the clock on the wall."""
     spec = _job_spec()
-    job = Job("benchmark", spec)
+    job = JobWork("benchmark", spec)
     job.shards = tuple(list_shards(spec))
     rows = job.index(0)[0]
     refs = [SampleRef(sample_id=row, shard=0, row=row) for row in range(rows)]

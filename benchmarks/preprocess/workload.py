@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks.preprocess.inputs import EXAMPLE, large_photos, photos
-from headrace.preprocessor.decoding import Pipeline, Row
+from headrace.preprocessor.decoding import Row, SampleProcessor
 from headrace.preprocessor.records.record import Record
 from headrace.spec import JobSpec, parse_spec
 
@@ -33,12 +33,12 @@ class SampleDecoder:
     def __init__(self) -> None:
         torch.set_num_threads(1)  # as every loader does in its workers
         spec = job_spec(Path("of-a-peer"))
-        self._pipeline, self._source = Pipeline(spec), spec.sources[0]
+        self._processor, self._source = SampleProcessor(spec), spec.sources[0]
 
     def __call__(self, jpeg: bytes, caption: str) -> Row:
         media = {"jpg": jpeg}
         record = Record(key="sample", fields={"txt": caption}, load=media.__getitem__, members=("jpg",))
-        return self._pipeline.decode(record, self._source)
+        return self._processor.decode(record, self._source)
 
 
 def collate(rows: Sequence[Row]) -> Batch:

@@ -32,7 +32,7 @@ if "preprocessor" in sys.argv:  # not for what it starts
     if stage == "index":
         dies(job_work, job_work.open_shard)
     else:
-        dies(decoding.Pipeline, getattr(decoding.Pipeline, stage))
+        dies(decoding.SampleProcessor, getattr(decoding.SampleProcessor, stage))
 """
 
 
@@ -79,7 +79,7 @@ def write_shards(folder: Path) -> None:
         (folder / f"{shard}.jsonl").write_text("".join(json.dumps({"texts": [text]}) + "\n" for text in texts))
 
 
-@pytest.mark.parametrize("stage", ["load", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("fill", "index"))])
+@pytest.mark.parametrize("stage", ["load", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("decode_into", "index"))])
 def test_a_job_outlives_what_its_preprocessors_die_of(cluster: Any, spec: Any, fragile: Any, tmp_path: Path, stage: str) -> None:
     data = tmp_path / "data"
     data.mkdir()

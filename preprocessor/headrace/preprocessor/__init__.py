@@ -18,9 +18,9 @@ Around it:
     job_work.py       the work of the threads on one job; known_jobs.py: all jobs, the refused ones included
     engine.py         takes orders from the reorder service and gives them to the threads; tasks.py: its background tasks
     payload/          payload_store.py: parts within a byte budget, what is read and decoded next (staging.py, priority.py) and
-                      what is evicted; part.py: a part, from its lease to its payload; probed.py: what stays from probing to
+                      what is evicted; part.py: a part, from its lease to its payload; probe_cache.py: what stays from probing to
                       decoding; writer.py: decodes media where trainers will read them; arena.py: the shared memory that
-                      trainers on this host read in place; occupancy.py: how full the stages are, for the metrics
+                      trainers on this host read in place; gauges.py: how full the stages are, for the metrics
     server.py         the servers that trainers fetch from
 
 Damaged data raises a BadSampleError with one reason: it ends one sample, never the process.

@@ -10,8 +10,7 @@ from them, so the two agree, and media are decoded straight into their place in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +20,12 @@ from numpy.typing import NDArray
 from headrace.preprocessor import audio, image
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Text, to_sample
-from headrace.preprocessor.text.template import Sequence, load_template
+from headrace.preprocessor.text.template import TokenSequence, load_template
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA, Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 
-Room = tuple[NDArray[np.uint8], NDArray[np.float16]]
+MediaArrays = tuple[NDArray[np.uint8], NDArray[np.float16]]
 """Two arrays that several samples share: their patches, (P, 3 * patch * patch), and their mel frames, (F, mel_bins)."""
 
 
@@ -57,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedSample:
     """A sample in memory with its media files, none of them decoded yet."""
 
     sample: Sample
@@ -82,20 +81,20 @@ class Loaded:
 class LoadedPart:
     """The samples of a part, read into memory but not yet decoded."""
 
-    samples: Mapping[SampleRef, Loaded | Rejected]
+    samples: Mapping[SampleRef, LoadedSample | Rejected]
     """Each sample, or the rejection that stands in its place, in the order of the plan."""
 
     @property
     def nbytes(self) -> int:
         """Approximate size in memory: bytes of the media files plus characters of the text."""
-        return sum(loaded.nbytes for loaded in self.samples.values() if isinstance(loaded, Loaded))
+        return sum(loaded.nbytes for loaded in self.samples.values() if isinstance(loaded, LoadedSample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """A sample's tokens and the sizes of its media, from text and headers alone: all of its payload except pixels and sound."""
 
-    sequence: Sequence
+    sequence: TokenSequence
     grids: tuple[image.Grid, ...]
     """Patch grid of each image."""
     mel_frames: tuple[int, ...]
@@ -118,14 +117,14 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
+class SizedSample:
     """A sample in memory together with its sizes: all that decoding needs."""
 
-    loaded: Loaded
+    loaded: LoadedSample
     sizes: Sizes
 
 
-class Pipeline:
+class SampleProcessor:
     """The preprocessing that a job's spec asks for. Stateless and thread-safe.
 
     A process that decodes from a thread pool should call `torch.set_num_threads(1)` at its start.
@@ -139,11 +138,11 @@ class Pipeline:
         self._image = spec.image
         self._audio = spec.audio
 
-    def load(self, record: Record, source: SourceSpec) -> Loaded:
+    def load(self, record: Record, source: SourceSpec) -> LoadedSample:
         """Read a record's media files into memory. Raises BadSampleError."""
-        return Loaded(sample=to_sample(record, source.mapping))
+        return LoadedSample(sample=to_sample(record, source.mapping))
 
-    def size(self, loaded: Loaded) -> Sizes:
+    def size(self, loaded: LoadedSample) -> Sizes:
         """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
         grids = tuple(image.probe(data, self._image) for data in loaded.images)
         frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
@@ -153,15 +152,15 @@ class Pipeline:
         """Read a record and decode its media into newly allocated arrays. Raises BadSampleError."""
         loaded = self.load(record, source)
         sizes = self.size(loaded)
-        return self.fill(Sized(loaded=loaded, sizes=sizes), *self.room([sizes]))
+        return self.decode_into(SizedSample(loaded=loaded, sizes=sizes), *self.allocate([sizes]))
 
-    def room(self, samples: SequenceOf[Sizes]) -> Room:
+    def allocate(self, samples: Sequence[Sizes]) -> MediaArrays:
         """Allocate uninitialised arrays with room for the media of all these samples together."""
         patches = sum(sizes.num_patches for sizes in samples)
         frames = sum(sizes.num_frames for sizes in samples)
         return np.empty((patches, 3 * self._image.patch**2), np.uint8), np.empty((frames, self._audio.mel_bins), np.float16)
 
-    def fill(self, sized: Sized, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
+    def decode_into(self, sized: SizedSample, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
         """Decode a sample's media into arrays of exactly its size, which the returned row holds. Raises BadSampleError."""
         begin = 0
         for data, grid in zip(sized.loaded.images, sized.sizes.grids, strict=True):
@@ -184,13 +183,16 @@ class Pipeline:
             mel_frames=np.array(sizes.mel_frames, np.int32),
         )
 
-    def encode(self, sample_ids: SequenceOf[int], rows: SequenceOf[Row], room: Room | None = None) -> pa.RecordBatch:
+    def encode(self, sample_ids: Sequence[int], rows: Sequence[Row], arrays: MediaArrays | None = None) -> pa.RecordBatch:
         """Encode rows as one Arrow batch with headrace.sample.SCHEMA.
 
-        `room`: the two arrays of which the rows' patches and mel frames are consecutive views, in the order of `rows`. They
+        `arrays`: the two arrays of which the rows' patches and mel frames are consecutive views, in the order of `rows`. They
         are then not copied.
         """
-        patches, mel = ([row.patches for row in rows], [row.mel for row in rows]) if room is None else ([room[0]], [room[1]])
+        if arrays is None:
+            patches, mel = [row.patches for row in rows], [row.mel for row in rows]
+        else:
+            patches, mel = [arrays[0]], [arrays[1]]
         grids = _values([row.image_grids for row in rows], pa.int32())
         columns = [
             pa.array(sample_ids, pa.int64()),
@@ -206,7 +208,7 @@ class Pipeline:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
-    def _render(self, sample: Sample, grids: SequenceOf[image.Grid], frames: SequenceOf[int]) -> Sequence:
+    def _render(self, sample: Sample, grids: Sequence[image.Grid], frames: Sequence[int]) -> TokenSequence:
         image_tokens = (grid.tokens(self._image.merge) for grid in grids)
         audio_tokens = (audio.num_tokens(count, self._audio) for count in frames)
         order = [segment for segment in sample.segments if isinstance(segment, Image | Audio)]
@@ -242,6 +244,6 @@ def _offsets(sizes: list[int], dtype: type[np.int32] | type[np.int64]) -> pa.Arr
     return pa.array(offsets)
 
 
-def _values(arrays: SequenceOf[NDArray[np.generic]], kind: pa.DataType) -> pa.Array:
+def _values(arrays: Sequence[NDArray[np.generic]], kind: pa.DataType) -> pa.Array:
     flat = [array.reshape(-1) for array in arrays if array.size]
     return pa.array((flat[0] if len(flat) == 1 else np.concatenate(flat)) if flat else [], kind)

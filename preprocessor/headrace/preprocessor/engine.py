@@ -40,12 +40,12 @@ from headrace.message_codec import (
 from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
 from headrace.outbox import Outbox
-from headrace.preprocessor.decoding import Loaded, LoadedPart
-from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.decoding import LoadedPart, LoadedSample
+from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.known_jobs import KnownJobs
-from headrace.preprocessor.payload.part import DamagedPartError, Entry, Payload, Stage
+from headrace.preprocessor.payload.part import DamagedPartError, Entry, PartStage, Payload
 from headrace.preprocessor.payload.payload_store import PayloadStore
-from headrace.preprocessor.payload.probed import Probed
+from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.sources import list_shards
 from headrace.preprocessor.sources.blob import BlobCache
@@ -94,11 +94,11 @@ class Engine:
         self._threads = threads
         self._store = store
         self._writer = writer
-        self._media = Probed[Loaded](media_bytes)
-        self._num_readers = read_ahead_parts(threads)
-        self._readers = ThreadPoolExecutor(self._num_readers, thread_name_prefix="read")
-        self._decoders = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-        self._orderlies = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
+        self._media = ProbeCache[LoadedSample](media_bytes)
+        self._num_read_threads = read_ahead_parts(threads)
+        self._read_threads = ThreadPoolExecutor(self._num_read_threads, thread_name_prefix="read")
+        self._decode_threads = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        self._order_threads = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
         self._jobs = KnownJobs(cache, self._media)
         self._outbox = Outbox[FleetReport]()
         self._samples_decoded = 0
@@ -118,14 +118,14 @@ class Engine:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._stay_connected())
-                for _ in range(self._num_readers):
+                for _ in range(self._num_read_threads):
                     group.create_task(self._read_loop())
                 for _ in range(self._threads):
                     group.create_task(self._decode_loop())
         except ExceptionGroup as group:
             raise first_error(group) from group
         finally:
-            for pool in (self._readers, self._decoders, self._orderlies):
+            for pool in (self._read_threads, self._decode_threads, self._order_threads):
                 pool.shutdown(wait=False, cancel_futures=True)
 
     async def _stay_connected(self) -> None:
@@ -144,7 +144,7 @@ class Engine:
     async def _connection(self) -> tuple[bool, HeadraceError | None]:
         """Run one stream from its Hello to its end. Return whether any order came, and the error that ended it, if any."""
         self._outbox = outbox = Outbox[FleetReport]()
-        slots = self._threads + self._num_readers  # parts that are being decoded, and parts that are read ahead
+        slots = self._threads + self._num_read_threads  # parts that are being decoded, and parts that are read ahead
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
         outbox.put(FleetReport(hello=hello))
         try:
@@ -153,7 +153,7 @@ class Engine:
             return False, err
         async with aio_channel(self._reorder) as channel, cancelled_at_exit() as start:
             stream = fleet_pb2_grpc.FleetStub(channel).Work(metadata=said)
-            start(_say(stream, outbox))  # in our own task: gRPC's would be left behind, half done, when a stream breaks
+            start(_send_reports(stream, outbox))  # in our own task: gRPC's would be left behind, half done, when a stream breaks
             listening = start(self._listen(stream, start))
             try:
                 await asyncio.wait({listening})
@@ -164,7 +164,7 @@ class Engine:
                 await asyncio.wait({listening}, timeout=GOODBYE_S)
                 raise
             finally:
-                self._store.release_all_on_demand()
+                self._store.void_leases()
 
     async def _listen(self, messages: AsyncIterable[fleet_pb2.FleetOrders], start: Start) -> tuple[bool, HeadraceError | None]:
         """Carry out orders until the stream ends. Return whether any order came, and the error that ended it, if any."""
@@ -201,10 +201,10 @@ class Engine:
             case "probe_samples":
                 start(self._carry_out(self._probe, order))
             case "decode_part" if order.trial:
-                start(self._carry_out(self._try, order))
+                start(self._carry_out(self._trial_decode, order))
             case "decode_part":
                 try:
-                    self._take_part(order)
+                    self._add_part(order)
                 except Exception as err:
                     self._report_failed(order.lease, err)
 
@@ -236,20 +236,20 @@ class Engine:
 
     async def _list(self, order: fleet_pb2.ListShards) -> None:
         job = self._jobs[order.job]
-        shards = await in_thread(self._orderlies, list_shards, job.spec)
-        pipeline = await in_thread(self._orderlies, lambda: job.pipeline)
+        shards = await in_thread(self._order_threads, list_shards, job.spec)
+        processor = await in_thread(self._order_threads, lambda: job.processor)
         for start in range(0, len(shards), PAGE_SHARDS):
             of_page = enumerate(shards[start : start + PAGE_SHARDS], start)
             page = fleet_pb2.ShardsListed(lease=order.lease, shards=[shard_message(number, shard) for number, shard in of_page])
             page.more = start + PAGE_SHARDS < len(shards)
             if not page.more:
-                page.vocabulary.CopyFrom(vocabulary_message(pipeline.vocabulary))
+                page.vocabulary.CopyFrom(vocabulary_message(processor.vocabulary))
             self._report(FleetReport(shards_listed=page))
 
     async def _index(self, order: fleet_pb2.IndexShard) -> None:
         job = self._jobs[order.job]
-        with job.knowing(_shards([order.shard])):
-            num_rows, rejected = await in_thread(self._orderlies, job.index, order.shard.number)
+        with job.shards_known(_shards([order.shard])):
+            num_rows, rejected = await in_thread(self._order_threads, job.index, order.shard.number)
         _count_rejected(rejected)
         reply = fleet_pb2.ShardIndexed(
             lease=order.lease, num_samples=num_rows, rejections=[rejection_message(item) for item in rejected]
@@ -261,9 +261,9 @@ class Engine:
         job = self._jobs[order.job]
         with (
             tracing.span("probe", order.trace, samples=len(refs), preprocessor=self._name),
-            job.knowing(_shards(order.shards)),
+            job.shards_known(_shards(order.shards)),
         ):
-            probes, rejected = await in_thread(self._orderlies, job.probe, refs, dict(order.killed))
+            probes, rejected = await in_thread(self._order_threads, job.probe, refs, dict(order.killed))
         _count_rejected(rejected)
         reply = fleet_pb2.SamplesProbed(
             lease=order.lease,
@@ -272,21 +272,21 @@ class Engine:
         )
         self._report(FleetReport(samples_probed=reply))
 
-    async def _try(self, order: fleet_pb2.DecodePart) -> None:
+    async def _trial_decode(self, order: fleet_pb2.DecodePart) -> None:
         """Decode samples only to see whether this process survives it, and drop the result."""
         job = self._jobs[order.job]
-        with job.knowing(_shards(order.shards)):
-            await in_thread(self._decoders, job.decode_batch, [ref_value(ref) for ref in order.samples])
+        with job.shards_known(_shards(order.shards)):
+            await in_thread(self._decode_threads, job.decode_batch, [ref_value(ref) for ref in order.samples])
         self._report_decoded(order.lease)
 
-    def _take_part(self, order: fleet_pb2.DecodePart) -> None:
+    def _add_part(self, order: fleet_pb2.DecodePart) -> None:
         entry = Entry(
             ticket=order.ticket,
             job=order.job,
             step=order.step,
             priority=order.priority,
             refs=tuple(ref_value(ref) for ref in order.samples),
-            shards=self._jobs[order.job].keep(_shards(order.shards)),
+            shards=self._jobs[order.job].remember_shards(_shards(order.shards)),
             left_out={item.sample_id: rejection_value(item) for item in order.left_out},
             strict=order.strict,
         )
@@ -301,20 +301,20 @@ class Engine:
         while True:
             entry = await self._store.take_to_read()
             with self._answering_for(entry):
-                self._store.put(entry, await in_thread(self._readers, self._read, self._jobs[entry.job], entry))
+                self._store.put_loaded(entry, await in_thread(self._read_threads, self._read, self._jobs[entry.job], entry))
 
     async def _decode_loop(self) -> None:
         while True:
-            entry = await self._store.take()
+            entry = await self._store.take_to_decode()
             with self._answering_for(entry):
                 assert entry.loaded is not None
-                payload = await in_thread(self._decoders, self._decode, self._jobs[entry.job], entry, entry.loaded)
+                payload = await in_thread(self._decode_threads, self._decode, self._jobs[entry.job], entry, entry.loaded)
                 self._samples_decoded += payload.num_samples
                 self._bytes_decoded += payload.data.size
                 metrics.SAMPLES_DECODED.inc(payload.num_samples)
                 metrics.DECODED_BYTES.inc(payload.data.size)
                 _count_rejected(payload.rejected)
-                self._store.fill(entry, payload)
+                self._store.put_payload(entry, payload)
                 if entry.lease:
                     self._report_decoded(entry.lease)
                     entry.lease = ""
@@ -329,12 +329,12 @@ class Engine:
             if entry.lease:
                 self._report_failed(entry.lease, err)
 
-    def _read(self, job: Job, entry: Entry) -> LoadedPart:
+    def _read(self, job: JobWork, entry: Entry) -> LoadedPart:
         """Load a part, in a reading thread."""
         with self._timed("read", entry):
             return job.load(entry.refs, entry.killed, entry.left_out)
 
-    def _decode(self, job: Job, entry: Entry, part: LoadedPart) -> Payload:
+    def _decode(self, job: JobWork, entry: Entry, part: LoadedPart) -> Payload:
         """Decode a part, in a decoding thread. Raises DamagedPartError if a strict part lacks samples."""
         with self._timed("decode", entry):
             payload = job.decode(part, self._writer)
@@ -368,10 +368,10 @@ class Engine:
     def _occupancy(self) -> Occupancy:
         parts = self._store.stage_parts
         return Occupancy(
-            ordered=parts[Stage.WAITING],
-            read=parts[Stage.READ],
-            decoding=parts[Stage.DECODE],
-            stored=parts[Stage.STORE],
+            ordered=parts[PartStage.WAITING],
+            read=parts[PartStage.READ],
+            decoding=parts[PartStage.DECODE],
+            stored=parts[PartStage.STORE],
         )
 
     def _report(self, report: FleetReport) -> None:
@@ -387,7 +387,7 @@ def _shards(messages: Iterable[Shard]) -> Iterator[tuple[int, ShardInfo]]:
     return ((message.number, shard_value(message)) for message in messages)
 
 
-async def _say(stream: grpc.aio.StreamStreamCall, outbox: Outbox[FleetReport]) -> None:
+async def _send_reports(stream: grpc.aio.StreamStreamCall, outbox: Outbox[FleetReport]) -> None:
     """Send all reports that are put into the outbox, until the outbox or the stream ends."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_listen` gets the reason
         async for reports in outbox.batches():

@@ -20,9 +20,18 @@ from numpy.typing import NDArray
 
 from headrace.errors import DatasetError
 from headrace.manifest import MOST_ROWS, ShardInfo, Shards
-from headrace.preprocessor.decoding import Loaded, LoadedPart, Pipeline, Room, Row, Sized, Sizes, probe_of
+from headrace.preprocessor.decoding import (
+    LoadedPart,
+    LoadedSample,
+    MediaArrays,
+    Row,
+    SampleProcessor,
+    SizedSample,
+    Sizes,
+    probe_of,
+)
 from headrace.preprocessor.payload.part import Payload
-from headrace.preprocessor.payload.probed import Probed
+from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.sources import Record, Shard, open_shard
 from headrace.preprocessor.sources.blob import BlobCache
@@ -38,14 +47,14 @@ log = logging.getLogger(__name__)
 SIZES_BYTES = 4 << 20  # for sizes kept from probing to decoding: about 500 samples of 1,000 tokens, a few global batches
 OPEN_SHARDS = 32  # indexed shards, at least, that a job likes to keep open; the index of a tar takes some hundred bytes a sample
 
-_NONE: Mapping[int, int] = {}
+_NONE_KILLED: Mapping[int, int] = {}
 _NONE_LEFT_OUT: Mapping[int, Rejected] = {}
 
 _T = TypeVar("_T")
 
 
-class Job:
-    """One job's spec, pipeline and open shards, with the work on its samples. Thread-safe."""
+class JobWork:
+    """One job's spec, sample processor and open shards, with the work on its samples. Thread-safe."""
 
     def __init__(
         self,
@@ -53,7 +62,7 @@ class Job:
         spec: JobSpec,
         cache: BlobCache | None = None,
         ticket_key: bytes = b"",
-        media: Probed[Loaded] | None = None,
+        media: ProbeCache[LoadedSample] | None = None,
         open_shards: OpenShards | None = None,
     ) -> None:
         """`cache` is for remote shards; None: one below the system's temporary directory. `media` keeps samples from probing to
@@ -63,34 +72,34 @@ class Job:
         self.spec = spec
         self.ticket_key = ticket_key
         self._cache = cache
-        self._told: WeakValueDictionary[int, ShardInfo] = WeakValueDictionary()
-        self.shards: Shards = self._told
-        """Shards by number: those passed to `keep` and `knowing`, or the whole list if the owner has set it."""
+        self._remembered: WeakValueDictionary[int, ShardInfo] = WeakValueDictionary()
+        self.shards: Shards = self._remembered
+        """Shards by number: those passed to `remember_shards` and `shards_known`, or the whole list if the owner has set it."""
         # Samples are shuffled over `shuffle_shards` shards of each source, and a window may lie across two such blocks.
         self._wanted_shards = max(OPEN_SHARDS, 2 * spec.shuffle_shards * len(spec.sources))
         self._lock = threading.Lock()
-        self._pipeline: Pipeline | None = None
-        self._sizes = Probed[Sizes](SIZES_BYTES)
+        self._processor: SampleProcessor | None = None
+        self._sizes = ProbeCache[Sizes](SIZES_BYTES)
         self._media = media
-        self._open = open_shards or OpenShards()
+        self._open_shards = open_shards or OpenShards()
 
     @property
-    def pipeline(self) -> Pipeline:
+    def processor(self) -> SampleProcessor:
         """The job's preprocessing, created at first use. Raises SpecError if the tokenizer does not fit the template."""
-        if self._pipeline is None:  # without the lock, as every sample asks: threads queueing for it slow each other down
+        if self._processor is None:  # without the lock, as every sample asks: threads queueing for it slow each other down
             with self._lock:
-                if self._pipeline is None:
-                    self._pipeline = Pipeline(self.spec)
-        return self._pipeline
+                if self._processor is None:
+                    self._processor = SampleProcessor(self.spec)
+        return self._processor
 
-    def keep(self, shards: Iterable[tuple[int, ShardInfo]]) -> tuple[ShardInfo, ...]:
+    def remember_shards(self, shards: Iterable[tuple[int, ShardInfo]]) -> tuple[ShardInfo, ...]:
         """Know shards by number for as long as the result is referenced, since a data set may have any number of them."""
-        return tuple(self._told.setdefault(number, shard) for number, shard in shards)
+        return tuple(self._remembered.setdefault(number, shard) for number, shard in shards)
 
     @contextlib.contextmanager
-    def knowing(self, shards: Iterable[tuple[int, ShardInfo]]) -> Iterator[None]:
+    def shards_known(self, shards: Iterable[tuple[int, ShardInfo]]) -> Iterator[None]:
         """Know shards by number during the block."""
-        kept = self.keep(shards)
+        kept = self.remember_shards(shards)
         yield
         del kept
 
@@ -116,7 +125,7 @@ class Job:
         return opened.num_rows, damage
 
     def probe(
-        self, refs: Sequence[SampleRef], killed: Mapping[int, int] = _NONE
+        self, refs: Sequence[SampleRef], killed: Mapping[int, int] = _NONE_KILLED
     ) -> tuple[list[tuple[int, Probe]], list[Rejected]]:
         """Return (sample_id, probe) of the good samples, and the rejections of the others; keep what was read for decoding.
 
@@ -131,7 +140,7 @@ class Job:
                 rejected.append(sizes)
             else:
                 self._sizes.put(self.name, ref, sizes, sizes.nbytes)
-                if self._media is not None and isinstance(loaded, Loaded):
+                if self._media is not None and isinstance(loaded, LoadedSample):
                     self._media.put(self.name, ref, loaded, loaded.nbytes)
                 good.append((ref.sample_id, probe_of(self.sample_name(ref), sizes)))
         return good, rejected
@@ -139,7 +148,7 @@ class Job:
     def load(
         self,
         refs: Sequence[SampleRef],
-        killed: Mapping[int, int] = _NONE,
+        killed: Mapping[int, int] = _NONE_KILLED,
         left_out: Mapping[int, Rejected] = _NONE_LEFT_OUT,
     ) -> LoadedPart:
         """Read samples into memory, unless they are still there from probing, shard by shard, which suits caches and disks.
@@ -159,16 +168,16 @@ class Job:
         Pixels and sound are decoded straight into the payload.
         """
         sized = {ref: self._sized(ref, loaded) for ref, loaded in part.samples.items()}
-        good = {ref: sample for ref, sample in sized.items() if isinstance(sample, Sized)}
-        room = self.pipeline.room([sample.sizes for sample in good.values()])
+        good = {ref: sample for ref, sample in sized.items() if isinstance(sample, SizedSample)}
+        arrays = self.processor.allocate([sample.sizes for sample in good.values()])
         draft = self._encode(
-            {ref: self.pipeline.row(sample.sizes, of_patches, of_mel) for ref, sample, of_patches, of_mel in _cut(good, *room)},
-            room,
+            {ref: self.processor.row(sample.sizes, patches, mel) for ref, sample, patches, mel in _cut(good, *arrays)},
+            arrays,
         )
-        reserved = writer.reserve(draft, *room)
+        reserved = writer.reserve(draft, *arrays)
         try:
             rows = {
-                ref: self._guarded(ref, partial(self.pipeline.fill, sample, of_patches, of_mel))
+                ref: self._guarded(ref, partial(self.processor.decode_into, sample, of_patches, of_mel))
                 for ref, sample, of_patches, of_mel in _cut(good, reserved.patches, reserved.mel)
             }
             results = [rows.get(ref, sample) for ref, sample in sized.items()]
@@ -189,27 +198,27 @@ class Job:
         (batch,) = read_batches(payload.data)
         return batch, payload.rejected
 
-    def _in_memory(self, ref: SampleRef, killed: Mapping[int, int]) -> Loaded | Rejected:
+    def _in_memory(self, ref: SampleRef, killed: Mapping[int, int]) -> LoadedSample | Rejected:
         probed = self._media.take(self.name, ref) if self._media is not None else None
         return self._loaded(ref, killed) if probed is None or ref.sample_id in killed else probed
 
-    def _loaded(self, ref: SampleRef, killed: Mapping[int, int]) -> Loaded | Rejected:
+    def _loaded(self, ref: SampleRef, killed: Mapping[int, int]) -> LoadedSample | Rejected:
         if deaths := killed.get(ref.sample_id):
             return deadly(self.sample_name(ref), deaths, ref.sample_id, ref.row)
-        return self._attempt(ref, self.pipeline.load)
+        return self._attempt(ref, self.processor.load)
 
-    def _sized(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sized | Rejected:
+    def _sized(self, ref: SampleRef, loaded: LoadedSample | Rejected) -> SizedSample | Rejected:
         """Return a sample with its sizes, reusing those found by probing if it was probed here."""
         if isinstance(loaded, Rejected):
             return loaded
         sizes = self._sizes.take(self.name, ref) or self._size(ref, loaded)
-        return sizes if isinstance(sizes, Rejected) else Sized(loaded=loaded, sizes=sizes)
+        return sizes if isinstance(sizes, Rejected) else SizedSample(loaded=loaded, sizes=sizes)
 
-    def _size(self, ref: SampleRef, loaded: Loaded | Rejected) -> Sizes | Rejected:
-        return loaded if isinstance(loaded, Rejected) else self._guarded(ref, partial(self.pipeline.size, loaded))
+    def _size(self, ref: SampleRef, loaded: LoadedSample | Rejected) -> Sizes | Rejected:
+        return loaded if isinstance(loaded, Rejected) else self._guarded(ref, partial(self.processor.size, loaded))
 
-    def _encode(self, rows: Mapping[SampleRef, Row], room: Room | None = None) -> pa.RecordBatch:
-        return self.pipeline.encode([ref.sample_id for ref in rows], list(rows.values()), room)
+    def _encode(self, rows: Mapping[SampleRef, Row], arrays: MediaArrays | None = None) -> pa.RecordBatch:
+        return self.processor.encode([ref.sample_id for ref in rows], list(rows.values()), arrays)
 
     def sample_name(self, ref: SampleRef) -> str:
         """Return the name of a sample, SOURCE/SHARD/KEY."""
@@ -219,7 +228,7 @@ class Job:
         """Close the shards, and forget what was probed."""
         if self._media is not None:
             self._media.forget(self.name)
-        for slot in self._open.take(self):
+        for slot in self._open_shards.remove_job(self):
             if slot.shard is not None:
                 slot.shard.close()
 
@@ -246,7 +255,7 @@ class Job:
 
     def _shard(self, index: int) -> Shard:
         """Return a shard, opening it if it is not open. Different shards are opened in parallel."""
-        slot = self._open.slot(self, index, self._wanted_shards)
+        slot = self._open_shards.slot(self, index, self._wanted_shards)
         with slot.lock:
             if slot.shard is None:
                 info = self.shards[index]
@@ -255,8 +264,8 @@ class Job:
 
 
 def _cut(
-    samples: Mapping[SampleRef, Sized], patches: NDArray[np.uint8], mel: NDArray[np.float16]
-) -> Iterator[tuple[SampleRef, Sized, NDArray[np.uint8], NDArray[np.float16]]]:
+    samples: Mapping[SampleRef, SizedSample], patches: NDArray[np.uint8], mel: NDArray[np.float16]
+) -> Iterator[tuple[SampleRef, SizedSample, NDArray[np.uint8], NDArray[np.float16]]]:
     """Yield each sample with its slices of the arrays that hold the media of all samples."""
     patch = frame = 0
     for ref, sized in samples.items():

@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 from headrace.errors import DatasetError, SpecError
 from headrace.observability.logs import pairs
-from headrace.preprocessor.decoding import Loaded
-from headrace.preprocessor.job_work import Job
-from headrace.preprocessor.payload.probed import Probed
+from headrace.preprocessor.decoding import LoadedSample
+from headrace.preprocessor.job_work import JobWork
+from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.sources.blob import BlobCache
 from headrace.preprocessor.sources.open_shards import OpenShards
 from headrace.spec import load_spec_json
@@ -20,21 +20,21 @@ log = logging.getLogger(__name__)
 class KnownJobs:
     """The jobs announced to this process by name, open or refused. Not thread-safe."""
 
-    def __init__(self, cache: BlobCache, media: Probed[Loaded]) -> None:
+    def __init__(self, cache: BlobCache, media: ProbeCache[LoadedSample]) -> None:
         """`cache` holds the remote shards of all jobs, `media` the samples that stay in memory from probing to decoding."""
         self._cache = cache
         self._media = media
         self._open_shards = OpenShards()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, JobWork] = {}
         self._refused: dict[str, str] = {}
 
-    def __getitem__(self, name: str) -> Job:
+    def __getitem__(self, name: str) -> JobWork:
         """Return an open job. Raises DatasetError, which says why, if it could not be opened here, KeyError if it is unknown."""
         if name in self._refused:
             raise DatasetError(self._refused[name])
         return self._jobs[name]
 
-    def get(self, name: str) -> Job | None:
+    def get(self, name: str) -> JobWork | None:
         """Return an open job; None if it could not be opened here or is unknown."""
         return self._jobs.get(name)
 
@@ -42,7 +42,7 @@ class KnownJobs:
         """Open a job. If that fails (its spec is of another release, there is no memory for it), the job's orders are refused
         and the process goes on with the other jobs."""
         try:
-            self._jobs[name] = Job(name, load_spec_json(spec_json), self._cache, ticket_key, self._media, self._open_shards)
+            self._jobs[name] = JobWork(name, load_spec_json(spec_json), self._cache, ticket_key, self._media, self._open_shards)
         except Exception as err:
             log.error("job not opened %s", pairs(job=name, error=f"{type(err).__name__}: {err}"))
             self._refused[name] = f"a preprocessor cannot open the job: {str(err) or type(err).__name__}"

@@ -22,7 +22,7 @@ from headrace.observability.logs import pairs
 from headrace.preprocessor.access import NOTHING, Access, granting
 from headrace.preprocessor.decode_memory import decoding_within
 from headrace.preprocessor.engine import Engine, read_ahead_parts
-from headrace.preprocessor.payload import occupancy
+from headrace.preprocessor.payload import gauges
 from headrace.preprocessor.payload.arena import Arena, open_arena
 from headrace.preprocessor.payload.part import Entry, Payload
 from headrace.preprocessor.payload.payload_store import PayloadStore
@@ -205,7 +205,7 @@ async def serve(
     media_bytes = int(PROBED_SHARE * budget_bytes)
     arena = open_arena(budget_bytes - media_bytes - read_ahead.max_bytes)
     store = PayloadStore(budget_bytes - media_bytes, arena, read_ahead)
-    occupancy.watch(store, read_ahead, arena)
+    gauges.watch(store, read_ahead, arena)
     servicer = PayloadServicer(store, lambda job: engine.ticket_key(job), arena)
     writer = PayloadWriter(arena, with_checksum=with_checksum)
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # not the process id, which is alike in containers

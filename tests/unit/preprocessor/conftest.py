@@ -1,4 +1,4 @@
-"""Shared pieces: the hostile files, a pipeline, writers of small shards, and a shard cache before a web site."""
+"""Shared pieces: the hostile files, a processor, writers of small shards, and a shard cache before a web site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from headrace.preprocessor.decoding import Pipeline
+from headrace.preprocessor.decoding import SampleProcessor
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.preprocessor.sources.download import Retry
 from headrace.spec import JobSpec, SourceSpec, parse_spec
@@ -41,8 +41,8 @@ def source(spec: JobSpec) -> SourceSpec:
 
 
 @pytest.fixture(scope="session")
-def pipeline(spec: JobSpec) -> Pipeline:
-    return Pipeline(spec)
+def processor(spec: JobSpec) -> SampleProcessor:
+    return SampleProcessor(spec)
 
 
 @pytest.fixture

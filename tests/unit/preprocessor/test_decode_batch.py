@@ -13,10 +13,10 @@ import pytest
 import soundfile
 
 from headrace.manifest import ShardInfo
-from headrace.preprocessor.decoding import Loaded, Pipeline, Row
-from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.decoding import LoadedSample, Row, SampleProcessor
+from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.payload.arena import Arena
-from headrace.preprocessor.payload.probed import Probed
+from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.quarantine import Reason
 from headrace.sample import SampleRef
@@ -33,7 +33,7 @@ def recording(seconds: float) -> bytes:
 
 
 @pytest.fixture
-def job(tmp_path: Path, spec: JobSpec, write_tar: Callable[..., Path], jpeg: bytes, hostile: Path) -> Iterator[Job]:
+def job(tmp_path: Path, spec: JobSpec, write_tar: Callable[..., Path], jpeg: bytes, hostile: Path) -> Iterator[JobWork]:
     """Five samples; the second one's pixels are cut short behind a sound header."""
     png = (hostile / "images" / "rgba.png").read_bytes()
     members: dict[str, Any] = {
@@ -49,7 +49,7 @@ def job(tmp_path: Path, spec: JobSpec, write_tar: Callable[..., Path], jpeg: byt
         "last.flac": recording(0.3),
         "last.json": {"images": ["jpg"], "audios": ["flac"], "texts": ["<image><audio>", "both"]},
     }
-    job = Job("test", spec)
+    job = JobWork("test", spec)
     job.shards = (ShardInfo(source=0, url=str(write_tar(members)), name="data/shard.tar"),)
     yield job
     job.close()
@@ -63,14 +63,14 @@ def cells(batch: pa.RecordBatch, column: str) -> list[list[Any]]:
     return [list(cell) for cell in batch.column(column).to_pylist()]
 
 
-def row_of(job: Job, name: str) -> Row:
+def row_of(job: JobWork, name: str) -> Row:
     (ref,) = refs(name)
-    row = job._attempt(ref, job.pipeline.decode)
+    row = job._attempt(ref, job.processor.decode)
     assert isinstance(row, Row)
     return row
 
 
-def test_rows_come_in_the_given_order_with_their_values(job: Job) -> None:
+def test_rows_come_in_the_given_order_with_their_values(job: JobWork) -> None:
     order = ["last", "words", "whole", "sound"]
     batch, rejected = job.decode_batch(refs(*order))
     batch.validate(full=True)
@@ -82,7 +82,7 @@ def test_rows_come_in_the_given_order_with_their_values(job: Job) -> None:
         assert mel == row.mel.reshape(-1).tolist()
 
 
-def test_damage_behind_the_header_is_left_out(job: Job) -> None:
+def test_damage_behind_the_header_is_left_out(job: JobWork) -> None:
     batch, rejected = job.decode_batch(refs("whole", "cut", "last"))
     batch.validate(full=True)
     assert batch.column("sample_id").to_pylist() == [100, 104]
@@ -90,36 +90,36 @@ def test_damage_behind_the_header_is_left_out(job: Job) -> None:
     assert cells(batch, "patches") == [row_of(job, name).patches.reshape(-1).tolist() for name in ("whole", "last")]
 
 
-def test_nothing_left(job: Job) -> None:
+def test_nothing_left(job: JobWork) -> None:
     batch, rejected = job.decode_batch(refs("cut"))
     assert (batch.num_rows, len(rejected)) == (0, 1)
     assert job.decode_batch([])[0].num_rows == 0
 
 
-def test_what_was_probed_here_is_not_tokenised_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_probed_here_is_not_tokenised_again(job: JobWork, monkeypatch: pytest.MonkeyPatch) -> None:
     order = refs("whole", "sound", "words")
     alone, _ = job.decode_batch(order)
     job.probe(order)
     with monkeypatch.context() as patch:
-        patch.setattr(Pipeline, "size", lambda *_: pytest.fail("sized twice"))
+        patch.setattr(SampleProcessor, "size", lambda *_: pytest.fail("sized twice"))
         assert job.decode_batch(order)[0].equals(alone)
     assert job.decode_batch(order)[0].equals(alone)  # evicted and asked for once more: sized anew
 
 
-def test_what_stays_in_memory_since_it_was_probed_is_not_read_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stays_in_memory_since_it_was_probed_is_not_read_again(job: JobWork, monkeypatch: pytest.MonkeyPatch) -> None:
     order = refs("whole", "sound", "words")
     alone, _ = job.decode_batch(order)
-    keeping = Job("test", job.spec, media=Probed[Loaded](1 << 20))
+    keeping = JobWork("test", job.spec, media=ProbeCache[LoadedSample](1 << 20))
     keeping.shards = job.shards
     keeping.probe(order)
     with monkeypatch.context() as patch:
-        patch.setattr(Pipeline, "load", lambda *_: pytest.fail("read twice"))
+        patch.setattr(SampleProcessor, "load", lambda *_: pytest.fail("read twice"))
         assert keeping.decode_batch(order)[0].equals(alone)
     assert keeping.decode_batch(order)[0].equals(alone)  # evicted and asked for once more: read anew
     keeping.close()
 
 
-def test_what_was_probed_and_then_changed_is_refused(job: Job) -> None:
+def test_what_was_probed_and_then_changed_is_refused(job: JobWork) -> None:
     order = refs("whole", "last")
     job.probe(order)
     job._sizes.put(job.name, order[0], job._sizes.take(job.name, order[1]), 0)  # type: ignore[arg-type]
@@ -128,15 +128,17 @@ def test_what_was_probed_and_then_changed_is_refused(job: Job) -> None:
     assert [item.reason for item in rejected] == [Reason.CORRUPT_MEDIA]
 
 
-def test_pixels_and_sound_are_decoded_into_the_payload_itself(job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_and_sound_are_decoded_into_the_payload_itself(
+    job: JobWork, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled: list[tuple[int, int]] = []
-    fill = Pipeline.fill
+    decode_into = SampleProcessor.decode_into
 
-    def noting(pipeline: Pipeline, sized: Any, patches: Any, mel: Any) -> Row:
+    def noting(processor: SampleProcessor, sized: Any, patches: Any, mel: Any) -> Row:
         filled.append((patches.ctypes.data, mel.ctypes.data))
-        return fill(pipeline, sized, patches, mel)
+        return decode_into(processor, sized, patches, mel)
 
-    monkeypatch.setattr(Pipeline, "fill", noting)
+    monkeypatch.setattr(SampleProcessor, "decode_into", noting)
     payload = job.decode(job.load(refs("whole", "last", "sound")), PayloadWriter(arena))
     (batch,) = read_batches(payload.data)
     assert payload.slot is not None
@@ -144,7 +146,7 @@ def test_pixels_and_sound_are_decoded_into_the_payload_itself(job: Job, arena: A
 
 
 @pytest.mark.parametrize("names", [("whole", "cut", "last"), ("whole", "last"), ("words",), ("sound",), ()])
-def test_a_payload_in_shared_memory_is_the_same_as_on_the_heap(job: Job, arena: Arena, names: tuple[str, ...]) -> None:
+def test_a_payload_in_shared_memory_is_the_same_as_on_the_heap(job: JobWork, arena: Arena, names: tuple[str, ...]) -> None:
     payload = job.decode(job.load(refs(*names)), PayloadWriter(arena))
     (batch,) = read_batches(payload.data)
     batch.validate(full=True)
@@ -156,11 +158,11 @@ def test_a_payload_in_shared_memory_is_the_same_as_on_the_heap(job: Job, arena: 
     assert arena.statistics().used_bytes == 0, "nothing else is kept"
 
 
-def test_a_part_that_cannot_be_decoded_leaves_nothing_behind(job: Job, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_cannot_be_decoded_leaves_nothing_behind(job: JobWork, arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: Any) -> Row:
         raise MemoryError
 
-    monkeypatch.setattr(Pipeline, "fill", no_memory)
+    monkeypatch.setattr(SampleProcessor, "decode_into", no_memory)
     with pytest.raises(MemoryError):
         job.decode(job.load(refs("whole")), PayloadWriter(arena))
     assert arena.statistics().used_bytes == 0
@@ -177,7 +179,7 @@ def values(column: str, batch: pa.RecordBatch) -> int:
     return int(batch.column(column).values.buffers()[1].address)
 
 
-def test_payload_is_the_batch_as_a_stream(job: Job) -> None:
+def test_payload_is_the_batch_as_a_stream(job: JobWork) -> None:
     wanted = refs("whole", "cut", "last")
     batch, rejected = job.decode_batch(wanted)
     payload = PayloadWriter().write(batch, rejected)

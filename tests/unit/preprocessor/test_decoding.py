@@ -1,4 +1,4 @@
-"""The pipeline: probe and decode agree, the formats agree, and the batch holds what the rows hold."""
+"""The processor: probe and decode agree, the formats agree, and the batch holds what the rows hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.errors import SpecError
-from headrace.preprocessor.decoding import Pipeline, Row, Sized, probe_of
+from headrace.preprocessor.decoding import Row, SampleProcessor, SizedSample, probe_of
 from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.text import load_encoder
 from headrace.sample import SCHEMA
@@ -42,12 +42,12 @@ def shards(tmp_path: Path, write_tar: Callable[..., Path], jpeg: bytes, flac: by
     return [write_tar(tar), tmp_path / "s.parquet", tmp_path / "s.jsonl"]
 
 
-def test_all_formats_give_the_same_row(shards: list[Path], pipeline: Pipeline, source: SourceSpec) -> None:
+def test_all_formats_give_the_same_row(shards: list[Path], processor: SampleProcessor, source: SourceSpec) -> None:
     rows = []
     for path in shards:
         with open_shard(str(path), source) as shard:
             record = shard.read(0)
-            probe, row = probe_of("sample", pipeline.size(pipeline.load(record, source))), pipeline.decode(record, source)
+            probe, row = probe_of("sample", processor.size(processor.load(record, source))), processor.decode(record, source)
         rows.append(row)
         assert probe.num_tokens == len(row.input_ids)
         assert probe.num_targets == (row.labels != -100).sum()
@@ -60,21 +60,25 @@ def test_all_formats_give_the_same_row(shards: list[Path], pipeline: Pipeline, s
     assert rows[0].nbytes == 80 * 588 + 50 * 128 * 2 + rows[0].input_ids.nbytes * 2 + 2 * 12 + 4
 
 
-def test_placeholders_are_as_many_as_the_encoders_give(shards: list[Path], pipeline: Pipeline, source: SourceSpec) -> None:
+def test_placeholders_are_as_many_as_the_encoders_give(
+    shards: list[Path], processor: SampleProcessor, source: SourceSpec
+) -> None:
     with open_shard(str(shards[0]), source) as shard:
-        ids = pipeline.decode(shard.read(0), source).input_ids.tolist()
+        ids = processor.decode(shard.read(0), source).input_ids.tolist()
     control = load_encoder("").control
     assert ids.count(control["<|image_pad|>"]) == (16 + 64) // 4
     assert ids.count(control["<|audio_pad|>"]) == 7  # 50 frames, 8 a token
-    assert max(ids) < pipeline.vocabulary.size
+    assert max(ids) < processor.vocabulary.size
 
 
-def test_batch_holds_the_rows(shards: list[Path], write_tar: Callable[..., Path], pipeline: Pipeline, source: SourceSpec) -> None:
+def test_batch_holds_the_rows(
+    shards: list[Path], write_tar: Callable[..., Path], processor: SampleProcessor, source: SourceSpec
+) -> None:
     rows = []
     for path in (shards[0], write_tar({"t.json": {"texts": ["only text"]}}, name="t.tar"), shards[1]):
         with open_shard(str(path), source) as shard:
-            rows.append(pipeline.decode(shard.read(0), source))
-    batch = pipeline.encode([7, 3, 5], rows)
+            rows.append(processor.decode(shard.read(0), source))
+    batch = processor.encode([7, 3, 5], rows)
     batch.validate(full=True)
     assert batch.schema == SCHEMA
     assert batch.column("sample_id").to_pylist() == [7, 3, 5]
@@ -85,40 +89,42 @@ def test_batch_holds_the_rows(shards: list[Path], write_tar: Callable[..., Path]
     assert batch.column("flags").to_pylist() == [0, 0, 0]
 
 
-def test_empty_batch(pipeline: Pipeline) -> None:
-    batch = pipeline.encode([], [])
+def test_empty_batch(processor: SampleProcessor) -> None:
+    batch = processor.encode([], [])
     batch.validate(full=True)
     assert batch.num_rows == 0
     assert batch.schema == SCHEMA
 
 
-def test_single_row_is_not_copied(shards: list[Path], pipeline: Pipeline, source: SourceSpec) -> None:
+def test_single_row_is_not_copied(shards: list[Path], processor: SampleProcessor, source: SourceSpec) -> None:
     with open_shard(str(shards[0]), source) as shard:
-        row = pipeline.decode(shard.read(0), source)
-    values = pipeline.encode([0], [row]).column("patches").flatten()
+        row = processor.decode(shard.read(0), source)
+    values = processor.encode([0], [row]).column("patches").flatten()
     assert values.buffers()[1].address == row.patches.ctypes.data
 
 
-def test_rows_that_share_a_room_are_not_copied(shards: list[Path], pipeline: Pipeline, source: SourceSpec) -> None:
+def test_rows_that_share_a_room_are_not_copied(shards: list[Path], processor: SampleProcessor, source: SourceSpec) -> None:
     with open_shard(str(shards[0]), source) as shard:
-        alone = pipeline.decode(shard.read(0), source)
-        loaded = pipeline.load(shard.read(0), source)
-    sizes = pipeline.size(loaded)
-    room = patches, mel = pipeline.room([sizes, sizes])
+        alone = processor.decode(shard.read(0), source)
+        loaded = processor.load(shard.read(0), source)
+    sizes = processor.size(loaded)
+    arrays = patches, mel = processor.allocate([sizes, sizes])
     rows = [
-        pipeline.fill(Sized(loaded=loaded, sizes=sizes), patches[at * 80 : (at + 1) * 80], mel[at * 50 : (at + 1) * 50])
+        processor.decode_into(
+            SizedSample(loaded=loaded, sizes=sizes), patches[at * 80 : (at + 1) * 80], mel[at * 50 : (at + 1) * 50]
+        )
         for at in range(2)
     ]
-    batch = pipeline.encode([0, 1], rows, room)
+    batch = processor.encode([0, 1], rows, arrays)
     batch.validate(full=True)
-    assert batch.equals(pipeline.encode([0, 1], [alone, alone]))
+    assert batch.equals(processor.encode([0, 1], [alone, alone]))
     for name, array in (("patches", patches), ("mel", mel)):
         assert batch.column(name).flatten().buffers()[1].address == array.ctypes.data
 
 
-def test_threads_give_the_same(shards: list[Path], pipeline: Pipeline, source: SourceSpec) -> None:
+def test_threads_give_the_same(shards: list[Path], processor: SampleProcessor, source: SourceSpec) -> None:
     with open_shard(str(shards[0]), source) as shard, ThreadPoolExecutor(4) as pool:
-        rows = list(pool.map(lambda _: pipeline.decode(shard.read(0), source), range(24)))
+        rows = list(pool.map(lambda _: processor.decode(shard.read(0), source), range(24)))
     assert all(same(rows[0], row) for row in rows)
 
 
@@ -129,11 +135,11 @@ def with_spec(**parts: Any) -> JobSpec:
 def test_numbers_of_another_model_family(shards: list[Path], source: SourceSpec) -> None:
     """Patches of 16 merged 4 x 4, 80 mel bins at 20 ms: data in the spec, no other code."""
     image = {"patch": 16, "merge": 4, "min_pixels": 64 * 64, "max_pixels": 64 * 64 * 4}
-    pipeline = Pipeline(with_spec(image=image, audio={"mel_bins": 80, "hop_s": 0.02, "frames_per_token": 5}))
+    processor = SampleProcessor(with_spec(image=image, audio={"mel_bins": 80, "hop_s": 0.02, "frames_per_token": 5}))
     with open_shard(str(shards[0]), source) as shard:
         probe, row = (
-            probe_of("sample", pipeline.size(pipeline.load(shard.read(0), source))),
-            pipeline.decode(shard.read(0), source),
+            probe_of("sample", processor.size(processor.load(shard.read(0), source))),
+            processor.decode(shard.read(0), source),
         )
     assert row.patches.shape == (sum(probe.image_patches), 3 * 16 * 16)
     assert probe.image_patches == (16, 64)
@@ -143,4 +149,4 @@ def test_numbers_of_another_model_family(shards: list[Path], source: SourceSpec)
 
 def test_wrong_tokenizer_is_the_specs_fault() -> None:
     with pytest.raises(SpecError, match=r"text\.tokenizer"):
-        Pipeline(with_spec(text={"tokenizer": "/no/such.json"}))
+        SampleProcessor(with_spec(text={"tokenizer": "/no/such.json"}))

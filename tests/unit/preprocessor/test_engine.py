@@ -19,7 +19,7 @@ from headrace.manifest import ShardInfo
 from headrace.message_codec import ref_message, shard_message
 from headrace.observability import metrics
 from headrace.preprocessor.engine import Engine, read_ahead_parts
-from headrace.preprocessor.payload.part import Stage
+from headrace.preprocessor.payload.part import PartStage
 from headrace.preprocessor.payload.payload_store import PayloadStore
 from headrace.preprocessor.payload.staging import ReadAhead
 from headrace.preprocessor.payload.writer import PayloadWriter
@@ -209,7 +209,7 @@ async def test_a_shard_that_is_slow_to_come_holds_up_no_decoding(start: Start, g
         worker.orders.decode(f"part-{n}", (1, n), priority=1 + n)
     leases = [(await worker.orders.heard("part_decoded")).lease for _ in range(4)]
     assert sorted(leases) == [f"lease-part-{n}" for n in range(4)]
-    assert worker.store.stage_parts[Stage.READ] == 1
+    assert worker.store.stage_parts[PartStage.READ] == 1
     gated.gates["slow"].set()
     assert (await worker.orders.heard("part_decoded")).lease == "lease-slow"
 
@@ -233,7 +233,7 @@ async def test_as_many_parts_are_read_ahead_as_there_is_place_for(start: Start, 
     await asyncio.to_thread(gated.asked["slow"].wait, PATIENCE_S)
     worker.orders.orders.put_nowait(FleetOrder(list_shards=fleet_pb2.ListShards(lease="x", job="none")))  # all is taken then
     await worker.orders.heard("order_failed")
-    assert worker.store.stage_parts == {Stage.READ: 3, Stage.WAITING: 2}
+    assert worker.store.stage_parts == {PartStage.READ: 3, PartStage.WAITING: 2}
     gated.gates["slow"].set()
     leases = [(await worker.orders.heard("part_decoded")).lease for _ in range(5)]
     assert sorted(leases) == [f"lease-part-{n}" for n in range(5)]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.preprocessor import audio, image
-from headrace.preprocessor.decoding import Pipeline, Row, probe_of
+from headrace.preprocessor.decoding import Row, SampleProcessor, probe_of
 from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.text import CONTROL_TOKENS, load_encoder
 from headrace.quarantine import BadSampleError, Reason
@@ -65,7 +65,7 @@ class Outcome:
         return [reason for name, reason in self.reasons if name == key]
 
 
-def read_all(path: Path, pipeline: Pipeline, source: SourceSpec) -> Outcome:
+def read_all(path: Path, processor: SampleProcessor, source: SourceSpec) -> Outcome:
     outcome = Outcome()
     with open_shard(str(path), source) as shard:
         outcome.num_rows = shard.num_rows
@@ -74,14 +74,14 @@ def read_all(path: Path, pipeline: Pipeline, source: SourceSpec) -> Outcome:
             key = shard.key(index)
             probed = decoded = None
             try:
-                probed = probe_of("sample", pipeline.size(pipeline.load(shard.read(index), source)))
-                decoded = pipeline.decode(shard.read(index), source)
+                probed = probe_of("sample", processor.size(processor.load(shard.read(index), source)))
+                decoded = processor.decode(shard.read(index), source)
             except BadSampleError as err:
                 outcome.reasons.append((key, err.reason))
                 continue
             assert_agree(probed, decoded)
             outcome.probes[key], outcome.rows[key] = probed, decoded
-    batch = pipeline.encode(range(len(outcome.rows)), list(outcome.rows.values()))
+    batch = processor.encode(range(len(outcome.rows)), list(outcome.rows.values()))
     batch.validate(full=True)
     return outcome
 
@@ -97,11 +97,16 @@ def assert_agree(probe: Probe, row: Row) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_hostile_file(
-    case: dict[str, Any], write_tar: Callable[..., Path], pipeline: Pipeline, spec: JobSpec, source: SourceSpec, jpeg: bytes
+    case: dict[str, Any],
+    write_tar: Callable[..., Path],
+    processor: SampleProcessor,
+    spec: JobSpec,
+    source: SourceSpec,
+    jpeg: bytes,
 ) -> None:
     path = HOSTILE / case["path"]
     if case["modality"] in ("archive", "parquet"):
-        outcome = read_all(path, pipeline, source)
+        outcome = read_all(path, processor, source)
         check_container(case, outcome)
         return
     data = path.read_bytes()
@@ -116,7 +121,7 @@ def test_hostile_file(
                 "z.json": neighbour,
             }
         ),
-        pipeline,
+        processor,
         source,
     )
     assert {"a", "z"} <= outcome.rows.keys(), "good neighbours come out"

@@ -105,7 +105,7 @@ def fill_store(store: PayloadStore, writer: PayloadWriter, key: bytes, sizes: li
             ticket = make_ticket(JOB, f"{size}/{number}", key)
             entry = store.add(Entry(ticket=ticket, job=JOB, step=0, priority=0, refs=()))
             entry.decoding = True
-            store.fill(entry, writer.write(batch, ()))
+            store.put_payload(entry, writer.write(batch, ()))
             tickets.setdefault(size, []).append(ticket)
     return tickets
 

@@ -13,8 +13,8 @@ import torch
 
 from headrace.errors import DatasetError
 from headrace.preprocessor import audio, image
-from headrace.preprocessor.decoding import Loaded, LoadedPart, Sized
-from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.decoding import LoadedPart, LoadedSample, SizedSample
+from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.payload.arena import open_arena
 from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.sources import list_shards
@@ -61,14 +61,14 @@ def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object
     `say` is called with a text before each measurement. Raises DatasetError where there is no usable sample.
     """
     torch.set_num_threads(1)
-    job = Job(spec.name, spec)
+    job = JobWork(spec.name, spec)
     job.shards = tuple(list_shards(spec))
     try:
         say("reading the shards")
         refs = list(itertools.islice(_refs(job), limit))
         parts = [refs[begin : begin + PART_SAMPLES] for begin in range(0, len(refs), PART_SAMPLES)]
         loaded = [job.load(part) for part in parts]
-        sized = [_sized(job, item) for part in loaded for item in part.samples.values() if isinstance(item, Loaded)]
+        sized = [_sized(job, item) for part in loaded for item in part.samples.values() if isinstance(item, LoadedSample)]
         good = [sample for sample in sized if sample is not None]
         if not good:
             raise DatasetError(f"{spec.sources[0].path} has no usable sample among the first {len(refs)}")
@@ -86,26 +86,26 @@ def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object
     return PreprocessFigures(num_samples=len(good), num_refused=len(refs) - len(good), stages=tuple(stages), samples_per_s=rates)
 
 
-def _refs(job: Job) -> Iterator[SampleRef]:
+def _refs(job: JobWork) -> Iterator[SampleRef]:
     """Yield the rows of all shards in turn, opening each shard when it is needed."""
     for shard in range(len(job.shards)):
         for row in range(job.index(shard)[0]):
             yield SampleRef(sample_id=0, shard=shard, row=row)
 
 
-def _sized(job: Job, loaded: Loaded) -> Sized | None:
+def _sized(job: JobWork, loaded: LoadedSample) -> SizedSample | None:
     """Return a loaded sample with its sizes, or None if it is damaged."""
     try:
-        return Sized(loaded=loaded, sizes=job.pipeline.size(loaded))
+        return SizedSample(loaded=loaded, sizes=job.processor.size(loaded))
     except BadSampleError:
         return None
 
 
 def _stages(
-    job: Job,
+    job: JobWork,
     refs: Sequence[Sequence[SampleRef]],
     loaded: Sequence[LoadedPart],
-    good: Sequence[Sized],
+    good: Sequence[SizedSample],
     say: Callable[[str], object],
 ) -> Iterator[Stage]:
     samples = len(good)
@@ -118,7 +118,7 @@ def _stages(
     say("stages on one core: read")
     yield _stage("read", lambda: [job.load(part) for part in refs], samples, media_mb, "MB")
     say("stages on one core: headers and tokens")
-    records = [item for part in loaded for item in part.samples.values() if isinstance(item, Loaded)]
+    records = [item for part in loaded for item in part.samples.values() if isinstance(item, LoadedSample)]
     yield _stage("headers, tokens", lambda: [_sized(job, item) for item in records], samples, tokens, "tokens")
     if images:
         say("stages on one core: images")
@@ -145,7 +145,7 @@ def _each(items: Sequence[bytes], decode: Callable[[bytes], object]) -> None:
             continue
 
 
-def _whole(job: Job, refs: Sequence[Sequence[SampleRef]], samples: int) -> Stage:
+def _whole(job: JobWork, refs: Sequence[Sequence[SampleRef]], samples: int) -> Stage:
     """Time all that a preprocessor does with a sample, up to writing it into shared memory if there is any."""
     arena = open_arena(ARENA_BYTES)
     writer = PayloadWriter(arena)
@@ -174,7 +174,7 @@ def _stage(name: str, work: Callable[[], object], samples: int, amount: float, u
     return Stage(name=name, cpu_s_per_sample=cpu / (passes * samples), amount=amount / samples, unit=unit)
 
 
-def _rate(job: Job, parts: Sequence[Sequence[SampleRef]], threads: int) -> float:
+def _rate(job: JobWork, parts: Sequence[Sequence[SampleRef]], threads: int) -> float:
     """Measure the samples per second on `threads` threads, from the shard to the Arrow batch."""
     with ThreadPoolExecutor(threads) as pool:
         begin, done = perf_counter(), 0

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.preprocessor import audio, image
 from headrace.preprocessor.decoding import probe_of
-from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Text
 from headrace.quarantine import Rejected
@@ -34,13 +34,13 @@ class MeasuredSample(Probe):
     """Longer side of each image as stored, before it is scaled to the patch grid."""
 
 
-class MeasuringJob(Job):
+class MeasuringJob(JobWork):
     """A job that only probes samples and decodes none."""
 
     def __init__(self, spec: JobSpec) -> None:
-        """Make the pipeline. Raises SpecError where its tokenizer cannot be read."""
+        """Make the sample processor. Raises SpecError where its tokenizer cannot be read."""
         super().__init__(spec.name, spec)
-        _ = self.pipeline  # made now, so that a tokenizer that does not fit is found before the data is read
+        _ = self.processor  # made now, so that a tokenizer that does not fit is found before the data is read
 
     def measure(self, refs: Sequence[SampleRef]) -> tuple[list[MeasuredSample], list[Rejected]]:
         """Probe samples; return the good ones and the rejected ones, each in the order of `refs`."""
@@ -50,8 +50,8 @@ class MeasuringJob(Job):
 
     def _measured(self, ref: SampleRef, record: Record, source: SourceSpec) -> MeasuredSample:
         """Probe one sample from its record. Raises BadSampleError where the sample is rejected."""
-        loaded = self.pipeline.load(record, source)
-        probe = probe_of(self.sample_name(ref), self.pipeline.size(loaded))
+        loaded = self.processor.load(record, source)
+        probe = probe_of(self.sample_name(ref), self.processor.size(loaded))
         return MeasuredSample(
             name=probe.name,
             num_tokens=probe.num_tokens,

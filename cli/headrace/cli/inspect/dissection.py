@@ -19,11 +19,11 @@ from PIL import Image as Pillow
 from headrace.cli.inspect.preview import tokens_of
 from headrace.errors import DatasetError
 from headrace.preprocessor import audio, image
-from headrace.preprocessor.decoding import Loaded, Pipeline
+from headrace.preprocessor.decoding import LoadedSample, SampleProcessor
 from headrace.preprocessor.image import header
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Segment, Text, to_sample
 from headrace.preprocessor.sources import Shard
-from headrace.preprocessor.text.template import Sequence, load_template
+from headrace.preprocessor.text.template import TokenSequence, load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.spec import JobSpec, SourceSpec
 
@@ -74,7 +74,7 @@ class _Dissection:
     def __init__(self, spec: JobSpec) -> None:
         self.report = _nothing()
         self._spec = spec
-        self._pipeline = Pipeline(spec)
+        self._processor = SampleProcessor(spec)
         self._piece = ""
 
     def run(self, shard: Shard, row: int, source: SourceSpec) -> None:
@@ -90,7 +90,7 @@ class _Dissection:
             self.report["media"].append({"medium": name, "bytes": len(medium.data), **_header(medium)})
         for name, medium, about in self._by_kind(names, media):
             about |= self._timed(f"look into the header of {name}", partial(self._sizes, medium))
-        sizes = self._timed("make the tokens", lambda: self._pipeline.size(Loaded(sample=sample)))
+        sizes = self._timed("make the tokens", lambda: self._processor.size(LoadedSample(sample=sample)))
         self.report["tokens"] = self._tokens(sizes.sequence)
         for name, medium, about in self._by_kind(names, media):
             self._piece = f"decode {name}"
@@ -133,7 +133,7 @@ class _Dissection:
         mel = audio.decode(medium.data, self._spec.audio)
         return f"{' x '.join(map(str, mel.shape))} {mel.dtype}"
 
-    def _tokens(self, sequence: Sequence) -> dict[str, Any]:
+    def _tokens(self, sequence: TokenSequence) -> dict[str, Any]:
         template = load_template(self._spec.text)
         shown = [[token.text, token.learnt] for token in tokens_of(sequence.input_ids, sequence.labels, template)]
         return {"count": len(sequence.input_ids), "with_loss": sequence.num_targets, "text": shown}

@@ -210,7 +210,7 @@ def _recorder(args: argparse.Namespace, job: MeasuringJob) -> CostRecorder:
     from headrace.cli.costs.dataset_costs import CostRecorder
     from headrace.cli.costs.model_options import estimator_of
 
-    estimator = estimator_of(args, job.spec, job.pipeline.vocabulary.size)
+    estimator = estimator_of(args, job.spec, job.processor.vocabulary.size)
     return CostRecorder(CostTableWriter(args.costs), estimator)
 
 

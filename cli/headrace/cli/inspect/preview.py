@@ -20,7 +20,7 @@ from headrace.errors import UserError
 from headrace.manifest import Shards
 from headrace.preprocessor.audio import num_tokens
 from headrace.preprocessor.decoding import Row
-from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.text.template import ChatTemplate, load_template
 from headrace.quarantine import Rejected
 from headrace.sample import LABEL_IGNORED, SampleRef
@@ -29,7 +29,7 @@ from headrace.spec import AudioSpec, ImageSpec, JobSpec
 _SPECTRUM_SPAN = 2.0  # largest distance of a log-mel value from the maximum: 8 / 4, see headrace.preprocessor.audio
 
 
-class PreviewJob(Job):
+class PreviewJob(JobWork):
     """A job that decodes samples one by one."""
 
     def row(self, ref: SampleRef) -> Row | Rejected:
@@ -37,7 +37,7 @@ class PreviewJob(Job):
 
         Raises DatasetError, OSError or MemoryError where it cannot be read on this machine.
         """
-        return self._attempt(ref, self.pipeline.decode)
+        return self._attempt(ref, self.processor.decode)
 
 
 def write_preview(out: Path, spec: JobSpec, shards: Shards, refs: Sequence[SampleRef], *, subtitle: str) -> Path:

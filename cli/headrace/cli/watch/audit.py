@@ -88,9 +88,9 @@ def _audit(client: JobsClient, status: JobStatus, order: JobOrder, name_of: Call
 @contextlib.contextmanager
 def _names(order: JobOrder) -> Iterator[Callable[[SampleRef], str]]:
     """Yield a function that returns the name of a sample, which it reads from the shards on this machine."""
-    from headrace.preprocessor.job_work import Job
+    from headrace.preprocessor.job_work import JobWork
 
-    job = Job(order.spec.name, order.spec)
+    job = JobWork(order.spec.name, order.spec)
     job.shards = order.manifest.shards
     try:
         yield job.sample_name

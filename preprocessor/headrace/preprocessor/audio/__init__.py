@@ -53,7 +53,7 @@ _BLOCK_SAMPLES = 2**19  # samples per block over all channels, of which a WAV ma
 _MAX_DENOMINATOR = 1000
 _RESAMPLING_BYTES = 6  # for each frame: the padded signal, and the samples that each of the filters reads
 _PHASES = 16  # phases of a resampling filter that share a matrix product
-_NOTHING = 1e-8  # taps this much smaller than the largest count as zero: outside the window, torchaudio has 1e-17
+_NEGLIGIBLE_TAP = 1e-8  # taps this much smaller than the largest count as zero: outside the window, torchaudio has 1e-17
 
 Waveform = NDArray[np.float32]
 
@@ -253,7 +253,7 @@ class _Resampler:
     def __init__(self, ratio: Fraction) -> None:
         made = torchaudio.transforms.Resample(ratio.denominator, ratio.numerator, dtype=torch.float32)
         filters, step = made.kernel[:, 0], ratio.denominator  # (phases, taps)
-        used = filters.abs() > _NOTHING * filters.abs().max()
+        used = filters.abs() > _NEGLIGIBLE_TAP * filters.abs().max()
         reach = int(used.sum(dim=1).max()) + _PHASES * step // len(filters)  # samples that _PHASES phases read
         repeats = -(-reach // step)
         wide = torch.zeros(repeats, len(filters), filters.shape[1] + (repeats - 1) * step)

@@ -72,7 +72,7 @@ def count_scans(data: bytes, position: int = 2) -> int:
     return scans
 
 
-def of_scans(header: Header, scans: int, channels: int) -> Header:
+def with_scans(header: Header, scans: int, channels: int) -> Header:
     """Return the header with its number of scans; with several, the codec keeps all coefficients, two bytes a channel."""
     return replace(header, scans=scans, pixel_bytes=header.pixel_bytes + 2 * channels) if scans > 1 else header
 
@@ -144,7 +144,7 @@ def _jpeg(data: bytes) -> Header | None:
     header = Header(width=frame[2], height=frame[1], orientation=orientation(exif), plain_jpeg=True)
     channels = frame[3]
     several = kind == _PROGRESSIVE or data[begin] < channels  # data[begin]: channels in this scan
-    return of_scans(header, count_scans(data, position), channels) if several else header
+    return with_scans(header, count_scans(data, position), channels) if several else header
 
 
 def _harmless(marker: int, body: bytes) -> bool:

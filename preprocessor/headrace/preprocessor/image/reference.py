@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from headrace.preprocessor.image.decode_cost import check_cost
-from headrace.preprocessor.image.header import WEBP_BYTES, Header, count_scans, of_scans, orientation
+from headrace.preprocessor.image.header import WEBP_BYTES, Header, count_scans, orientation, with_scans
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import ImageSpec
 
@@ -53,7 +53,7 @@ def read_header(data: bytes, spec: ImageSpec) -> Header:
             plain_jpeg=image.format == "JPEG" and image.mode in ("L", "RGB"),
             pixel_bytes=WEBP_BYTES if image.format == "WEBP" else 8,
         )
-        return of_scans(header, count_scans(data), len(image.getbands())) if image.format in ("JPEG", "MPO") else header
+        return with_scans(header, count_scans(data), len(image.getbands())) if image.format in ("JPEG", "MPO") else header
 
 
 def decode(data: bytes, spec: ImageSpec, scale: int = 1) -> NDArray[np.uint8]:

@@ -241,7 +241,7 @@ def _blend_columns(
     narrow = np.empty((len(first), _ROWS), np.uint32)
     old, new = turned.view(np.uint8), narrow.reshape(-1).view(np.uint8)
     for top in range(0, len(words), _ROWS):
-        _turn(words, top, turned)
+        _transpose_rows(words, top, turned)
         for column in range(len(first)):
             _blend(old, _LANES * first[column], _LANES, flat_weights, column * taps, length[column], new, _LANES * column)
         for row in range(min(_ROWS, len(words) - top)):
@@ -250,7 +250,7 @@ def _blend_columns(
 
 
 @kernel
-def _turn(words: NDArray[np.uint32], top: int, out: NDArray[np.uint32]) -> None:
+def _transpose_rows(words: NDArray[np.uint32], top: int, out: NDArray[np.uint32]) -> None:
     """Transpose the 8 rows from `top` on, repeating the last row if there are fewer. LLVM vectorises it in this form."""
     last = len(words) - 1
     a, b, c, d = words[top], words[min(top + 1, last)], words[min(top + 2, last)], words[min(top + 3, last)]
@@ -290,8 +290,8 @@ def _spreading(_context: Any, words: Any, _start: Any, out: Any, _to: Any, _plan
 _spread = cast(Callable[..., None], intrinsic(_spreading))
 
 
-def _announcing(_context: Any, out: Any, _to: Any) -> tuple[Any, Any]:
-    """Generate the intrinsic `_announce(out, to)`, which prefetches out[to] for writing; it may lie behind the array's end."""
+def _prefetching(_context: Any, out: Any, _to: Any) -> tuple[Any, Any]:
+    """Generate the intrinsic `_prefetch(out, to)`, which prefetches out[to] for writing; it may lie behind the array's end."""
     signature = types.void(out, types.intp)
     byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
 
@@ -307,7 +307,7 @@ def _announcing(_context: Any, out: Any, _to: Any) -> tuple[Any, Any]:
     return signature, generate
 
 
-_announce = cast(Callable[..., None], intrinsic(_announcing))
+_prefetch = cast(Callable[..., None], intrinsic(_prefetching))
 
 
 @kernel
@@ -325,7 +325,7 @@ def _cut(words: NDArray[np.uint32], patch: int, merge: int, out: NDArray[np.uint
             for row in range(top, top + merge * patch, patch):
                 for column in range(left, left + merge * patch, patch):
                     for line in range(to + _AHEAD, to + _AHEAD + 3 * plane, _CACHE_LINE):
-                        _announce(out, line)
+                        _prefetch(out, line)
                     for y in range(patch):
                         if (patch - y) * patch >= _PIXELS:
                             for lane in range(0, patch, _PIXELS):

@@ -18,7 +18,7 @@ from headrace.sample import SampleRef
 from headrace.transport.base import checksum
 
 
-class Stage(StrEnum):
+class PartStage(StrEnum):
     """The stage that a part has reached; the value is the stage's name in the metrics."""
 
     WAITING = "waiting"  # none of its media are in memory
@@ -63,7 +63,7 @@ class Entry:
     priority: int
     refs: tuple[SampleRef, ...]
     shards: tuple[ShardInfo, ...] = ()
-    """Shards of the samples, referenced here so that the job goes on knowing them (`headrace.preprocessor.job_work.Job.keep`)."""
+    """Shards of the samples, referenced here so that the job goes on knowing them (`JobWork.remember_shards`)."""
     killed: Mapping[int, int] = field(default_factory=dict)
     """Sample id -> number of preprocessors that died while working on it; such a sample is rejected unread."""
     left_out: Mapping[int, Rejected] = field(default_factory=dict)
@@ -77,10 +77,10 @@ class Entry:
     """The samples in memory, until they are decoded."""
     decoding: bool = False
     payload: Payload | None = None
-    waiting: int = 0
-    """Number of fetches that wait for the part or are reading it."""
-    fetched: bool = False
-    """Whether a trainer has fetched it or its lease is void: it is evicted first, and not decoded ahead again."""
+    num_fetches: int = 0
+    """Number of fetches by trainers that wait for the part or are reading it."""
+    expendable: bool = False
+    """Whether it is evicted first and not decoded ahead again: a trainer has fetched it, or its lease is void."""
     delivered: bool = False
     """Whether a trainer has fetched it since it was last ordered."""
     evicted: bool = False
@@ -94,12 +94,12 @@ class Entry:
         return [item for item in payload.rejected if item.sample_id not in known] if self.strict else []
 
     @property
-    def stage(self) -> Stage | None:
-        """The part's current stage; None if it was fetched and evicted, and has nothing to do unless it is asked for again."""
+    def stage(self) -> PartStage | None:
+        """The part's current stage; None if it is expendable and not here, so that nothing is done unless it is asked for."""
         if self.payload is not None:
-            return Stage.STORE
+            return PartStage.STORE
         if self.decoding:
-            return Stage.DECODE
+            return PartStage.DECODE
         if self.loading or self.loaded is not None:
-            return Stage.READ
-        return None if self.fetched and not self.waiting else Stage.WAITING
+            return PartStage.READ
+        return None if self.expendable and not self.num_fetches else PartStage.WAITING

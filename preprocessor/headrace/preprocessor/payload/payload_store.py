@@ -22,12 +22,12 @@ from collections.abc import AsyncIterator, Callable
 from headrace.observability import metrics
 from headrace.preprocessor.decoding import LoadedPart
 from headrace.preprocessor.payload.arena import Arena, Slot
-from headrace.preprocessor.payload.part import Entry, Payload, Stage
+from headrace.preprocessor.payload.part import Entry, PartStage, Payload
 from headrace.preprocessor.payload.priority import PriorityQueue
 from headrace.preprocessor.payload.staging import ReadAhead, StageQueue
 
 LENT_SHARE = 0.5  # share of the budget for parts that trainers hold until their commit; the rest is for decoding ahead
-_LOOKS = 8  # parts that one call checks for whether a trainer still holds them; the next call checks others
+_MAX_HOLD_CHECKS = 8  # parts that one call checks for whether a trainer still holds them; the next call checks others
 
 
 class PayloadStore:
@@ -39,19 +39,19 @@ class PayloadStore:
         self._arena = arena
         self._read_ahead = read_ahead
         self._entries: dict[str, Entry] = {}
-        self._to_read = StageQueue(lambda entry: entry.stage is Stage.WAITING and not entry.gone)
+        self._to_read = StageQueue(lambda entry: entry.stage is PartStage.WAITING and not entry.gone)
         self._to_decode = StageQueue(self._is_decodable)
         self._decoding: set[Entry] = set()
         self._payload_bytes = 0
         self._spent: dict[Entry, None] = {}  # decoded and fetched, in the order in which they were last found in use
         self._decoded = PriorityQueue[Entry](
-            lambda entry: -entry.priority, lambda entry: entry.payload is not None and not (entry.fetched or entry.gone)
+            lambda entry: -entry.priority, lambda entry: entry.payload is not None and not (entry.expendable or entry.gone)
         )
         self._lent: dict[Entry, int] = {}  # bytes of parts whose slot a trainer was told and may still hold
         self._lent_bytes = 0
         self._largest_bytes = 1 << 20  # room set aside for each part being decoded; follows the largest recent ones
         self._work = asyncio.Event()
-        self._taking = {Stage.READ: asyncio.Lock(), Stage.DECODE: asyncio.Lock()}  # one waiter a stage is woken, not all
+        self._taking = {PartStage.READ: asyncio.Lock(), PartStage.DECODE: asyncio.Lock()}  # one waiter a stage is woken, not all
 
     @property
     def held_bytes(self) -> int:
@@ -64,13 +64,13 @@ class PayloadStore:
         return self._lent_bytes
 
     @property
-    def stage_bytes(self) -> dict[Stage, int]:
+    def stage_bytes(self) -> dict[PartStage, int]:
         """Bytes at each stage; a part being decoded counts with the room set aside for it. Readable from any thread."""
         read = self._read_ahead.held_bytes if self._read_ahead is not None else 0
-        return {Stage.READ: read, Stage.DECODE: self._reserved_bytes(), Stage.STORE: self.held_bytes}
+        return {PartStage.READ: read, PartStage.DECODE: self._reserved_bytes(), PartStage.STORE: self.held_bytes}
 
     @property
-    def stage_parts(self) -> Counter[Stage]:
+    def stage_parts(self) -> Counter[PartStage]:
         """Number of parts at each stage. Readable from any thread."""
         return Counter(stage for entry in list(self._entries.values()) if (stage := entry.stage) is not None)
 
@@ -84,11 +84,11 @@ class PayloadStore:
         if held is not None and (held.left_out.keys(), held.strict) != (entry.left_out.keys(), entry.strict):
             self.remove(held)
         entry = self._entries.setdefault(entry.ticket, entry)
-        if entry.delivered and not entry.waiting and entry.payload is not None and entry.payload.is_damaged:
+        if entry.delivered and not entry.num_fetches and entry.payload is not None and entry.payload.is_damaged:
             metrics.PARTS_DAMAGED.inc()
             self._drop(entry)
-        entry.fetched = entry.delivered = False
-        self._file(entry)
+        entry.expendable = entry.delivered = False
+        self._enqueue(entry)
         return entry
 
     def get(self, ticket: str) -> Entry | None:
@@ -96,13 +96,13 @@ class PayloadStore:
 
     async def take_to_read(self) -> Entry:
         """Wait until there is a part to read and room for it; mark it as being read and return it."""
-        return await self._taken(Stage.READ, self.next_to_read)
+        return await self._taken(PartStage.READ, self.next_to_read)
 
-    async def take(self) -> Entry:
+    async def take_to_decode(self) -> Entry:
         """Wait until there is a part to decode and room for it; mark it as being decoded and return it."""
-        return await self._taken(Stage.DECODE, self.next_to_decode)
+        return await self._taken(PartStage.DECODE, self.next_to_decode)
 
-    async def _taken(self, stage: Stage, take: Callable[[], Entry | None]) -> Entry:
+    async def _taken(self, stage: PartStage, take: Callable[[], Entry | None]) -> Entry:
         async with self._taking[stage]:
             while (entry := take()) is None:
                 self._work.clear()
@@ -118,7 +118,7 @@ class PayloadStore:
             entry = self._to_read.ahead()
             if entry is None or not self._may_read(entry, self._read_ahead):
                 return None
-        self._read_ahead.begin(entry)
+        self._read_ahead.begin_reading(entry)
         return entry
 
     def next_to_decode(self) -> Entry | None:
@@ -135,20 +135,20 @@ class PayloadStore:
             self._work.set()  # now another part may be read
         return entry
 
-    def put(self, entry: Entry, loaded: LoadedPart) -> None:
+    def put_loaded(self, entry: Entry, loaded: LoadedPart) -> None:
         """Take the samples of a part that has been read, and queue it for decoding; drop them if the part was released."""
         assert self._read_ahead is not None
         if entry.gone:
-            self._read_ahead.fail(entry)
+            self._read_ahead.end_reading(entry)
         else:
             self._read_ahead.put(entry, loaded)
-            self._forsake(entry)
-            self._file(entry)
+            self._drop_unwanted_media(entry)
+            self._enqueue(entry)
         self._trim()
 
-    def fill(self, entry: Entry, payload: Payload) -> None:
+    def put_payload(self, entry: Entry, payload: Payload) -> None:
         """Take the payload of a part that has been decoded, and wake the fetches that wait for it."""
-        self._end(entry)
+        self._end_work(entry)
         if entry.gone:
             self._free(payload)
             self._work.set()
@@ -159,12 +159,12 @@ class PayloadStore:
         self._payload_bytes += payload.data.size
         self._largest_bytes = max(int(self._largest_bytes * 0.9), payload.data.size)
         entry.changed.set()
-        self._file(entry)
+        self._enqueue(entry)
         self._trim()
 
     def abandon(self, entry: Entry) -> None:
         """Drop a part that could not be read or decoded, and wake the fetches that wait for it."""
-        self._end(entry)
+        self._end_work(entry)
         if not entry.gone:
             del self._entries[entry.ticket]
             entry.gone = True
@@ -174,25 +174,25 @@ class PayloadStore:
     @contextlib.asynccontextmanager
     async def held(self, entry: Entry) -> AsyncIterator[Payload | None]:
         """Wait for a part's payload, yield it and keep it until the block ends; yield None if the part is dropped before."""
-        entry.waiting += 1
-        self._file(entry)
+        entry.num_fetches += 1
+        self._enqueue(entry)
         try:
             while entry.payload is None and not entry.gone:
                 entry.changed.clear()
                 await entry.changed.wait()
             yield entry.payload
         finally:
-            entry.waiting -= 1
-            if entry.gone and not entry.waiting:
+            entry.num_fetches -= 1
+            if entry.gone and not entry.num_fetches:
                 self._drop(entry)
-            self._forsake(entry)
+            self._drop_unwanted_media(entry)
             self._trim()
             self._work.set()
 
     def mark_fetched(self, entry: Entry) -> None:
         """Record that a trainer has fetched a part, which may now be evicted first."""
-        entry.fetched = entry.delivered = True
-        self._file(entry)
+        entry.expendable = entry.delivered = True
+        self._enqueue(entry)
 
     def lend(self, entry: Entry) -> Slot | None:
         """Lend a decoded part's slot to a trainer and return it; None if the part is on the heap or enough is lent already."""
@@ -200,7 +200,7 @@ class PayloadStore:
             return None
         limit = LENT_SHARE * self.budget_bytes - entry.payload.data.size + self._lent.get(entry, 0)
         if self._lent_bytes > limit:
-            for other in list(itertools.islice(self._lent, _LOOKS)):
+            for other in list(itertools.islice(self._lent, _MAX_HOLD_CHECKS)):
                 busy = other is entry or self._is_busy(other)
                 num_bytes = self._take_back(other)
                 if busy:
@@ -214,38 +214,38 @@ class PayloadStore:
     def release(self, job: str, step: int | None = None) -> None:
         """Drop all parts of a job, or only those of its steps up to and including `step`."""
         for entry in [e for e in self._entries.values() if e.job == job and (step is None or e.step <= step)]:
-            self._leave(entry)
+            self._remove(entry)
         for queue in (self._to_read, self._to_decode, self._decoded):
             queue.prune()
         self._work.set()
 
     def remove(self, entry: Entry) -> None:
         """Drop one part; fetches that wait for it are told that it is gone."""
-        self._leave(entry)
+        self._remove(entry)
         self._work.set()
 
-    def release_all_on_demand(self) -> None:
+    def void_leases(self) -> None:
         """Void all leases, since the connection broke: keep decoded parts while there is room, and decode nothing more ahead."""
         for entry in self._entries.values():
-            entry.fetched, entry.lease = True, ""
-            self._forsake(entry)
-            self._file(entry)
+            entry.expendable, entry.lease = True, ""
+            self._drop_unwanted_media(entry)
+            self._enqueue(entry)
 
-    def _leave(self, entry: Entry) -> None:
+    def _remove(self, entry: Entry) -> None:
         del self._entries[entry.ticket]
         entry.gone = True
-        self._forsake(entry)
-        if not entry.waiting:
+        self._drop_unwanted_media(entry)
+        if not entry.num_fetches:
             self._drop(entry)
         entry.changed.set()
 
-    def _file(self, entry: Entry) -> None:
+    def _enqueue(self, entry: Entry) -> None:
         """Put a part into the queue for its next stage or, once it is decoded, for eviction."""
         self._spent.pop(entry, None)
         if entry.payload is None:
             self._to_read.push(entry)
             self._to_decode.push(entry)
-        elif entry.fetched:
+        elif entry.expendable:
             self._spent[entry] = None
         else:
             self._decoded.push(entry)
@@ -256,27 +256,27 @@ class PayloadStore:
             return False
         return self._read_ahead is None or entry.loaded is not None
 
-    def _end(self, entry: Entry) -> None:
+    def _end_work(self, entry: Entry) -> None:
         """Mark a part as no longer being read or decoded, and drop its media."""
         entry.decoding = False
         self._decoding.discard(entry)
         if self._read_ahead is not None:
-            self._read_ahead.fail(entry)
+            self._read_ahead.end_reading(entry)
             self._read_ahead.drop(entry)
 
-    def _forsake(self, entry: Entry) -> None:
+    def _drop_unwanted_media(self, entry: Entry) -> None:
         """Drop the media of a part that is neither awaited nor wanted ahead, as they would stay in memory for good."""
-        if self._read_ahead is not None and (entry.gone or entry.fetched) and not (entry.waiting or entry.decoding):
+        if self._read_ahead is not None and (entry.gone or entry.expendable) and not (entry.num_fetches or entry.decoding):
             self._read_ahead.drop(entry)
 
     def _may_read(self, entry: Entry, read_ahead: ReadAhead) -> bool:
         """Whether `entry` may be read ahead now; drops the media of parts needed later to make room for it."""
         while not read_ahead.has_room():
-            latest = read_ahead.latest()
-            if latest is None or latest.priority <= entry.priority:
+            last = read_ahead.needed_last()
+            if last is None or last.priority <= entry.priority:
                 return False
-            read_ahead.drop(latest)
-            self._file(latest)
+            read_ahead.drop(last)
+            self._enqueue(last)
         return True
 
     def _lingering_bytes(self) -> int:
@@ -306,7 +306,7 @@ class PayloadStore:
     def _evict(self, enough: Callable[[], bool], may_go: Callable[[Entry], bool]) -> None:
         """Evict until `enough()`: first fetched parts, then others for which `may_go` is true, those needed last first."""
         in_use = 0
-        while self._spent and in_use < min(_LOOKS, len(self._spent)) and not enough():
+        while self._spent and in_use < min(_MAX_HOLD_CHECKS, len(self._spent)) and not enough():
             entry = next(iter(self._spent))
             if self._is_busy(entry):
                 self._spent[entry] = self._spent.pop(entry)
@@ -325,7 +325,7 @@ class PayloadStore:
 
     def _is_busy(self, entry: Entry) -> bool:
         """Whether a trainer is reading the part, or holds it in the arena."""
-        if entry.waiting:
+        if entry.num_fetches:
             return True
         slot = entry.payload.slot if entry in self._lent and entry.payload is not None else None
         return slot is not None and self._arena is not None and self._arena.is_held(slot)
@@ -349,7 +349,7 @@ class PayloadStore:
         if evicted:
             entry.evicted = True
             metrics.PARTS_EVICTED.inc()
-        self._file(entry)
+        self._enqueue(entry)
 
     def _free(self, payload: Payload) -> None:
         if payload.slot is not None and self._arena is not None:

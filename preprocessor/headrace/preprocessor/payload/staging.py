@@ -21,8 +21,8 @@ class StageQueue:
 
     def __init__(self, ready: Callable[[Entry], bool]) -> None:
         """`ready` tells whether a part waits for this stage, rather than for another one or for none."""
-        self._awaited = PriorityQueue[Entry](_priority, lambda entry: ready(entry) and entry.waiting > 0)
-        self._ahead = PriorityQueue[Entry](_priority, lambda entry: ready(entry) and not entry.fetched)
+        self._awaited = PriorityQueue[Entry](_priority, lambda entry: ready(entry) and entry.num_fetches > 0)
+        self._ahead = PriorityQueue[Entry](_priority, lambda entry: ready(entry) and not entry.expendable)
 
     def push(self, entry: Entry) -> None:
         """Add a part; call it whenever the part has become ready, awaited, or wanted again."""
@@ -65,25 +65,25 @@ class ReadAhead:
         expected_bytes = (len(self._reading) + 1) * self._largest_bytes
         return self.held_bytes + expected_bytes <= self.max_bytes or not (self.held_bytes or self._reading)
 
-    def latest(self) -> Entry | None:
+    def needed_last(self) -> Entry | None:
         """Return the part in memory that is needed last and that nobody waits for; None if there is none."""
-        return max((entry for entry in self._read if not entry.waiting), key=_priority, default=None)
+        return max((entry for entry in self._read if not entry.num_fetches), key=_priority, default=None)
 
-    def begin(self, entry: Entry) -> None:
+    def begin_reading(self, entry: Entry) -> None:
         """Mark a part as being read."""
         entry.loading = True
         self._reading.add(entry)
 
     def put(self, entry: Entry, loaded: LoadedPart) -> None:
         """Take the samples of a part that has been read into memory."""
-        self.fail(entry)
+        self.end_reading(entry)
         entry.loaded = loaded
         self._read.add(entry)
         self.held_bytes += loaded.nbytes
         self._largest_bytes = max(int(self._largest_bytes * 0.9), loaded.nbytes)
 
-    def fail(self, entry: Entry) -> None:
-        """Mark a part as no longer being read, whether that failed or not."""
+    def end_reading(self, entry: Entry) -> None:
+        """Mark a part as no longer being read, whether it was read or not."""
         entry.loading = False
         self._reading.discard(entry)
 

@@ -22,7 +22,7 @@ _Value = TypeVar("_Value", np.uint8, np.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
+class ReservedPayload:
     """A payload whose media are still to be decoded into it. Pass it to `PayloadWriter.finish` or `discard` in the end."""
 
     patches: NDArray[np.uint8]
@@ -40,7 +40,7 @@ class PayloadWriter:
         self._arena = arena
         self._with_checksum = with_checksum
 
-    def reserve(self, draft: pa.RecordBatch, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Reserved:
+    def reserve(self, draft: pa.RecordBatch, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> ReservedPayload:
         """Write a batch except for the values of `patches` and `mel`, the arrays of which two of its columns are views.
 
         The two arrays are placeholders for the values to come, and are neither read nor copied.
@@ -53,13 +53,13 @@ class PayloadWriter:
         for begin, piece in sink.pieces:
             memory[begin : begin + len(piece)] = np.frombuffer(piece, np.uint8)
         patches, mel = _view(memory, sink.begins[0], patches), _view(memory, sink.begins[1], mel)
-        return Reserved(patches=patches, mel=mel, data=data, slot=slot)
+        return ReservedPayload(patches=patches, mel=mel, data=data, slot=slot)
 
-    def finish(self, reserved: Reserved, num_samples: int, rejected: tuple[Rejected, ...]) -> Payload:
+    def finish(self, reserved: ReservedPayload, num_samples: int, rejected: tuple[Rejected, ...]) -> Payload:
         """Return the payload of a reservation whose media have been filled in."""
         return self._payload(reserved.data, reserved.slot, num_samples, rejected)
 
-    def discard(self, unused: Reserved | Payload) -> None:
+    def discard(self, unused: ReservedPayload | Payload) -> None:
         """Free the memory of a reservation or a payload that is not used."""
         if unused.slot is not None and self._arena is not None:
             self._arena.free(unused.slot)

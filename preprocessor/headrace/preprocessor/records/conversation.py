@@ -15,22 +15,22 @@ from enum import Enum, StrEnum
 from typing import Any
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records import claims
+from headrace.preprocessor.records import unused_media
 from headrace.quarantine import BadSampleError, Reason
 
 LIST_KEYS = ("texts", "conversations", "messages")
 """Record fields whose text must be a list, never a caption."""
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _TOOL_FIELDS = ("tools", "functions")
-_NOTHING = ("[]", "{}", "null")  # how a column of strings writes an empty value
+_EMPTY_VALUES = ("[]", "{}", "null")  # how a column of strings writes an empty value
 _NOT_TAKEN = (
     "tool_calls", "function_call", "tool_call_id", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "reasoning_content", "reasoning", "thinking",
     "refusal", "image", "images", "audio", "audios", "video", "videos",
 )  # fmt: skip
 """Fields of a turn that no template has a place for."""
-_FLAGS = ("loss", "train", "loss_weight", "mask")
+_WEIGHT_SYNONYMS = ("loss", "train", "loss_weight", "mask")
 """Other trainers' names for the weight of a turn. For some, a mask of 1 means that it is learnt, for others that it is not."""
-_INSIDE = ("image", "image_url", "audio", "audio_url", "input_audio", "url", "path", "bytes", "data")
+_INLINE_MEDIA = ("image", "image_url", "audio", "audio_url", "input_audio", "url", "path", "bytes", "data")
 """Fields of a typed part that hold or name the medium itself, which is not supported."""
 
 
@@ -43,7 +43,7 @@ class Role(StrEnum):
     DOCUMENT = "document"
 
 
-class Kind(Enum):
+class MediaKind(Enum):
     """The kind of a medium."""
 
     IMAGE = "image"
@@ -54,7 +54,7 @@ class Kind(Enum):
 class Place:
     """The place of a medium in a turn's text."""
 
-    kind: Kind
+    kind: MediaKind
     index: int | None = None
     """Index in the record's list of media of that kind; None means the next one."""
 
@@ -77,7 +77,7 @@ class Draft:
         return not any(isinstance(piece, Place) or piece.strip() for piece in self.pieces)
 
 
-def drafts(key: str, value: Any, fields: Mapping[str, Any], spec: MappingSpec) -> list[Draft]:
+def parse_turns(key: str, value: Any, fields: Mapping[str, Any], spec: MappingSpec) -> list[Draft]:
     """Parse the text `value` of a record, which is under `key` beside the record's other `fields`, into turns.
 
     Raises BadSampleError with schema_error or unused_media.
@@ -131,7 +131,7 @@ def _turns(field: str, item: Any, spec: MappingSpec) -> list[Draft]:
 
 def _check_nothing(field: str, value: Any, name: str, spec: MappingSpec) -> None:
     """Raise BadSampleError (schema_error) if a field without a place in a template has a value and is not ignored."""
-    if value and value not in _NOTHING and name not in spec.ignore:
+    if value and value not in _EMPTY_VALUES and name not in spec.ignore:
         raise BadSampleError(
             Reason.SCHEMA_ERROR,
             f"{field} has no place in a template: write it into the text, or list {name!r} under the mapping's ignore to train "
@@ -184,7 +184,7 @@ def _learnt(field: str, item: dict[str, Any], role: Role, spec: MappingSpec) -> 
 
     Raises BadSampleError (schema_error) if another name for a weight asks for anything but what is done anyway.
     """
-    for name in _FLAGS:
+    for name in _WEIGHT_SYNONYMS:
         value = item.get(name)
         usual = (None,) if name == "mask" else (None, 1) if role is Role.ASSISTANT else (None, 0, 1)
         if value not in usual and name not in spec.ignore:
@@ -205,7 +205,7 @@ def _part(field: str, part: Any) -> Piece:
         return _string(f"{field}.text", part.get("text"))
     if kind not in ("image", "audio"):
         raise schema_error(field, "a part of type text, image or audio", part if kind is None else f"the type {kind!r}")
-    for name in _INSIDE:
+    for name in _INLINE_MEDIA:
         if part.get(name):
             raise BadSampleError(
                 Reason.SCHEMA_ERROR, f"{field}.{name}: media inside of parts are not taken; list them in order under {kind}s"
@@ -213,7 +213,7 @@ def _part(field: str, part: Any) -> Piece:
     index = part.get("index")
     if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
         raise schema_error(f"{field}.index", "a number from 0 on", str(index))
-    return Place(kind=Kind(kind), index=index)
+    return Place(kind=MediaKind(kind), index=index)
 
 
 def _role(field: str, value: Any, spec: MappingSpec) -> Role:
@@ -230,8 +230,8 @@ def _role(field: str, value: Any, spec: MappingSpec) -> Role:
 
 def _split(text: str, spec: MappingSpec) -> list[Piece]:
     """Cut text at its placeholders, without empty pieces. Raises BadSampleError for placeholders of other trainers."""
-    claims.check_text(text, spec)
-    places = {spec.image_placeholder: Place(kind=Kind.IMAGE), spec.audio_placeholder: Place(kind=Kind.AUDIO)}
+    unused_media.check_text(text, spec)
+    places = {spec.image_placeholder: Place(kind=MediaKind.IMAGE), spec.audio_placeholder: Place(kind=MediaKind.AUDIO)}
     parts = re.split("(" + "|".join(map(re.escape, places)) + ")", text)
     return [places.get(part, part) for part in parts if part]
 

@@ -17,8 +17,8 @@ An `index` in a typed part names its medium: {"type": "image", "index": 1}. A fi
 and a turn with the `weight` 0 is not learnt. Captions and documents are one turn with the role DOCUMENT. These functions know
 nothing of tokens or of what is inside media.
 
-    conversation.py    text to turns, with places for media
-    claims.py          refusal of media that nothing takes
+    conversation.py     text to turns, with places for media
+    unused_media.py     refusal of media that nothing takes
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records import claims, conversation
-from headrace.preprocessor.records.conversation import LIST_KEYS, Draft, Kind, Piece, Place, Role, schema_error
+from headrace.preprocessor.records import conversation, unused_media
+from headrace.preprocessor.records.conversation import LIST_KEYS, Draft, MediaKind, Piece, Place, Role, schema_error
 from headrace.preprocessor.records.record import Record
 from headrace.quarantine import BadSampleError, Reason
 
@@ -100,27 +100,30 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
     Raises BadSampleError with schema_error (the field and what was expected), placeholder_mismatch, missing_media,
     unused_media, empty_sample (no text and no media, or a conversation without an answer), and whatever `record.load` raises.
     """
-    image_field, images = _references(record, spec.images, _IMAGE_KEYS, claims.IMAGE_EXTENSIONS, spec)
-    audio_field, audios = _references(record, spec.audios, _AUDIO_KEYS, claims.AUDIO_EXTENSIONS, spec)
+    image_field, images = _references(record, spec.images, _IMAGE_KEYS, unused_media.IMAGE_EXTENSIONS, spec)
+    audio_field, audios = _references(record, spec.audios, _AUDIO_KEYS, unused_media.AUDIO_EXTENSIONS, spec)
     key, value = _text(record, spec)
     settled = [kind for kind, named in (("image", spec.images), ("audio", spec.audios)) if named is not None]
     taken = [kind for kind, media in (("image", images), ("audio", audios)) if media]
     members = {reference.lower() for reference in (*(images or ()), *(audios or ())) if isinstance(reference, str)}
-    claims.check_members(record, members, settled, spec)
-    claims.check_fields(record, (key, image_field, audio_field), {*settled, *taken}, spec)
-    drafts = conversation.drafts(key, value, record.fields, spec)
+    unused_media.check_members(record, members, settled, spec)
+    unused_media.check_fields(record, (key, image_field, audio_field), {*settled, *taken}, spec)
+    drafts = conversation.parse_turns(key, value, record.fields, spec)
     if isinstance(value, str) and not any(isinstance(piece, Place) for piece in drafts[0].pieces):
-        kinds = [*[Kind.IMAGE] * len(images or ()), *[Kind.AUDIO] * len(audios or ())]
+        kinds = [*[MediaKind.IMAGE] * len(images or ()), *[MediaKind.AUDIO] * len(audios or ())]
         drafts[0].pieces[:0] = [Place(kind=kind) for kind in kinds]
     conversation.check_learnable(drafts)
-    arranged = {Kind.IMAGE: _arranged(Kind.IMAGE, images, drafts), Kind.AUDIO: _arranged(Kind.AUDIO, audios, drafts)}
+    arranged = {
+        MediaKind.IMAGE: _arranged(MediaKind.IMAGE, images, drafts),
+        MediaKind.AUDIO: _arranged(MediaKind.AUDIO, audios, drafts),
+    }
 
     def segment(piece: Piece) -> Segment:
         if isinstance(piece, str):
             return Text(text=piece)
         reference = next(arranged[piece.kind])
         data = record.load(reference) if isinstance(reference, str) else reference
-        return Image(data=data) if piece.kind is Kind.IMAGE else Audio(data=data)
+        return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data)
 
     return Sample(
         turns=tuple(Turn(role=draft.role, segments=tuple(map(segment, draft.pieces)), learnt=draft.learnt) for draft in drafts)
@@ -133,7 +136,7 @@ def _references(
     """Return the field of one kind of media ("" for members), and the media's names or bytes (None if the field is null)."""
     found = key if key is not None else next((name for name in keys if name in record.fields), None)
     if found is None:
-        return "", claims.of_kind(record, extensions, spec)
+        return "", unused_media.members_of_kind(record, extensions, spec)
     if found not in record.fields:
         if found in record.members:
             return "", (found,)
@@ -169,7 +172,7 @@ def _text(record: Record, spec: MappingSpec) -> tuple[str, Any]:
     )
 
 
-def _arranged(kind: Kind, media: tuple[_Reference, ...] | None, drafts: list[Draft]) -> Iterator[_Reference]:
+def _arranged(kind: MediaKind, media: tuple[_Reference, ...] | None, drafts: list[Draft]) -> Iterator[_Reference]:
     """Return the media in the order of their places. Raises BadSampleError if places and media do not match."""
     places = [piece for draft in drafts for piece in draft.pieces if isinstance(piece, Place) and piece.kind is kind]
     indices = [place.index for place in places if place.index is not None]

@@ -62,7 +62,7 @@ class LocalBlob(Blob):
             while len(data) < size and (more := os.pread(self._file.fileno(), size - len(data), offset + len(data))):
                 data += more
         except OSError as err:
-            raise unreadable(self._url, err) from err
+            raise unreadable_error(self._url, err) from err
         return data
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class RemoteBlob(Blob):
             weakref.finalize(self, self._file.close)
             self.size = self._file.seek(0, os.SEEK_END)
         except Exception as err:  # drivers raise their libraries' errors as well: aiohttp's, botocore's
-            raise unreadable(url, err) from err
+            raise unreadable_error(url, err) from err
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`, once other reads of this blob are done."""
@@ -91,7 +91,7 @@ class RemoteBlob(Blob):
                 self._file.seek(offset)
                 return self._file.read(size)
         except Exception as err:
-            raise unreadable(self._url, err) from err
+            raise unreadable_error(self._url, err) from err
 
     def close(self) -> None:
         """Close the file."""
@@ -148,7 +148,7 @@ def open_blob(url: str, cache: BlobCache | None = None) -> Blob:
     try:
         return LocalBlob(access.open_local(path), url)
     except OSError as err:
-        raise unreadable(url, err) from err
+        raise unreadable_error(url, err) from err
 
 
 def read_url(url: str, max_bytes: int) -> bytes:
@@ -225,7 +225,7 @@ def local_path(url: str) -> str | None:
     return None if "://" in url else url
 
 
-def unreadable(url: str, error: Exception) -> DatasetError:
+def unreadable_error(url: str, error: Exception) -> DatasetError:
     """Return the DatasetError to raise for a shard that cannot be opened or read, with `error` and its cause in the message."""
     what = str(error) or type(error).__name__
     if (cause := error.__cause__) is not None and str(cause) not in what:

@@ -33,7 +33,7 @@ from typing import IO
 from headrace.errors import DatasetError, UserError
 from headrace.observability import metrics
 from headrace.observability.logs import pairs
-from headrace.preprocessor.sources.blob import Blob, LocalBlob, RemoteBlob, unreadable
+from headrace.preprocessor.sources.blob import Blob, LocalBlob, RemoteBlob, unreadable_error
 from headrace.preprocessor.sources.download import DiskError, RemoteFile, Retry, describe, disk_errors, download
 
 log = logging.getLogger(__name__)
@@ -93,10 +93,10 @@ class ShardCache:
                 self._count(hits=1)
                 return blob
             self._count(misses=1)
-            with self._writing(file) as sink:
+            with self._locked_part(file) as sink:
                 # Another process may have downloaded it while this one waited for the lock.
                 blob = _opened(path, file.url)
-                if blob is None and self._bring(file, sink):
+                if blob is None and self._download(file, sink):
                     blob = _opened(path, file.url)
         except DiskError as err:
             self._warn(file.url, str(err.__cause__))
@@ -117,9 +117,9 @@ class ShardCache:
         try:
             return describe(url, self._retry)
         except Exception as err:  # drivers raise their libraries' errors as well
-            raise unreadable(url, err) from err
+            raise unreadable_error(url, err) from err
 
-    def _bring(self, file: RemoteFile, sink: io.FileIO) -> bool:
+    def _download(self, file: RemoteFile, sink: io.FileIO) -> bool:
         """Download a file into `sink` and rename it into the cache. Returns False where there is no room for it."""
         if file.size is not None and not self._reserve(file, sink, file.size):
             return False
@@ -128,7 +128,7 @@ class ShardCache:
         except DiskError:
             raise
         except Exception as err:  # drivers raise their libraries' errors as well
-            raise unreadable(file.url, err) from err
+            raise unreadable_error(file.url, err) from err
         self._count(downloaded_bytes=size)
         if file.size is None and not self._reserve(file, sink, size):
             return False
@@ -144,7 +144,7 @@ class ShardCache:
         return self._directory / f"{file.key}.part"
 
     @contextlib.contextmanager
-    def _writing(self, file: RemoteFile) -> Iterator[io.FileIO]:
+    def _locked_part(self, file: RemoteFile) -> Iterator[io.FileIO]:
         """Yield the file's .part file, empty and locked, and remove it at the end unless it has been renamed."""
         part = self._part(file)
         with disk_errors():

@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 16 * 2**20  # per request, large enough for its latency not to count
 # The names under which fsspec drivers report a file's version and its times.
 _VERSION_KEYS = ("ETag", "etag", "checksum", "version_id", "Last-Modified", "LastModified", "updated", "mtime", "created")
-_PASSING_STATUS = frozenset((408, 425, 429))  # worth a retry, as are all from 500 on; other 4xx answers are final
+_RETRYABLE_STATUS = frozenset((408, 425, 429))  # worth a retry, as are all from 500 on; other 4xx answers are final
 _THROTTLING_STATUS = frozenset((429, 503))
-_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, ValueError, HeadraceError)
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, ValueError, HeadraceError)
 
 _T = TypeVar("_T")
 
@@ -77,7 +77,7 @@ class Retry:
     sleep: Callable[[float], None] = time.sleep
 
     def call(self, work: Callable[[], _T], what: str) -> _T:
-        """Return `work()`, retried after failures that may pass; `what` names it in the log.
+        """Return `work()`, retried after errors for which `is_retryable`; `what` names it in the log.
 
         Raises the last error of `work` unchanged, whichever library it is from.
         """
@@ -85,7 +85,7 @@ class Retry:
             try:
                 return work()
             except Exception as err:
-                if not may_pass(err):
+                if not is_retryable(err):
                     raise
                 asked = retry_after_s(err, time.time())
                 pause_s = min(asked if asked is not None else self.first_pause_s * 2 ** (attempt - 1), self.max_pause_s)
@@ -166,16 +166,16 @@ def _write(sink: io.FileIO, data: bytes) -> None:
         view = view[sink.write(view) :]
 
 
-def may_pass(error: Exception) -> bool:
+def is_retryable(error: Exception) -> bool:
     """Whether the same request may succeed later: true for throttling, timeouts, broken connections; false for final answers."""
     if isinstance(error, DiskError | HeadraceError):
         return False
     status = _http(error)[0]
     if status is not None:
-        return status >= 500 or status in _PASSING_STATUS
+        return status >= 500 or status in _RETRYABLE_STATUS
     first = _first_cause(error)
     # botocore's errors are matched by name, since it may not be installed.
-    return not isinstance(first, _LASTING) and type(first).__name__ not in ("NoCredentialsError", "PartialCredentialsError")
+    return not isinstance(first, _FINAL) and type(first).__name__ not in ("NoCredentialsError", "PartialCredentialsError")
 
 
 def retry_after_s(error: Exception, now_s: float) -> float | None:

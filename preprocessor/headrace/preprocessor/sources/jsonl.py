@@ -17,7 +17,7 @@ from headrace.preprocessor import access
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.annotation import parse_annotation
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import Blob, BlobCache, filesystem, local_path, open_blob, read_file, unreadable
+from headrace.preprocessor.sources.blob import Blob, BlobCache, filesystem, local_path, open_blob, read_file, unreadable_error
 from headrace.quarantine import BadSampleError, Reason
 
 _CHUNK_BYTES = 2**20
@@ -104,7 +104,7 @@ class _LocalFolder:
         except OSError as err:
             if err.errno in _ABSENT:
                 raise BadSampleError(Reason.MISSING_MEDIA, f"no file {name!r} beside the JSONL file: {err.strerror}") from err
-            raise unreadable(path, err) from err
+            raise unreadable_error(path, err) from err
 
 
 class _RemoteFolder:
@@ -123,7 +123,7 @@ class _RemoteFolder:
         except HeadraceError:
             raise
         except Exception as err:  # drivers raise their libraries' errors as well
-            raise unreadable(path, err) from err
+            raise unreadable_error(path, err) from err
 
 
 def _inside(name: str) -> str:

@@ -27,7 +27,7 @@ from headrace.spec import JobSpec, SourceSpec
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".jsonl", *mds.SUFFIXES)
 _FORMATS = {".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "Parquet", ".jsonl": "JSONL"}
 _SPLITS = re.compile(r"(?:^|[-_./])(?:(train|training)|(validation|valid|val|dev|eval|test|testing))(?=[-_./0-9])", re.IGNORECASE)
-_MAGIC = frozenset("*?[")
+_GLOB_CHARACTERS = frozenset("*?[")
 _WEB = ("http://", "https://")
 
 
@@ -143,7 +143,7 @@ def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: 
             data = read_file(fs, path, mds.MAX_INDEX_BYTES)
         except FileNotFoundError as err:
             raise DatasetError(f"there is no {path} beside {min(present)}; MDS shards need their index") from err
-        chosen += [posixpath.join(folder, name) for name in mds.choose(mds.parse_index(data, path), present, whole, path)]
+        chosen += [posixpath.join(folder, name) for name in mds.choose_files(mds.parse_index(data, path), present, whole, path)]
     return chosen
 
 
@@ -155,8 +155,8 @@ def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | No
         return posixpath.dirname(path), [path]
     if path.endswith(SUFFIXES) and fs.isdir(path):
         return path, fs.find(path)
-    if _MAGIC & set(path):
-        fixed = path[: min(path.index(c) for c in _MAGIC & set(path))]
+    if _GLOB_CHARACTERS & set(path):
+        fixed = path[: min(path.index(c) for c in _GLOB_CHARACTERS & set(path))]
         return posixpath.dirname(fixed), [file for file in fs.glob(path) if _is_file(fs, file)]
     return path, None
 

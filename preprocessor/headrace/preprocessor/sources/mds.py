@@ -53,7 +53,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexedFile:
+class IndexedShard:
     """One shard as index.json lists it: its possible files and their hashes."""
 
     names: tuple[str, ...]
@@ -108,7 +108,7 @@ class MdsShard(Shard):
         self._blob.close()
 
 
-def parse_index(data: bytes, url: str) -> list[IndexedFile]:
+def parse_index(data: bytes, url: str) -> list[IndexedShard]:
     """Parse an index.json and return the shards it lists.
 
     Raises DatasetError where it is damaged, of another format, or has columns that are pickled or of an unknown encoding.
@@ -130,17 +130,17 @@ def _is_mds(shard: Mapping[str, Any], version: int) -> bool:
     return version == 2 and shard["version"] == 2 and shard["format"] == "mds"
 
 
-def _indexed(shard: Mapping[str, Any]) -> IndexedFile:
+def _indexed(shard: Mapping[str, Any]) -> IndexedShard:
     infos = [info for info in (shard["raw_data"], shard["zip_data"]) if info]
     names = tuple(str(info["basename"]) for info in infos)
     for name in names:
         if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"the name {name!r} leads outside of the data set")
     hashes = dict(shard["raw_data"]["hashes"])
-    return IndexedFile(names=names, hashes=hashes)
+    return IndexedShard(names=names, hashes=hashes)
 
 
-def choose(indexed: Sequence[IndexedFile], present: set[str], whole: bool, url: str) -> list[str]:
+def choose_files(indexed: Sequence[IndexedShard], present: set[str], whole: bool, url: str) -> list[str]:
     """Return the name of one file for each shard: the plain file if it is in `present`, else the compressed one.
 
     A shard with neither is left out, or raises DatasetError if `whole`, that is if the whole data set is asked for.

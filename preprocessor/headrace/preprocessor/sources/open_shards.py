@@ -39,12 +39,12 @@ def _file_limit() -> int:
     return MOST_FILES if soft == resource.RLIM_INFINITY else soft
 
 
-def most_shards(files: int) -> int:
+def max_open_shards(files: int) -> int:
     """Return how many shards may be open at a time in a process that may have `files` files open."""
     return max(_LEAST_SHARDS, (files - min(_OTHER_FILES, files // 2)) // _FILES_OF_A_SHARD)
 
 
-class Slot:
+class ShardSlot:
     """Holder of one shard of a job, which is open or being opened by the thread that holds `lock`."""
 
     def __init__(self) -> None:
@@ -61,13 +61,13 @@ class OpenShards:
 
     def __init__(self, most: int | None = None) -> None:
         """Allow at most `most` open shards; None allows as many as the limit on open files does."""
-        self._most = most_shards(_file_limit()) if most is None else most
-        self._jobs: WeakKeyDictionary[object, OrderedDict[int, Slot]] = WeakKeyDictionary()
+        self._most = max_open_shards(_file_limit()) if most is None else most
+        self._jobs: WeakKeyDictionary[object, OrderedDict[int, ShardSlot]] = WeakKeyDictionary()
         self._uses = itertools.count()
-        self._told = False
+        self._warned = False
         self._lock = threading.Lock()
 
-    def slot(self, job: object, shard: int, wanted: int) -> Slot:
+    def slot(self, job: object, shard: int, wanted: int) -> ShardSlot:
         """Return the slot of a job's shard, given by number, as the most recently used one.
 
         `wanted` is the most slots that the job keeps. Slots beyond it or the process's limit are dropped, the least recently
@@ -75,7 +75,7 @@ class OpenShards:
         """
         with self._lock:
             slots = self._jobs.setdefault(job, OrderedDict())
-            slot = slots.setdefault(shard, Slot())
+            slot = slots.setdefault(shard, ShardSlot())
             slots.move_to_end(shard)
             slot.used = next(self._uses)
             while len(slots) > wanted:
@@ -84,7 +84,7 @@ class OpenShards:
                 self._drop_oldest(wanted)
             return slot
 
-    def take(self, job: object) -> list[Slot]:
+    def remove_job(self, job: object) -> list[ShardSlot]:
         """Remove a job's slots and return them."""
         with self._lock:
             return list(self._jobs.pop(job, {}).values())
@@ -92,8 +92,8 @@ class OpenShards:
     def _drop_oldest(self, wanted: int) -> None:
         held = (slots for slots in self._jobs.values() if slots)
         min(held, key=lambda slots: next(iter(slots.values())).used).popitem(last=False)
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning(
                 "fewer shards stay open than a job reads side by side: raise the limit of open files (ulimit -n) %s",
                 pairs(open_shards=self._most, wanted=wanted, open_files=_file_limit()),

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import Blob, BlobCache, BlobReader, local_path, open_blob, unreadable
-from headrace.preprocessor.sources.parquet_bounds import shared_columns, spread_bytes
+from headrace.preprocessor.sources.blob import Blob, BlobCache, BlobReader, local_path, open_blob, unreadable_error
+from headrace.preprocessor.sources.parquet_bounds import dictionary_columns, expanded_bytes
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
 CACHE_BYTES = 512 * 2**20
@@ -103,7 +103,7 @@ class ParquetShard(Shard):
         group = int(np.searchsorted(self._starts, row, side="right")) - 1
         table = _CACHE.get((self._serial, group), lambda: self._decode(group))
         cells = table.slice(row - int(self._starts[group]), 1)
-        check_size("the row", sum(spread_bytes(chunk) for column in cells.columns for chunk in column.chunks), MAX_MEDIUM_BYTES)
+        check_size("the row", sum(expanded_bytes(chunk) for column in cells.columns for chunk in column.chunks), MAX_MEDIUM_BYTES)
         try:
             fields = cells.to_pylist()[0]
         except UnicodeDecodeError as err:
@@ -118,16 +118,16 @@ class ParquetShard(Shard):
         self._blob.close()
 
     def _decode(self, group: int) -> pa.Table:
-        shared = shared_columns(self._file, group, self._blob)
+        as_dictionary = dictionary_columns(self._file, group, self._blob)
         try:
-            if shared:
-                with self._open(metadata=self._file.metadata, read_dictionary=shared) as file:
+            if as_dictionary:
+                with self._open(metadata=self._file.metadata, read_dictionary=as_dictionary) as file:
                     return file.read_row_group(group, use_threads=False)
             with self._lock:
                 return self._file.read_row_group(group, use_threads=False)
         except (pa.ArrowException, OSError) as err:
             if isinstance(err, OSError) and err.errno is not None:
-                raise unreadable(self._url, err) from err
+                raise unreadable_error(self._url, err) from err
             raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"row group {group} does not decode: {err}") from err
 
     def _open(self, **options: Any) -> Any:
@@ -148,7 +148,7 @@ def _damage_or_raise(url: str, error: OSError) -> Rejected:
     Arrow raises an OSError without errno for a footer that does not parse; errors of the system have one.
     """
     if error.errno is not None:
-        raise unreadable(url, error) from error
+        raise unreadable_error(url, error) from error
     return Rejected(name="", reason=Reason.ARCHIVE_CORRUPT, detail=f"the footer is damaged: {error}")
 
 

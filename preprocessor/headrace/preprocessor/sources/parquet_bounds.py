@@ -20,14 +20,15 @@ USUAL_BYTES = 512 * 2**20
 """Bytes of memory that any row group may take, however small it is in the file."""
 MAX_RATIO = 32
 """Decoded bytes allowed per byte in the file; text is compressed to a tenth."""
-_SPREAD = 4  # largest ratio of expanded to encoded size at which a column is still read plain, since looking values up costs time
+# Largest ratio of expanded to encoded size at which a column is still read plain, since looking values up costs time.
+_MAX_EXPANSION = 4
 _LEVEL_BYTES = 8  # of a value's definition and repetition levels
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _DICTIONARIES = frozenset(("PLAIN_DICTIONARY", "RLE_DICTIONARY"))
 _HEADER_BYTES = 64  # more than the first two fields of a page's header take
 
 
-def shared_columns(file: Any, group: int, blob: Blob) -> list[str]:
+def dictionary_columns(file: Any, group: int, blob: Blob) -> list[str]:
     """Return the paths of the columns in a row group to read as dictionary arrays. `file` is a pyarrow ParquetFile.
 
     Raises BadSampleError (too_large) where the row group would take too much memory even so.
@@ -39,18 +40,18 @@ def shared_columns(file: Any, group: int, blob: Blob) -> list[str]:
     taken = sum(_plain_bytes(column, schema) for column, schema in columns)
     if taken > limit:
         raise BadSampleError(Reason.TOO_LARGE, f"row group {group} takes {taken} bytes in memory, more than {limit}")
-    return [column.path_in_schema for column, _ in columns if _is_spread(column, blob)]
+    return [column.path_in_schema for column, _ in columns if _is_expanded_too_much(column, blob)]
 
 
-def spread_bytes(column: pa.Array) -> int:
+def expanded_bytes(column: pa.Array) -> int:
     """Return the bytes that an array's values take once dictionaries in it, at any depth, are expanded."""
     if isinstance(column, pa.DictionaryArray):
         lengths = pc.binary_length(column.dictionary).cast(pa.int64())
         return int(pc.sum(lengths.take(column.indices)).as_py() or 0)
     if pa.types.is_struct(column.type):
-        return sum(map(spread_bytes, column.flatten()))
+        return sum(map(expanded_bytes, column.flatten()))
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        return spread_bytes(column.flatten())
+        return expanded_bytes(column.flatten())
     return int(column.nbytes)
 
 
@@ -60,10 +61,10 @@ def _plain_bytes(column: Any, schema: Any) -> int:
     return int(column.num_values * (width + _LEVEL_BYTES) + max(0, column.total_uncompressed_size))
 
 
-def _is_spread(column: Any, blob: Blob) -> bool:
+def _is_expanded_too_much(column: Any, blob: Blob) -> bool:
     if column.physical_type != "BYTE_ARRAY" or _DICTIONARIES.isdisjoint(column.encodings):
         return False
-    usual = max(USUAL_BYTES, _SPREAD * column.total_uncompressed_size)
+    usual = max(USUAL_BYTES, _MAX_EXPANSION * column.total_uncompressed_size)
     return bool(column.num_values * _dictionary_bytes(column, blob) > usual)
 
 

@@ -27,7 +27,7 @@ _EXTENSIONS = frozenset(b"xgLK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class TarMember:
     """A complete member of a tar archive. `name` is as stored and has not been checked."""
 
     name: str
@@ -59,7 +59,7 @@ class _HeaderError(ValueError):
     """Raised for a block that is not a tar header."""
 
 
-def scan(blob: Blob) -> Iterator[Member | Damage]:
+def scan(blob: Blob) -> Iterator[TarMember | Damage]:
     """Yield the members of a tar archive and the damage in it, in the archive's order.
 
     After a bad header the scan continues at the next block whose magic and checksum are those of a header. Damage has one of
@@ -119,7 +119,7 @@ def _apply(header: _Header, pending: dict[str, bytes]) -> _Header:
     )
 
 
-def _member(header: _Header, data: int) -> Member | Damage:
+def _member(header: _Header, data: int) -> TarMember | Damage:
     try:
         name = header.name.decode()
     except UnicodeDecodeError:
@@ -127,7 +127,7 @@ def _member(header: _Header, data: int) -> Member | Damage:
         return Damage(reason=Reason.ENCODING_ERROR, detail=f"the name {shown!r} is not UTF-8", name=shown)
     directory = header.kind == _DIRECTORY or (header.kind in _REGULAR and name.endswith("/"))
     regular = header.kind in _REGULAR and not header.sparse and not directory
-    return Member(name=name, offset=data, size=header.size, regular=regular, directory=directory)
+    return TarMember(name=name, offset=data, size=header.size, regular=regular, directory=directory)
 
 
 def _truncated(header: _Header, left: int) -> Damage:

@@ -22,7 +22,7 @@ from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.annotation import parse_annotation, parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
 from headrace.preprocessor.sources.blob import Blob, BlobCache, BlobReader, open_blob
-from headrace.preprocessor.sources.tar import Damage, Member, scan
+from headrace.preprocessor.sources.tar import Damage, TarMember, scan
 from headrace.preprocessor.sources.unpacked import COPY_BYTES, Unpacking
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
@@ -141,7 +141,7 @@ class _Index:
             key = _split(corrupt.name or "")[0]
             self.reject(key if key in (before, after) else "", corrupt.reason, corrupt.detail)
 
-    def _add(self, member: Member) -> str:
+    def _add(self, member: TarMember) -> str:
         name = re.sub(r"^(\./)+", "", member.name)
         key, extension = _split(name)
         if member.directory or name.rsplit("/", 1)[-1].startswith("."):

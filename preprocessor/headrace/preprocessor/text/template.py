@@ -34,7 +34,7 @@ _Item = str | Image | Audio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sequence:
+class TokenSequence:
     """A sample as the LLM gets it: token ids and labels, two int32 arrays of equal length."""
 
     input_ids: NDArray[np.int32]
@@ -73,26 +73,26 @@ class ChatTemplate:
         self._opening = self._frame(template.opening) if template.opening else self._frames[Role.SYSTEM]
         self._image, self._audio = self._pieces(template.image), self._pieces(template.audio)
 
-    def render(self, sample: Sample, media_tokens: list[int]) -> Sequence:
+    def render(self, sample: Sample, media_tokens: list[int]) -> TokenSequence:
         """Render a sample to token ids and labels; `media_tokens` is the number of tokens of each medium, in order.
 
         Raises BadSampleError with too_long, encoding_error, unsupported_media (a recording that the template has no place
         for) or schema_error (a system turn that the template has no place for).
         """
-        draft = _Draft(self.encoder, self._max_tokens)
-        draft.begin(self._begin)
+        builder = _SequenceBuilder(self.encoder, self._max_tokens)
+        builder.begin(self._begin)
         media = iter(media_tokens)
         for index, turn in enumerate(self._turns(sample)):
             frame = self._opening if index == 0 and turn.role is Role.SYSTEM else self._frames[turn.role]
-            draft.add(frame.head, loss=False)
+            builder.add(frame.head, loss=False)
             for item in self._items(turn, trim=frame.trim):
                 if isinstance(item, str):
-                    draft.add([item], loss=turn.loss)
+                    builder.add([item], loss=turn.loss)
                 else:
-                    self._add_medium(draft, item, next(media))
-            draft.add(frame.end, loss=turn.loss)
-            draft.add(frame.tail, loss=False)
-        return draft.sequence()
+                    self._add_medium(builder, item, next(media))
+            builder.add(frame.end, loss=turn.loss)
+            builder.add(frame.tail, loss=False)
+        return builder.finish()
 
     def _turns(self, sample: Sample) -> tuple[Turn, ...]:
         """Return the sample's turns, with the system turn that the template wants in front, or without one it does not take."""
@@ -119,7 +119,7 @@ class ChatTemplate:
         else:
             yield from _trimmed(_merged(turn)) if trim else _merged(turn)
 
-    def _add_medium(self, draft: _Draft, medium: Image | Audio, num_tokens: int) -> None:
+    def _add_medium(self, builder: _SequenceBuilder, medium: Image | Audio, num_tokens: int) -> None:
         if isinstance(medium, Image):
             pieces, token, count = self._image, self.vocabulary.image_token, self._template.tokens_per_image or num_tokens
         elif self._audio:
@@ -130,9 +130,9 @@ class ChatTemplate:
             )
         for piece in pieces:
             if piece == token:
-                draft.add_control(token, count=count, loss=False)
+                builder.add_control(token, count=count, loss=False)
             else:
-                draft.add([piece], loss=False)
+                builder.add([piece], loss=False)
 
     def _frame(self, frame: Frame) -> _Frame:
         return _Frame(head=self._pieces(frame.head), end=self._pieces(frame.end), tail=self._pieces(frame.tail), trim=frame.trim)
@@ -153,7 +153,7 @@ class _Frame:
     trim: bool
 
 
-class _Draft:
+class _SequenceBuilder:
     """Ids and labels of a sequence under construction, up to a limit. Text is buffered until a control token ends it."""
 
     def __init__(self, encoder: TextEncoder, max_tokens: int) -> None:
@@ -185,10 +185,10 @@ class _Draft:
         self._inner = True
         self._append(array("i", [token]) * count, array("i", [token if loss else LABEL_IGNORED]) * count)
 
-    def sequence(self) -> Sequence:
+    def finish(self) -> TokenSequence:
         self._encode_text()
         self._labels[0] = LABEL_IGNORED
-        return Sequence(input_ids=np.frombuffer(self._ids, np.int32), labels=np.frombuffer(self._labels, np.int32))
+        return TokenSequence(input_ids=np.frombuffer(self._ids, np.int32), labels=np.frombuffer(self._labels, np.int32))
 
     def _encode_text(self) -> None:
         if not self._text_length:

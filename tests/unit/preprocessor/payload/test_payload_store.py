@@ -33,7 +33,7 @@ def decode(store: PayloadStore, num_bytes: int = MIB) -> str | None:
     entry = store.next_to_decode()
     if entry is None:
         return None
-    store.fill(entry, payload(num_bytes))
+    store.put_payload(entry, payload(num_bytes))
     return entry.ticket
 
 
@@ -121,7 +121,7 @@ async def test_a_wait_for_a_part_that_is_released_meanwhile_ends_with_nothing() 
     store.release("job")
     assert await waiting is None
     assert taken is entry
-    store.fill(taken, payload())
+    store.put_payload(taken, payload())
     assert store.held_bytes == 0
     assert store.get("t") is None
 
@@ -167,13 +167,13 @@ async def test_a_part_is_not_evicted_while_it_is_read() -> None:
 
 async def test_take_waits_for_work_and_for_room() -> None:
     store = PayloadStore(MIB)
-    taking = asyncio.create_task(store.take())
+    taking = asyncio.create_task(store.take_to_decode())
     await settle()
     assert not taking.done()
     store.add(make_entry("a", 0, step=0))
-    store.fill(await taking, payload())
+    store.put_payload(await taking, payload())
     store.add(make_entry("b", 1, step=1))
-    taking = asyncio.create_task(store.take())
+    taking = asyncio.create_task(store.take_to_decode())
     await settle()
     assert not taking.done()
     store.release("job", step=0)
@@ -184,7 +184,7 @@ def test_void_leases_keep_what_is_decoded_and_decode_nothing_ahead() -> None:
     store = PayloadStore(4 * MIB)
     decoded, other = store.add(make_entry("a", 0)), store.add(make_entry("b", 1))
     decode(store)
-    store.release_all_on_demand()
+    store.void_leases()
     assert decode(store) is None
     assert decoded.payload is not None
     store.add(make_entry("b", 1))
@@ -236,7 +236,7 @@ def test_every_way_out_of_the_store_frees_the_slot(arena: Arena) -> None:
     for size in (MIB, MIB, 3 * MIB // 2):
         entry = store.next_to_decode()
         assert entry is not None
-        store.fill(entry, write(arena, size))
+        store.put_payload(entry, write(arena, size))
     late = store.get("t3")
     assert late is not None
     late.decoding = True
@@ -244,7 +244,7 @@ def test_every_way_out_of_the_store_frees_the_slot(arena: Arena) -> None:
     entries = [entry for n in (1, 2) if (entry := store.get(f"t{n}")) is not None and entry.payload is not None]
     assert arena.statistics().used_bytes == sum(entry.payload.slot.num_bytes for entry in entries)  # type: ignore[union-attr]
     store.release("job")
-    store.fill(late, write(arena, MIB))
+    store.put_payload(late, write(arena, MIB))
     assert (arena.statistics().used_bytes, store.held_bytes) == (0, 0)
 
 
@@ -252,7 +252,7 @@ async def test_a_release_waits_for_who_is_being_sent_the_part(arena: Arena) -> N
     store = PayloadStore(4 * MIB, arena)
     entry = store.add(make_entry("t", 0))
     assert store.next_to_decode() is entry
-    store.fill(entry, write(arena, MIB))
+    store.put_payload(entry, write(arena, MIB))
     async with store.held(entry) as found:
         store.release("job")
         assert entry.payload is found
@@ -265,7 +265,7 @@ def test_a_part_that_a_trainer_holds_is_not_evicted(arena: Arena) -> None:
     for n in range(2):
         entry = store.add(make_entry(f"t{n}", n))
         assert store.next_to_decode() is entry
-        store.fill(entry, write(arena, 900_000))
+        store.put_payload(entry, write(arena, 900_000))
         store.mark_fetched(entry)
     held, other = store.get("t0"), store.get("t1")
     assert held is not None
@@ -311,7 +311,7 @@ def test_without_waiters_the_budget_holds_whatever_happens(run: list[Operation],
         elif what == "release":
             store.release("job", step=n)
         elif what == "disconnect":
-            store.release_all_on_demand()
+            store.void_leases()
         held = [entry.payload.data.size for n in range(8) if (entry := store.get(f"t{n}")) and entry.payload]
         assert store.held_bytes == sum(held)
         assert store.held_bytes <= store.budget_bytes or len(list(filter(None, held))) == 1
@@ -327,9 +327,9 @@ def test_every_order_of_fetches_is_served(order: list[int], budget_mib: int, dec
 
         async def decode_for_ever() -> None:
             while True:
-                entry = await store.take()
+                entry = await store.take_to_decode()
                 await asyncio.sleep(0)
-                store.fill(entry, payload())
+                store.put_payload(entry, payload())
 
         async def fetch(n: int) -> None:
             async with store.held(entries[n]) as found:
@@ -361,4 +361,4 @@ async def test_a_reader_that_gives_up_leaves_no_trace(waiters: int) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert entry.waiting == 0
+    assert entry.num_fetches == 0

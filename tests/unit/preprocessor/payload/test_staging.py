@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.preprocessor.decoding import Loaded, LoadedPart
-from headrace.preprocessor.payload.part import Entry, Payload, Stage
+from headrace.preprocessor.decoding import LoadedPart, LoadedSample
+from headrace.preprocessor.payload.part import Entry, PartStage, Payload
 from headrace.preprocessor.payload.payload_store import PayloadStore
 from headrace.preprocessor.payload.priority import PriorityQueue
 from headrace.preprocessor.payload.staging import ReadAhead
@@ -28,7 +28,7 @@ def make_entry(priority: int, *, step: int = 0) -> Entry:
 
 def media(num_bytes: int) -> LoadedPart:
     sample = Sample(turns=(Turn(role=Role.DOCUMENT, segments=(Image(data=bytes(num_bytes)),)),))
-    return LoadedPart(samples={SampleRef(sample_id=0, shard=0, row=0): Loaded(sample=sample)})
+    return LoadedPart(samples={SampleRef(sample_id=0, shard=0, row=0): LoadedSample(sample=sample)})
 
 
 def payload(num_bytes: int = MIB) -> Payload:
@@ -45,7 +45,7 @@ def read(store: PayloadStore, num_bytes: int = KIB) -> str | None:
     entry = store.next_to_read()
     if entry is None:
         return None
-    store.put(entry, media(num_bytes))
+    store.put_loaded(entry, media(num_bytes))
     return entry.ticket
 
 
@@ -54,7 +54,7 @@ def decode(store: PayloadStore, num_bytes: int = MIB) -> str | None:
     entry = store.next_to_decode()
     if entry is None:
         return None
-    store.fill(entry, payload(num_bytes))
+    store.put_payload(entry, payload(num_bytes))
     return entry.ticket
 
 
@@ -90,7 +90,7 @@ def test_a_part_that_is_slow_to_be_read_holds_up_no_other() -> None:
     assert slow is not None
     assert [read(store), read(store)] == ["t1", "t2"]
     assert [decode(store), decode(store), decode(store)] == ["t1", "t2", None]
-    store.put(slow, media(KIB))
+    store.put_loaded(slow, media(KIB))
     assert decode(store) == "t0"
 
 
@@ -111,7 +111,7 @@ def test_what_is_needed_sooner_takes_the_place_of_what_was_read_for_later() -> N
     assert [read(store), read(store)] == ["t50", "t51"]
     store.add(make_entry(10))
     assert read(store) == "t10"
-    assert [entry.stage for entry in later] == [Stage.READ, Stage.WAITING]
+    assert [entry.stage for entry in later] == [PartStage.READ, PartStage.WAITING]
     assert read_ahead.held_bytes == 2 * KIB
     assert [decode(store), decode(store), read(store), decode(store)] == ["t10", "t50", "t51", "t51"]
 
@@ -135,7 +135,7 @@ def test_media_in_memory_are_bounded_in_bytes_until_they_are_decoded() -> None:
     decoding = store.next_to_decode()
     assert decoding is not None
     assert read(store, 400 * KIB) is None, "they are in memory still"
-    store.fill(decoding, payload())
+    store.put_payload(decoding, payload())
     assert read(store, 400 * KIB) == "t2"
     assert read_ahead.held_bytes == 800 * KIB
 
@@ -165,7 +165,7 @@ def test_media_have_their_share_of_the_budget() -> None:
         decode(store)
         assert store.held_bytes + read_ahead.held_bytes <= 4 * MIB
         assert read_ahead.held_bytes <= 2 * MIB
-    assert store.stage_parts == {Stage.STORE: 2, Stage.READ: 3, Stage.WAITING: 4}
+    assert store.stage_parts == {PartStage.STORE: 2, PartStage.READ: 3, PartStage.WAITING: 4}
 
 
 def test_all_pauses_when_the_store_is_full_and_goes_on_after_a_release() -> None:
@@ -191,10 +191,10 @@ def test_a_release_frees_what_was_read_and_what_is_being_read() -> None:
     decoding = store.next_to_decode()
     assert decoding is not None
     store.release("job")
-    store.put(reading, media(KIB))
-    store.fill(decoding, payload())
+    store.put_loaded(reading, media(KIB))
+    store.put_payload(decoding, payload())
     assert (read_ahead.held_bytes, store.held_bytes, store.stage_parts) == (0, 0, {})
-    assert store.stage_bytes == {Stage.READ: 0, Stage.DECODE: 0, Stage.STORE: 0}
+    assert store.stage_bytes == {PartStage.READ: 0, PartStage.DECODE: 0, PartStage.STORE: 0}
     store.add(make_entry(7))
     assert [read(store), decode(store)] == ["t7", "t7"], "the places are free"
 
@@ -206,8 +206,8 @@ def test_void_leases_leave_no_media_behind() -> None:
     assert read(store) == "t0"
     reading = store.next_to_read()
     assert reading is not None
-    store.release_all_on_demand()
-    store.put(reading, media(KIB))
+    store.void_leases()
+    store.put_loaded(reading, media(KIB))
     assert (read_ahead.held_bytes, read(store), decode(store)) == (0, None, None)
     for priority in (1, 2):
         store.add(make_entry(priority))
@@ -217,7 +217,7 @@ def test_void_leases_leave_no_media_behind() -> None:
 async def test_a_trainer_that_gives_up_leaves_no_media_behind() -> None:
     store, read_ahead = make_store(max_parts=1)
     entry = store.add(make_entry(0))
-    store.release_all_on_demand()
+    store.void_leases()
     fetching = asyncio.create_task(fetch(store, entry))
     await settle()
     assert read(store) == "t0"
@@ -228,16 +228,16 @@ async def test_a_trainer_that_gives_up_leaves_no_media_behind() -> None:
     assert read(store) == "t1"
 
 
-@pytest.mark.parametrize("stage", [Stage.READ, Stage.DECODE])
-async def test_a_part_that_cannot_be_had_is_given_up(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [PartStage.READ, PartStage.DECODE])
+async def test_a_part_that_cannot_be_had_is_given_up(stage: PartStage) -> None:
     store, read_ahead = make_store(max_parts=1)
     entry = store.add(make_entry(0))
     fetching = asyncio.create_task(fetch(store, entry))
     await settle()
     taken = store.next_to_read()
     assert taken is entry
-    if stage is Stage.DECODE:
-        store.put(entry, media(KIB))
+    if stage is PartStage.DECODE:
+        store.put_loaded(entry, media(KIB))
         assert store.next_to_decode() is entry
     store.abandon(entry)
     assert not await fetching
@@ -267,13 +267,13 @@ def test_every_order_of_fetches_is_served(order: list[int], budget_mib: int, wor
             while True:
                 entry = await store.take_to_read()
                 await asyncio.sleep(0)
-                store.put(entry, media(sizes[entry.priority]))
+                store.put_loaded(entry, media(sizes[entry.priority]))
 
         async def decode_for_ever() -> None:
             while True:
-                entry = await store.take()
+                entry = await store.take_to_decode()
                 await asyncio.sleep(0)
-                store.fill(entry, payload(sizes[-1 - entry.priority]))
+                store.put_payload(entry, payload(sizes[-1 - entry.priority]))
 
         tasks = [asyncio.create_task(work()) for _ in range(workers) for work in (read_for_ever, decode_for_ever)]
         try:

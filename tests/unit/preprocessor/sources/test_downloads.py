@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import DatasetError
 from headrace.preprocessor.sources import download
 from headrace.preprocessor.sources.cache import ShardCache
-from headrace.preprocessor.sources.download import may_pass, retry_after_s
+from headrace.preprocessor.sources.download import is_retryable, retry_after_s
 from headrace.preprocessor.sources.parquet import ParquetShard
 from tests.http_site import Site
 from tests.unit.preprocessor.sources.cache_world import Moved, held, put
@@ -125,7 +125,7 @@ def client_error(status: int, headers: dict[str, str]) -> ClientError:
     ],
 )
 def test_what_may_pass(error: Exception, passes: bool) -> None:
-    assert may_pass(error) is passes
+    assert is_retryable(error) is passes
 
 
 def test_an_outage_is_no_damage_of_the_samples(site: Site, cache: ShardCache, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from headrace.errors import DatasetError
-from headrace.preprocessor.decoding import Pipeline, probe_of
+from headrace.preprocessor.decoding import SampleProcessor, probe_of
 from headrace.preprocessor.records.record_to_sample import Sample, Text, to_sample
 from headrace.preprocessor.sources import Shard, braces, list_shards, open_shard
 from headrace.preprocessor.sources.braces import expand_braces
@@ -67,13 +67,13 @@ def described(kind: str, **field_map: str) -> dict[str, Any]:
     return {"sample_type": {"__module__": "megatron.energon", "__class__": kind}, "field_map": field_map}
 
 
-def test_a_prepared_data_set(pipeline: Pipeline) -> None:
+def test_a_prepared_data_set(processor: SampleProcessor) -> None:
     source = source_of(ENERGON)
     assert listed(ENERGON) == ["s/parts/shard_0.tar", "s/parts/shard_1.tar"]
     with opened(ENERGON, "parts/shard_1.tar") as shard:
         assert [shard.key(row) for row in range(shard.num_rows)] == ["002", "003"]
         assert texts(to_sample(shard.read(0), source.mapping)) == ["(medium)", "Ellipse 2"]
-        assert probe_of("sample", pipeline.size(pipeline.load(shard.read(1), source))).image_patches
+        assert probe_of("sample", processor.size(processor.load(shard.read(1), source))).image_patches
 
 
 @pytest.mark.parametrize("fragment", ["#val", "#split=val", "#split=val&dataset_config=dataset.yaml"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.manifest import ShardInfo
 from headrace.message_codec import rejection_message
-from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.sources.jsonl import JsonlShard
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import SampleRef
@@ -124,7 +124,7 @@ def test_a_lone_surrogate_is_its_samples_damage(tmp_path: Path) -> None:
     """JSON can write what UTF-8 cannot; no message could carry it."""
     path = tmp_path / "s.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in [*SURROGATES.values(), {"caption": "good"}]))
-    job = Job("job", parse_spec({"name": "job", "sources": [{"path": str(tmp_path), "name": "s"}]}))
+    job = JobWork("job", parse_spec({"name": "job", "sources": [{"path": str(tmp_path), "name": "s"}]}))
     job.shards = (ShardInfo(source=0, url=str(path), name="s/s.jsonl"),)
     good, rejected = job.probe([SampleRef(sample_id=row, shard=0, row=row) for row in range(len(SURROGATES) + 1)])
     assert [sample_id for sample_id, _ in good] == [len(SURROGATES)]

@@ -18,7 +18,7 @@ from PIL import Image
 
 from headrace.errors import DatasetError
 from headrace.preprocessor import image
-from headrace.preprocessor.decoding import Pipeline
+from headrace.preprocessor.decoding import SampleProcessor
 from headrace.preprocessor.records.record_to_sample import Image as ImageSegment
 from headrace.preprocessor.records.record_to_sample import to_sample
 from headrace.preprocessor.sources import list_shards, open_shard
@@ -59,7 +59,7 @@ def reason_of(shard: MdsShard, row: int) -> Reason:
     return caught.value.reason
 
 
-def test_a_data_set_of_captions(source: SourceSpec, pipeline: Pipeline) -> None:
+def test_a_data_set_of_captions(source: SourceSpec, processor: SampleProcessor) -> None:
     assert listed(CAPTIONS) == ["s/shard.00000.mds", "s/shard.00001.mds"]
     captions = []
     for name in ("shard.00000.mds", "shard.00001.mds"):
@@ -70,7 +70,7 @@ def test_a_data_set_of_captions(source: SourceSpec, pipeline: Pipeline) -> None:
                 record = shard.read(row)
                 captions.append(record.fields["caption"])
                 assert record.fields["id"] == len(captions) - 1
-                assert pipeline.decode(record, source).image_grids.shape == (1, 3)
+                assert processor.decode(record, source).image_grids.shape == (1, 3)
     assert captions == [f"An ellipse, number {number}: größer" for number in range(5)]
 
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.preprocessor.job_work import Job
+from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.sources import list_shards
-from headrace.preprocessor.sources.open_shards import OpenShards, most_shards
+from headrace.preprocessor.sources.open_shards import OpenShards, max_open_shards
 from headrace.sample import SampleRef
 from headrace.spec import parse_spec
 
@@ -33,14 +33,14 @@ def write_sources(folder: Path) -> None:
             pq.write_table(rows, folder / f"s{source}" / f"{shard}.parquet")
 
 
-def make_job(folder: Path, open_shards: OpenShards | None = None) -> Job:
+def make_job(folder: Path, open_shards: OpenShards | None = None) -> JobWork:
     sources = [{"path": str(folder / f"s{source}")} for source in range(SOURCES)]
-    job = Job("job", parse_spec({"name": "job", "sources": sources}), open_shards=open_shards)
+    job = JobWork("job", parse_spec({"name": "job", "sources": sources}), open_shards=open_shards)
     job.shards = tuple(list_shards(job.spec))
     return job
 
 
-def read_all(job: Job) -> int:
+def read_all(job: JobWork) -> int:
     """The samples that are good, read in an order that goes over all shards for each row."""
     refs = [SampleRef(sample_id=n, shard=n % len(job.shards), row=n // len(job.shards)) for n in range(3 * len(job.shards))]
     return sum(len(job.probe(refs[start : start + 50])[0]) for start in range(0, len(refs), 50))
@@ -74,7 +74,7 @@ def test_the_shard_that_was_not_read_for_longest_makes_room_whosever_it_is() -> 
     assert shards.slot(one, 0, 9) is kept[0]
     assert shards.slot(other, 0, 9) is kept[2]
     assert shards.slot(one, 1, 9) is not kept[1]
-    assert len(shards.take(one)) + len(shards.take(other)) == 3
+    assert len(shards.remove_job(one)) + len(shards.remove_job(other)) == 3
 
 
 def test_a_job_keeps_no_more_than_it_likes_to_have() -> None:
@@ -82,7 +82,7 @@ def test_a_job_keeps_no_more_than_it_likes_to_have() -> None:
     first = shards.slot(job, 0, 2)
     for shard in range(1, 5):
         shards.slot(job, shard, 2)
-    assert len(shards.take(job)) == 2
+    assert len(shards.remove_job(job)) == 2
     assert shards.slot(job, 0, 2) is not first
 
 
@@ -112,4 +112,4 @@ def test_descriptors_do_not_run_out(tmp_path: Path) -> None:
 
 
 def test_files_are_left_for_other_things() -> None:
-    assert {files: most_shards(files) for files in (20, 100, 1024, 1 << 20)} == {20: 8, 100: 25, 1024: 384, 1 << 20: 524_160}
+    assert {files: max_open_shards(files) for files in (20, 100, 1024, 1 << 20)} == {20: 8, 100: 25, 1024: 384, 1 << 20: 524_160}

@@ -118,7 +118,7 @@ def test_values_are_the_same_where_columns_are_read_with_their_dictionaries(
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=30)
     monkeypatch.setattr("headrace.preprocessor.sources.parquet_bounds.USUAL_BYTES", 200 * 30)
     monkeypatch.setattr("headrace.preprocessor.sources.parquet_bounds.MAX_RATIO", 2**20)
-    monkeypatch.setattr("headrace.preprocessor.sources.parquet_bounds._SPREAD", 0)
+    monkeypatch.setattr("headrace.preprocessor.sources.parquet_bounds._MAX_EXPANSION", 0)
     with ParquetShard(str(path)) as shard:
         assert [shard.read(row).fields for row in range(100)] == rows
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.preprocessor.sources.blob import Blob
-from headrace.preprocessor.sources.tar import Damage, Member, scan
+from headrace.preprocessor.sources.tar import Damage, TarMember, scan
 from headrace.quarantine import Reason
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
@@ -43,8 +43,8 @@ def archive(members: dict[str, bytes], tar_format: int = tarfile.PAX_FORMAT) -> 
 
 def contents(data: bytes) -> dict[str, bytes]:
     entries = list(scan(Bytes(data)))
-    assert all(isinstance(entry, Member) for entry in entries), entries
-    return {entry.name: data[entry.offset : entry.offset + entry.size] for entry in entries if isinstance(entry, Member)}
+    assert all(isinstance(entry, TarMember) for entry in entries), entries
+    return {entry.name: data[entry.offset : entry.offset + entry.size] for entry in entries if isinstance(entry, TarMember)}
 
 
 def damage(data: bytes) -> list[tuple[Reason, str | None]]:
@@ -114,7 +114,7 @@ def test_malformed_pax_record(payload: bytes) -> None:
     info.size = len(payload)
     data = info.tobuf(tarfile.USTAR_FORMAT) + payload.ljust(512, b"\0") + archive({"next": b"1"}, tarfile.USTAR_FORMAT)
     entries = list(scan(Bytes(data)))
-    assert [type(entry) for entry in entries] == [Damage, Member]
+    assert [type(entry) for entry in entries] == [Damage, TarMember]
     assert entries[1].name == "next"
 
 
@@ -141,7 +141,7 @@ def test_every_cut_is_reported_or_at_a_boundary() -> None:
     boundaries = {0: 0, 512 + 700: 1, 1536 + 512 + 10: 2, 2560 + 512 + 600: 3}
     for cut in range(1, 2560 + 1536 + 1, 3):
         entries = list(scan(Bytes(data[:cut])))
-        whole = [entry for entry in entries if isinstance(entry, Member)]
+        whole = [entry for entry in entries if isinstance(entry, TarMember)]
         assert len(whole) == max(count for end, count in boundaries.items() if end <= cut)
         for entry in whole:
             assert data[entry.offset : entry.offset + entry.size] == members[entry.name]
@@ -158,7 +158,7 @@ def test_any_damage_ends_in_entries_inside_of_the_file(changes: list[tuple[int, 
     for position, value in changes:
         data[position] = value
     for entry in scan(Bytes(bytes(data))):
-        if isinstance(entry, Member):
+        if isinstance(entry, TarMember):
             assert 0 <= entry.offset <= entry.offset + entry.size <= len(data)
 
 

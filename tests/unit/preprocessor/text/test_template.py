@@ -7,7 +7,7 @@ import pytest
 
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.text import load_encoder
-from headrace.preprocessor.text.template import ChatTemplate, Sequence
+from headrace.preprocessor.text.template import ChatTemplate, TokenSequence
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
 
@@ -18,15 +18,15 @@ def turn(role: Role, *segments: Segment | str) -> Turn:
     return Turn(role=role, segments=tuple(Text(text=item) if isinstance(item, str) else item for item in segments))
 
 
-def render(*turns: Turn, media_tokens: tuple[int, ...] = (), max_tokens: int = 1000) -> Sequence:
+def render(*turns: Turn, media_tokens: tuple[int, ...] = (), max_tokens: int = 1000) -> TokenSequence:
     return ChatTemplate(load_encoder(""), max_tokens).render(Sample(turns=turns), list(media_tokens))
 
 
-def text_of(sequence: Sequence) -> str:
+def text_of(sequence: TokenSequence) -> str:
     return load_encoder("").decode(sequence.input_ids.tolist())
 
 
-def learnt(sequence: Sequence) -> str:
+def learnt(sequence: TokenSequence) -> str:
     """The tokens that carry loss."""
     return load_encoder("").decode(sequence.labels[sequence.labels != LABEL_IGNORED].tolist())
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from headrace.errors import SpecError
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.text import BUNDLED
-from headrace.preprocessor.text.template import NO_TOKEN, ChatTemplate, Sequence, load_template
+from headrace.preprocessor.text.template import NO_TOKEN, ChatTemplate, TokenSequence, load_template
 from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
@@ -36,11 +36,11 @@ def turn(role: Role, *segments: Segment | str) -> Turn:
     return Turn(role=role, segments=tuple(Text(text=item) if isinstance(item, str) else item for item in segments))
 
 
-def text_of(template: ChatTemplate, sequence: Sequence) -> str:
+def text_of(template: ChatTemplate, sequence: TokenSequence) -> str:
     return template.encoder.decode(sequence.input_ids.tolist())
 
 
-def learnt(template: ChatTemplate, sequence: Sequence) -> str:
+def learnt(template: ChatTemplate, sequence: TokenSequence) -> str:
     return template.encoder.decode(sequence.labels[sequence.labels != LABEL_IGNORED].tolist())
 
 

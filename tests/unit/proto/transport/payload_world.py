@@ -111,8 +111,8 @@ class Producer:
 
     async def _decode(self) -> None:
         while True:
-            entry = await self.store.take()
-            self.store.fill(entry, self._writer.write(self._batches[entry.ticket], ()))
+            entry = await self.store.take_to_decode()
+            self.store.put_payload(entry, self._writer.write(self._batches[entry.ticket], ()))
             self.num_decoded += 1
             await asyncio.sleep(0)
 
@@ -128,7 +128,7 @@ class Producer:
 
     def finish(self, ticket: str, batch: pa.RecordBatch, rejected: tuple[Rejected, ...] = ()) -> None:
         """A part that was stuck is decoded."""
-        self.call(lambda: self.store.fill(self.store.get(ticket), self._writer.write(batch, rejected)))
+        self.call(lambda: self.store.put_payload(self.store.get(ticket), self._writer.write(batch, rejected)))
 
     def payload(self, ticket: str) -> np.ndarray:
         """The bytes of a decoded part where they lie. Write into them to damage it."""
@@ -140,7 +140,7 @@ class Producer:
 
     def num_waiting(self, ticket: str) -> int:
         """Calls that wait for the part, or send it now."""
-        return int(self.call(lambda: self.store.get(ticket).waiting))
+        return int(self.call(lambda: self.store.get(ticket).num_fetches))
 
     def commit(self, step: int) -> None:
         """All ranks have committed it."""

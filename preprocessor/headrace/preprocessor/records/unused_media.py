@@ -43,7 +43,7 @@ def ignored(name: str, spec: MappingSpec) -> bool:
     return name in spec.ignore or name.rsplit(".", 1)[-1] in spec.ignore
 
 
-def of_kind(record: Record, extensions: frozenset[str], spec: MappingSpec) -> tuple[str, ...]:
+def members_of_kind(record: Record, extensions: frozenset[str], spec: MappingSpec) -> tuple[str, ...]:
     """Return the record's members with one of these extensions; several must be numbered alike, such as `0.jpg` and `1.png`.
 
     Raises BadSampleError with unused_media if nothing says which of several is meant.

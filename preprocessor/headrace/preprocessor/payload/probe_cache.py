@@ -13,7 +13,7 @@ _ENTRY_BYTES = 1024  # approximate overhead of an entry beside its value
 _Value = TypeVar("_Value")
 
 
-class Probed(Generic[_Value]):
+class ProbeCache(Generic[_Value]):
     """A cache with one value per sample of a job, bounded in bytes, which drops the oldest values first. Thread-safe."""
 
     def __init__(self, budget_bytes: int) -> None:
