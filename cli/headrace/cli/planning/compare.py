@@ -149,7 +149,7 @@ def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
     job.shards = tuple(list_shards(spec))
     probes: list[Probe] = []
     try:
-        estimator = estimator_of(args, spec, job.pipeline.vocabulary.size)
+        estimator = estimator_of(args, spec, job.processor.vocabulary.size)
         refused, left = survey(job, args.limit or DEFAULT_LIMIT, probes.append)
     finally:
         job.close()
