@@ -97,7 +97,7 @@ def test_what_is_no_command_needs_no_command_line() -> None:
     libraries = {
         "costs": ("cost_table", "dataset_costs", "survey"),
         "planning": ("gain", "gain_picture", "outcome", "pipeline_panel", "problem", "timeline", "trace_events"),
-        "watch": ("bottleneck", "rates", "top_figures", "top_picture"),
+        "watch": ("bottleneck", "rates", "top_figures", "top_table"),
         "inspect": ("contact_sheet", "dissection", "histogram", "preview"),
         "failures": ("availability_file", "failures_picture"),
     }
@@ -120,7 +120,7 @@ def test_planning_sees_arrays_and_dataclasses_only() -> None:
         *sorted((PLANNER / "planning").rglob("*.py")),
         *sorted((PLANNER / "recovery").rglob("*.py")),
         CONTRACTS / "schedule.py",
-        CONTRACTS / "backward.py",
+        CONTRACTS / "backward_factors.py",
     ]
     others = {path.name: imported(path) - allowed for path in pure}
     assert {name: modules for name, modules in others.items() if modules} == solver
