@@ -224,7 +224,7 @@ async def test_a_leader_that_cannot_renew_for_long_gives_its_work_up(open_anothe
         served.append(serving)
 
     monkeypatch.setattr(Database, "renew", _unavailable)
-    monkeypatch.setattr(leadership, "GIVE_UP_S", 0.2)
+    monkeypatch.setattr("headrace.reorder_service.leadership.GIVE_UP_S", 0.2)
     leadership.lease_ends_s = time.monotonic() + 0.1
     async with asyncio.timeout(PATIENCE_S):
         await keep_leading(first, "a:1 x", leadership, serve)

@@ -92,7 +92,7 @@ def test_a_suspect_that_is_released_where_it_is_found_leaves_the_next_ones_trial
         world.guilty[100] = deaths
         fleet.release([index])
 
-    index.alone = lambda: [Trial(world.bench.work("try 100"), guilty)]
+    index.trials = lambda: [Trial(world.bench.work("try 100"), guilty)]
     fleet.release([world.work])
     fleet.submit(index)
     for _ in range(MOST_DEATHS):
@@ -108,7 +108,7 @@ def test_the_last_suspect_may_be_released_where_it_is_found() -> None:
     fleet = world.bench.fleet
     fleet.release([world.work])
     index = world.bench.work("try 100")
-    index.alone = lambda: [Trial(world.bench.work("try 100"), lambda deaths: fleet.release([index]))]
+    index.trials = lambda: [Trial(world.bench.work("try 100"), lambda deaths: fleet.release([index]))]
     fleet.submit(index)
     for _ in range(100):
         world.turn()

@@ -181,7 +181,7 @@ async def test_who_still_works_on_it_is_waited_for_before_a_sample_is_left_out(m
     work = world.part.work
     assert work is not None
     work.avoid.add("rich")
-    world.fleet._give_up(world.part.lease, counts=True)  # as `look` does with what is late
+    world.fleet._mark_overdue(world.part.lease, counts=True)  # as `look` does with what is late
     world.fleet.submit(work)
     assert [name for name, *_ in world.orders] == ["rich", "poor"]
     world.answer({"poor": [2]}, place=1)

@@ -38,7 +38,7 @@ async def test_a_shard_without_a_good_sample_has_no_substitute(start: Start) -> 
     service = await start()
     empty = await records(service, "job", on_bad="substitute", bad_rows=range(ROWS))
     assert all(not record.samples and not record.substitutes for record in empty)
-    assert "every sample of job 'job' was refused" in service.find("job").message
+    assert "every sample of job 'job' was refused" in service.find("job").cursor.message
 
 
 async def test_who_takes_over_has_the_same_substitutes(start: Start) -> None:

@@ -15,10 +15,10 @@ TEMPLATES = plan_templates(profile_of([[1.0]] * 4, memory=4), 4, 1)
 PAIRS = [Pipeline(template=TEMPLATES.of_size[2], nodes=nodes) for nodes in (("a", "b"), ("c", "d"))]
 
 
-def chosen(circumstances: Circumstances, *, second: float = 1.0) -> Choice:
+def chosen(circumstances: Circumstances, *, units_per_second: float = 1.0) -> Choice:
     """When "d" is lost, with 12 microbatches. Either "c" gets two bytes from "b" and a step takes 18 s, or "a" does as well, and
     a step takes 16 s."""
-    return choose(TEMPLATES, PAIRS, circumstances, lost=["d"], joined=(), num_microbatches=12, units_per_second=second)
+    return choose(TEMPLATES, PAIRS, circumstances, lost=["d"], joined=(), num_microbatches=12, units_per_second=units_per_second)
 
 
 def sizes(choice: Choice) -> list[int]:
@@ -59,12 +59,13 @@ def test_without_a_measured_step_the_fewest_bytes_decide() -> None:
 # -- a loss in the middle of a step -----------------------------------------------------------------------------------
 
 
-def after_loss(num_nodes: int, *, on_loss: OnLoss = OnLoss.AUTO, rebuild_s: float = 0.5, second: float = 1.0) -> Choice:
+def after_loss(num_nodes: int, *, on_loss: OnLoss = OnLoss.AUTO, rebuild_s: float = 0.5, units_per_second: float = 1.0) -> Choice:
     """Of one of so many nodes that are best alone, with three microbatches of 4 s each."""
     templates = plan_templates(profile_of([[1.0]] * 4, memory=4), num_nodes, 1)
     alone = [Pipeline(template=templates.of_size[1], nodes=(f"n{number}",)) for number in range(num_nodes)]
     circumstances = Circumstances(rebuild_s=rebuild_s)
-    options = {"lost": ["n0"], "joined": (), "num_microbatches": 3 * num_nodes, "second": second, "on_loss": on_loss}
+    options = {"lost": ["n0"], "joined": (), "num_microbatches": 3 * num_nodes, "on_loss": on_loss}
+    options |= {"units_per_second": units_per_second}
     return choose(templates, alone, circumstances, **options)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from headrace.errors import UserError
 from headrace.plan import StepPlan, Topology
 from headrace.reorder_service.api.sessions import plan_events
 from headrace.reorder_service.jobs.planned_step import PlannedStep
-from headrace.reorder_service.jobs.sessions import Sessions, Told
+from headrace.reorder_service.jobs.sessions import EventBatch, Sessions
 from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.sample import SampleRef
 from headrace.spec import STRATEGIES
@@ -35,7 +35,7 @@ def fed(topology: PipelineTopology, plan: StepPlan) -> None:
     for rank in range(topology.world_size):
         place = topology.place(rank)
         session = sessions.open(rank, topology.world_size, replicas, replicas_of(topology, place, replicas))
-        (event,) = sessions_pb2.PlanEvents.FromString(plan_events(Told([step]), session)).events
+        (event,) = sessions_pb2.PlanEvents.FromString(plan_events(EventBatch([step]), session)).events
         routes = Routes(message_codec.plan_value(event.plan.whole), topology.replicas)
         needed = {sample for portion in routes.portions(place.unit, place.replica) for sample in portion.samples}
         samples = tickets_of(event.plan, routes, place)
