@@ -17,6 +17,8 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+RESULTS = Path(__file__).parent / "results"
+"""Folder of the results that the repository has."""
 WIDTH = 120
 """Columns of the table where the output is no terminal."""
 

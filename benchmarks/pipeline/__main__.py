@@ -17,7 +17,7 @@ from statistics import mean, median
 
 from benchmarks.pipeline import alone, images, wait
 from benchmarks.planning.inputs import SEED, SYNTHCHART
-from benchmarks.report import Goal, Report, Row, Section, at_least, at_most
+from benchmarks.report import RESULTS, Goal, Report, Row, Section, at_least, at_most
 from benchmarks.timing import progress
 from headrace.cli.planning.emulated_ranks import EmulatedRanks, MeasuredStep
 from headrace.cli.planning.outcome import Outcome
@@ -27,7 +27,6 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.trainer.pipeline.emulated_stage import EMULATED
 
-RESULTS = Path(__file__).parent / "results"
 REPLICAS, MICROBATCHES, SAMPLES = 2, 32, 256
 STEPS = 2
 """Global batches: the table has as many rows."""

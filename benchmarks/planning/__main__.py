@@ -7,11 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.planning import optimum, permutation, quality, scale, speed
-from benchmarks.report import Report
+from benchmarks.report import RESULTS, Report
 from benchmarks.timing import progress
 from headrace.reorder_service.planning import warm_up
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:

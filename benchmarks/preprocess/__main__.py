@@ -9,10 +9,9 @@ from pathlib import Path
 
 from benchmarks.preprocess import codecs, delivery, memory, scaling
 from benchmarks.preprocess.workload import write_photos
-from benchmarks.report import Report
+from benchmarks.report import RESULTS, Report
 from benchmarks.timing import progress
 
-RESULTS = Path(__file__).parent / "results"
 PHOTOS, PHOTO_SHARDS = 3_200, 32
 """Enough that no contender comes to the end of an epoch while it is measured."""
 ROUNDS, SECONDS = 3, 4.0

@@ -11,11 +11,10 @@ import numpy as np
 
 from benchmarks.preprocess.inputs import camera_mosaics, camera_photos, large_photos, members
 from benchmarks.preprocess.rates import CONTENDERS, IMAGE, REDUCED, by_headrace, by_pillow, in_turns
-from benchmarks.report import Report, Rival, Row, Section, at_least, at_most
+from benchmarks.report import RESULTS, Report, Rival, Row, Section, at_least, at_most
 from headrace.preprocessor import image
 from headrace.preprocessor.audio import flac
 
-RESULTS = Path(__file__).parent / "results"
 IMAGE_GOAL_RATIO, DIFFERENCE_GOAL, PROBE_GOAL_PER_S, AUDIO_GOAL = 2.3, 5, 20_000, 700
 ROUNDS = 2
 

@@ -24,7 +24,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from benchmarks.recovery import nodes, planning, traces
-from benchmarks.report import Report, Row, Section, at_most
+from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.timing import progress
 from headrace import rpc, trainer
 from headrace.cli.example import example_data
@@ -33,7 +33,6 @@ from headrace.cli.run.processes import Process, ProcessGroup, free_port
 from headrace.reorder_service.store.embedded_redis import server_binary
 from headrace.spec import JobSpec, parse_spec
 
-RESULTS = Path(__file__).parent / "results"
 ROUNDS = 5
 FAR_STEP = 100_000
 LEADER_GOAL_S, PREPROCESSOR_GOAL_S, RESUME_GOAL_S = 3.0, 2.0, 1.0

@@ -21,7 +21,7 @@ from statistics import quantiles
 from typing import Any
 
 from benchmarks.preprocess.meter import tree_cpu_s
-from benchmarks.report import Report, Row, Section, at_most
+from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.scale.workload import (
     MICROBATCHES,
     PREPROCESSORS,
@@ -40,7 +40,6 @@ from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.spec import parse_spec
 
-RESULTS = Path(__file__).parent / "results"
 STEPS = 30
 RANK_PROCESSES = 2
 GOAL_S = 0.1

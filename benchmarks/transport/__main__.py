@@ -6,12 +6,11 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.report import Report, Rival, Row, Section, at_least, at_most
+from benchmarks.report import RESULTS, Report, Rival, Row, Section, at_least, at_most
 from benchmarks.timing import progress
 from headrace.cli.bench.bench_transport import MIB, ROUNDS, SIZES, THREADS, TransportFigures, measure
 from headrace.transport.base import FLIGHT, SHARED_MEMORY
 
-RESULTS = Path(__file__).parent / "results"
 FLIGHT_GOAL, WRITE_GOAL, HAND_OFF_GOAL_US = 0.85, 0.9, 200
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.report import WIDTH, Goal, Report, Rival, Row, Section, at_least, at_most, machine, more_than, number
+from benchmarks.report import RESULTS, WIDTH, Goal, Report, Rival, Row, Section, at_least, at_most, machine, more_than, number
 from benchmarks.timing import Timing, time_calls
 
 
@@ -159,3 +159,8 @@ def test_calls_are_repeated_between_the_least_and_the_most() -> None:
 def test_a_timing_is_told_in_the_unit_of_its_best() -> None:
     assert Timing(best_s=0.0123, median_s=0.0145, cpu_s=0.0122, repetitions=7).detail == "median 14.5, cpu 12.2 ms of 7"
     assert Timing(best_s=1.5, median_s=2.5, cpu_s=1.25, repetitions=3).detail == "median 2.5, cpu 1.25 s of 3"
+
+
+@pytest.mark.parametrize("benchmark", ["pipeline", "planning", "preprocess", "recovery", "scale", "transport"])
+def test_the_repository_has_the_results_of_every_benchmark_where_it_writes_them(benchmark: str) -> None:
+    assert (RESULTS / f"{benchmark}.json").is_file()
