@@ -13,7 +13,7 @@ from benchmarks.report import Rival, Row, Section, at_least, at_most, more_than
 from benchmarks.timing import progress
 from headrace.reorder_service.planning import STRATEGIES
 from headrace.reorder_service.planning.batch import make_batch, slots_of
-from headrace.spec import CROSSING
+from headrace.spec import CROSS_REPLICA_STRATEGIES
 
 REPLICAS, MICROBATCHES = 4, 32
 HEAVY_MICROBATCHES = 16  # synthchart: with 32 a single sample outweighs a mean microbatch, which no assignment can level
@@ -111,7 +111,7 @@ def _time_section(family: Family, measured: dict[str, Measured]) -> Section:
             goal=at_least(SPEED_UP_GOAL) if family is SYNTHCHART else None,
         )
     )
-    candidates = [name for name in measured if name != "auto" and name not in CROSSING]
+    candidates = [name for name in measured if name != "auto" and name not in CROSS_REPLICA_STRATEGIES]
     fastest = min(candidates, key=lambda name: measured[name].iteration_s)
     rows.append(
         Row(

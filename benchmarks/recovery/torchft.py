@@ -17,7 +17,7 @@ from benchmarks.peers import TORCHFT
 from benchmarks.peers.environment import NotInstalledError, python_of
 from benchmarks.report import Rival
 from benchmarks.timing import progress
-from headrace.child_process import ending_with_us
+from headrace.child_process import with_parent_death_signal
 
 NUM_REPLICAS = 6
 LOSSES = 3  # one after the other: 6, 5 and 4 replicas are left with one less
@@ -129,7 +129,7 @@ def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
     environment = {**os.environ, "PYTHONPATH": f"{_ROOT}:{_ROOT / 'proto'}"}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ending_with_us(command, signal.SIGKILL), stdout=output, stderr=subprocess.DEVNULL, env=environment
+            with_parent_death_signal(command, signal.SIGKILL), stdout=output, stderr=subprocess.DEVNULL, env=environment
         )
     try:
         yield process

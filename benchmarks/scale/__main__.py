@@ -35,7 +35,7 @@ from benchmarks.scale.workload import (
 )
 from benchmarks.timing import progress
 from headrace import rpc
-from headrace.child_process import ending_with_us
+from headrace.child_process import with_parent_death_signal
 from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.spec import parse_spec
@@ -54,7 +54,7 @@ class Client:
     """A process of light clients."""
 
     def __init__(self, module: str, *arguments: object) -> None:
-        command = ending_with_us([sys.executable, "-m", module, *map(str, arguments)], signal.SIGKILL)
+        command = with_parent_death_signal([sys.executable, "-m", module, *map(str, arguments)], signal.SIGKILL)
         self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def wait_open(self) -> None:

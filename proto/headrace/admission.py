@@ -23,7 +23,7 @@ _PROTOCOL = "headrace-protocol"
 _OPEN = "/grpc.health."  # open to all: container engines probe it without a token, and it says only whether a service serves
 
 MIB = 1 << 20
-MOST_BYTES = 1 * MIB  # of a request, except for the methods in _MOST_BYTES
+MAX_REQUEST_BYTES = 1 * MIB  # of a request, except for the methods in _MOST_BYTES
 _MOST_BYTES = {
     "/headrace.v1.Fleet/Work": 64 * MIB,  # up to hundreds of reports, each with probes of hundreds of samples or a page of shards
     "/headrace.v1.Jobs/Submit": 8 * MIB,  # a spec with as many sources, and as long paths, as headrace.limits allows
@@ -33,7 +33,7 @@ _MOST_BYTES = {
 Metadata = tuple[tuple[str, str], ...]
 
 
-def said(token: str) -> Metadata:
+def call_metadata(token: str) -> Metadata:
     """Return the metadata that a client sends with every call: the protocol version and, unless it is empty, the token."""
     version = ((_PROTOCOL, str(PROTOCOL)),)
     return ((_TOKEN, f"Bearer {token}"), *version) if token else version
@@ -57,7 +57,7 @@ class _Introduction(
     """A client interceptor that adds the token and the protocol version to the metadata of every call of a blocking channel."""
 
     def __init__(self, token: str) -> None:
-        self._said = said(token)
+        self._said = call_metadata(token)
 
     def _introduced(self, proceed: Callable[[Any, Any], Any], details: Any, request: Any) -> Any:
         metadata = (*(details.metadata or ()), *self._said)
@@ -67,7 +67,7 @@ class _Introduction(
     intercept_unary_unary = intercept_unary_stream = intercept_stream_unary = intercept_stream_stream = _introduced
 
 
-def introduced(channel: grpc.Channel, token: str) -> grpc.Channel:
+def with_call_metadata(channel: grpc.Channel, token: str) -> grpc.Channel:
     """Wrap a blocking channel so that every call carries the protocol version and, unless it is empty, the token."""
     return grpc.intercept_channel(channel, _Introduction(token))
 
@@ -88,7 +88,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return handler
         if (refusal := self._refusal(dict(details.invocation_metadata))) is not None:
             return _refused(handler, refusal)
-        return _decoding(handler, _MOST_BYTES.get(details.method, MOST_BYTES)) if "headrace" in details.method else handler
+        return _decoding(handler, _MOST_BYTES.get(details.method, MAX_REQUEST_BYTES)) if "headrace" in details.method else handler
 
     def _refusal(self, metadata: dict[str, Any]) -> HeadraceError | None:
         token = str(metadata.get(_TOKEN, "")).encode(errors="replace")
@@ -117,8 +117,10 @@ def _refused(handler: Any, refusal: HeadraceError) -> Any:
 
 
 def _decoding(handler: Any, most_bytes: int) -> Any:
-    """Return the handler with a decoder that yields a UserError in place of a request that is too large or malformed; `accepted`
-    raises it (`headrace.rpc.answers`)."""
+    """Return the handler with a decoder that yields a UserError in place of a request that is too large or malformed.
+
+    `raise_if_refused` raises it (`headrace.rpc.unary_method`).
+    """
     decode = handler.request_deserializer
 
     def decoded(sent: bytes) -> Any:
@@ -143,7 +145,7 @@ def _handler(like: Any, act: Callable[..., Any], decode: Callable[[bytes], Any] 
     return kinds[like.request_streaming, like.response_streaming](act, decode, like.response_serializer)
 
 
-def accepted(request: Any) -> Any:
+def raise_if_refused(request: Any) -> Any:
     """Return a request, or an iterator over the messages of a stream, for a method to handle. Raises the UserError that stands in
     place of a request or message that is too large or malformed (`Admission`)."""
     if isinstance(request, AsyncIterable):
@@ -161,4 +163,4 @@ class _Messages:
         return self
 
     async def __anext__(self) -> Any:
-        return accepted(await anext(self._messages))
+        return raise_if_refused(await anext(self._messages))

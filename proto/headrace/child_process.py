@@ -16,7 +16,7 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
-def ending_with_us(command: list[str], number: signal.Signals) -> list[str]:
+def with_parent_death_signal(command: list[str], number: signal.Signals) -> list[str]:
     """Return a command for Popen that runs `command` and gets the signal `number` when the thread that starts it ends, however
     that happens. The process keeps the id that Popen knows. Linux only; elsewhere `command` is returned unchanged.
     """

@@ -32,11 +32,11 @@ def cluster_token() -> str:
     Empty if neither is set. Both are read anew at every call. Raises UserError if the file is unreadable or the token is invalid.
     """
     if token := os.environ.get(TOKEN, "").strip():
-        return checked(token, TOKEN)
+        return validated_token(token, TOKEN)
     if not (file := os.environ.get(TOKEN_FILE, "")):
         return ""
     try:
-        return checked(Path(file).read_text(encoding="utf-8").strip(), file)
+        return validated_token(Path(file).read_text(encoding="utf-8").strip(), file)
     except (OSError, UnicodeDecodeError) as err:
         raise UserError(f"cannot read the cluster's token from {file}: {err}") from err
 
@@ -54,7 +54,7 @@ def await_token_file(timeout_s: float = FILE_TIMEOUT_S) -> None:
         time.sleep(0.1)
 
 
-def checked(token: str, where: str = "token") -> str:
+def validated_token(token: str, where: str = "token") -> str:
     """Return `token` unchanged if it is valid. Raises UserError, which names `where` it came from, if it is too short to be a
     secret or has characters that cannot be sent in a header."""
     if len(token) < LEAST_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:

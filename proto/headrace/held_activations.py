@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from headrace.schedule import ZERO_BUBBLE, Kind
 
 
-def held(kinds: NDArray[np.int64], takes: NDArray[np.float64], gives: NDArray[np.float64], until: Kind) -> NDArray[np.float64]:
+def activation_memory(
+    kinds: NDArray[np.int64], takes: NDArray[np.float64], gives: NDArray[np.float64], until: Kind
+) -> NDArray[np.float64]:
     """Return (..., A) the activation memory that a stage holds after each of its A actions; its maximum is the stage's peak.
 
     kinds: (A,) kinds of the actions, in order. takes, gives: (..., A) amounts, in any unit, that the action's microbatch takes in
@@ -19,7 +21,7 @@ def held(kinds: NDArray[np.int64], takes: NDArray[np.float64], gives: NDArray[np
     return kept
 
 
-def held_until(schedule: str, *, has_weights: bool) -> Kind:
+def freed_by(schedule: str, *, has_weights: bool) -> Kind:
     """Return the kind of action after which a stage frees the activations of a forward. has_weights: whether the stage computes
     gradients of weights.
 

@@ -67,7 +67,7 @@ bins every 10 ms, reach it."""
 
 MAX_NODES = 4_096
 """Most nodes of a recoverable job: a snapshot of that many is planned in half a minute."""
-MAX_NODES_MICROBATCHES = 1 << 16
+MAX_RECOVERABLE_MICROBATCHES = 1 << 16
 """Most microbatches in a global batch of a recoverable job, over all replicas."""
 MAX_LAYERS = 4_096
 """Most layers of the model of a recoverable job."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 PAGE_SHARDS = 250  # shards per report or store entry: about 30 kB, so that a batch of them (headrace.outbox) fits a message
-MOST_ROWS = (1 << 31) - 1  # of a shard: the store keeps row numbers as signed 32-bit integers
+MAX_SHARD_ROWS = (1 << 31) - 1  # of a shard: the store keeps row numbers as signed 32-bit integers
 UNCOUNTED = -1  # number of rows of a shard that is not indexed yet
 
 

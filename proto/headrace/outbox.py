@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
-MOST_AT_A_TIME = 256  # items per message, which keeps it far below rpc.MAX_MESSAGE_BYTES
+MAX_BATCH = 256  # items per message, which keeps it far below rpc.MAX_MESSAGE_BYTES
 
 _T = TypeVar("_T")
 
@@ -33,9 +33,9 @@ class Outbox(Generic[_T]):
         self._wake.set()
 
     async def batches(self) -> AsyncIterator[list[_T]]:
-        """Yield the waiting items in order, at most MOST_AT_A_TIME at once, whenever there are some, until `end` is called."""
+        """Yield the waiting items in order, at most MAX_BATCH at once, whenever there are some, until `end` is called."""
         while not (self._ended and not self._items):
             await self._wake.wait()
             self._wake.clear()
             while self._items:
-                yield [self._items.popleft() for _ in range(min(MOST_AT_A_TIME, len(self._items)))]
+                yield [self._items.popleft() for _ in range(min(MAX_BATCH, len(self._items)))]

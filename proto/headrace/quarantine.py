@@ -8,7 +8,7 @@ from enum import StrEnum
 from headrace.errors import HeadraceError
 from headrace.printable import printable, sendable
 
-MOST_DETAIL = 1000  # characters: the detail stays small whatever the record holds
+MAX_DETAIL = 1000  # characters: the detail stays small whatever the record holds
 
 
 class Reason(StrEnum):
@@ -53,7 +53,7 @@ class Rejected:
     """A quarantined sample or shard. `sample_id` and `row` (of its shard) are None if the damage has no place in the job's order.
 
     `name` and `detail` can be sent and shown whatever the record holds: lone surrogates and, in `detail`, control characters are
-    escaped, and `detail` is cut to MOST_DETAIL characters.
+    escaped, and `detail` is cut to MAX_DETAIL characters.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Rejected:
 
     def __post_init__(self) -> None:
         detail = printable(self.detail)
-        object.__setattr__(self, "detail", detail if len(detail) <= MOST_DETAIL else f"{detail[:MOST_DETAIL]}…")
+        object.__setattr__(self, "detail", detail if len(detail) <= MAX_DETAIL else f"{detail[:MAX_DETAIL]}…")
         object.__setattr__(self, "name", sendable(self.name))
 
 
-def deadly(name: str, deaths: int, sample_id: int | None = None, row: int | None = None) -> Rejected:
+def rejection_of_killer(name: str, deaths: int, sample_id: int | None = None, row: int | None = None) -> Rejected:
     """Return the quarantine record of a sample, or a shard, that killed `deaths` preprocessors, one after the other."""
     detail = f"killed {deaths} preprocessors, one after the other: it is not touched again"
     return Rejected(name=name, reason=Reason.KILLED_PREPROCESSORS, detail=detail, sample_id=sample_id, row=row)

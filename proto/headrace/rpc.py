@@ -15,8 +15,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headrace.admission import Admission, Metadata, accepted, introduced, said
-from headrace.cluster_token import checked, cluster_token
+from headrace.admission import Admission, Metadata, call_metadata, raise_if_refused, with_call_metadata
+from headrace.cluster_token import cluster_token, validated_token
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 from headrace.leader_channel import LeaderChannel, look_up_async
 
@@ -114,13 +114,13 @@ def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None, *
 
     Raises EndpointError for a malformed endpoint, and UserError for an invalid token.
     """
-    token = cluster_token() if token is None else token and checked(token)
+    token = cluster_token() if token is None else token and validated_token(token)
     endpoints, options = _endpoints(endpoint)
 
     def make(target: str) -> grpc.Channel:
         if credentials is not None:
-            return introduced(grpc.secure_channel(target, credentials, options=options), token)
-        return introduced(grpc.insecure_channel(target, options=options), token)
+            return with_call_metadata(grpc.secure_channel(target, credentials, options=options), token)
+        return with_call_metadata(grpc.insecure_channel(target, options=options), token)
 
     return make(endpoint) if len(endpoints) == 1 else LeaderChannel(endpoints, make)
 
@@ -141,7 +141,7 @@ async def aio_channel(endpoint: str) -> AsyncIterator[grpc.aio.Channel]:
 def metadata() -> Metadata:
     """Return the metadata for calls over `aio_channel`: cluster token and protocol version. Raises UserError if the token in the
     environment is invalid."""
-    return said(cluster_token())
+    return call_metadata(cluster_token())
 
 
 def _endpoints(endpoint: str) -> tuple[list[str], list[tuple[str, Any]]]:
@@ -166,7 +166,7 @@ def call(method: Callable[..., _T], request: Any, endpoint: str, timeout_s: floa
         return method(request, timeout=timeout_s)
 
 
-def answers(method: _Method) -> _Method:
+def unary_method(method: _Method) -> _Method:
     """Wrap a servicer method with one reply, so that Headrace errors abort the call with their status of `headrace.errors`.
 
     Requests that are too large or malformed (`headrace.admission`) abort it in the same way.
@@ -175,14 +175,14 @@ def answers(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await method(self, accepted(request), context)
+            return await method(self, raise_if_refused(request), context)
         except HeadraceError as err:
             await context.abort(status_of(err), str(err))
 
     return wrapper  # type: ignore[return-value]
 
 
-def answers_stream(method: _Method) -> _Method:
+def stream_method(method: _Method) -> _Method:
     """Wrap a servicer method that yields replies, so that Headrace errors abort the call with their status of `headrace.errors`.
 
     Requests that are too large or malformed (`headrace.admission`) abort it in the same way.
@@ -191,7 +191,9 @@ def answers_stream(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async with contextlib.aclosing(method(self, accepted(request), context)) as replies:  # its `finally` runs at once
+            async with contextlib.aclosing(
+                method(self, raise_if_refused(request), context)
+            ) as replies:  # its `finally` runs at once
                 async for reply in replies:
                     yield reply
         except HeadraceError as err:

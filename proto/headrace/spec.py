@@ -23,7 +23,7 @@ from headrace.user_document import parse_json
 from headrace.user_document import read_yaml as read_yaml
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
-CROSSING = ("orchmllm",)
+CROSS_REPLICA_STRATEGIES = ("orchmllm",)
 """Strategies whose plans may assign the units of a sample to different replicas."""
 
 
@@ -238,7 +238,7 @@ class JobSpec(_Part):
     strategy: str = "auto"
     """The strategy that plans the global batches. `auto` takes, for each batch, the fastest of all strategies' plans that keep
     every sample on one replica. Trainers that split the LLM's replicas among those of another unit cannot run the strategies in
-    `CROSSING`."""
+    `CROSS_REPLICA_STRATEGIES`."""
     topology: TopologySpec = TopologySpec()
     pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
     """Pack the samples of a global batch into sequences of this many tokens, and plan these packs. The samples of a pack stay in

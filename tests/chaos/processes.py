@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from headrace.child_process import ending_with_us
+from headrace.child_process import with_parent_death_signal
 
 RETRY_S = 0.3  # pause before a process that has ended by itself is started again: what it needs may be away
 
@@ -66,7 +66,7 @@ class Standing:
         self._ended_s: float | None = None
 
     def _launch(self, log: IO[bytes]) -> subprocess.Popen[Any]:
-        command = ending_with_us(self._command, signal.SIGKILL)
+        command = with_parent_death_signal(self._command, signal.SIGKILL)
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def is_ready(self) -> bool:
@@ -116,7 +116,7 @@ class RankProcess(Standing):
 
     def _launch(self, log: IO[bytes]) -> subprocess.Popen[Any]:
         popen = subprocess.Popen(
-            ending_with_us(self._command, signal.SIGKILL),
+            with_parent_death_signal(self._command, signal.SIGKILL),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

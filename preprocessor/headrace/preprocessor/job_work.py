@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.errors import DatasetError
-from headrace.manifest import MOST_ROWS, ShardInfo, Shards
+from headrace.manifest import MAX_SHARD_ROWS, ShardInfo, Shards
 from headrace.preprocessor.decoding import (
     LoadedPart,
     LoadedSample,
@@ -37,7 +37,7 @@ from headrace.preprocessor.sources import Record, Shard, open_shard
 from headrace.preprocessor.sources.blob import BlobCache
 from headrace.preprocessor.sources.open_shards import OpenShards
 from headrace.printable import sendable
-from headrace.quarantine import BadSampleError, Reason, Rejected, deadly
+from headrace.quarantine import BadSampleError, Reason, Rejected, rejection_of_killer
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 from headrace.transport.base import read_batches
@@ -106,7 +106,7 @@ class JobWork:
     def index(self, shard: int) -> tuple[int, list[Rejected]]:
         """Return the number of rows of a shard, and the damage in it; an unexpected error counts as a corrupt archive.
 
-        Raises DatasetError (also for more than MOST_ROWS rows), OSError or MemoryError if the shard cannot be read here.
+        Raises DatasetError (also for more than MAX_SHARD_ROWS rows), OSError or MemoryError if the shard cannot be read here.
         """
         info = self.shards[shard]
         try:
@@ -116,8 +116,8 @@ class JobWork:
         except Exception as err:
             log.exception("unexpected error in shard=%s", info.url)
             return 0, [Rejected(name=info.name, reason=Reason.ARCHIVE_CORRUPT, detail=f"unexpected {type(err).__name__}: {err}")]
-        if opened.num_rows > MOST_ROWS:
-            raise DatasetError(f"{info.url}: a shard may have {MOST_ROWS} rows, this one says {opened.num_rows}: split it")
+        if opened.num_rows > MAX_SHARD_ROWS:
+            raise DatasetError(f"{info.url}: a shard may have {MAX_SHARD_ROWS} rows, this one says {opened.num_rows}: split it")
         damage = [
             Rejected(name=f"{info.name}/{item.name}" if item.name else info.name, reason=item.reason, detail=item.detail)
             for item in opened.rejected
@@ -204,7 +204,7 @@ class JobWork:
 
     def _loaded(self, ref: SampleRef, killed: Mapping[int, int]) -> LoadedSample | Rejected:
         if deaths := killed.get(ref.sample_id):
-            return deadly(self.sample_name(ref), deaths, ref.sample_id, ref.row)
+            return rejection_of_killer(self.sample_name(ref), deaths, ref.sample_id, ref.row)
         return self._attempt(ref, self.processor.load)
 
     def _sized(self, ref: SampleRef, loaded: LoadedSample | Rejected) -> SizedSample | Rejected:

@@ -60,7 +60,7 @@ def load_ca(path: Path) -> bytes:
     return pem
 
 
-def mismatch(endpoint: str, ca: bytes | None) -> str:
+def tls_mismatch(endpoint: str, ca: bytes | None) -> str:
     """Return why TLS keeps a client that trusts `ca`, or speaks no TLS if it is None, from talking to the server at `endpoint`.
 
     The result is empty if TLS is not the reason. Connects to find out, with a timeout of PROBE_TIMEOUT_S.

@@ -28,12 +28,12 @@ class Jobs(jobs_pb2_grpc.JobsServicer):
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    @rpc.answers
+    @rpc.unary_method
     async def Submit(self, request: Any, context: grpc.aio.ServicerContext) -> jobs_pb2.SubmitReply:  # noqa: N802
         self.calls.append("Submit")
         return jobs_pb2.SubmitReply(job="j")
 
-    @rpc.answers_stream
+    @rpc.stream_method
     async def Ledger(  # noqa: N802
         self, request: Any, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
@@ -47,7 +47,7 @@ class Fleet(fleet_pb2_grpc.FleetServicer):
     def __init__(self) -> None:
         self.heard: list[int] = []
 
-    @rpc.answers_stream
+    @rpc.stream_method
     async def Work(  # noqa: N802
         self, messages: AsyncIterator[Any], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[fleet_pb2.FleetOrders]:

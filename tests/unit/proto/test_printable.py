@@ -15,7 +15,7 @@ from headrace.errors import SpecError
 from headrace.message_codec import rejection_message, rejection_value
 from headrace.observability.logs import TextFormatter, pairs
 from headrace.printable import printable, sendable
-from headrace.quarantine import MOST_DETAIL, Reason, Rejected
+from headrace.quarantine import MAX_DETAIL, Reason, Rejected
 from headrace.spec import load_spec_json, load_spec_yaml, load_topology_json, parse_spec
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates too
@@ -47,13 +47,13 @@ def test_every_rejection_can_be_sent_and_shown(name: str, detail: str) -> None:
     message = rejection_message(item)
     assert rejection_value(type(message).FromString(message.SerializeToString())) == item
     assert printable(item.detail) == item.detail
-    assert len(item.detail) <= MOST_DETAIL + 1
+    assert len(item.detail) <= MAX_DETAIL + 1
     sendable(name).encode()
 
 
 def test_a_long_detail_is_cut() -> None:
     item = Rejected(name="s/a/1", reason=Reason.SCHEMA_ERROR, detail="x" * 100_000)
-    assert item.detail == "x" * MOST_DETAIL + "…"
+    assert item.detail == "x" * MAX_DETAIL + "…"
 
 
 def test_an_event_is_one_line_of_the_log_whatever_it_tells_of() -> None:

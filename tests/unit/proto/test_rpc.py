@@ -41,14 +41,14 @@ class Echo(jobs_pb2_grpc.JobsServicer):
         self.show_calls = 0
         self.streams_left = 0
 
-    @rpc.answers
+    @rpc.unary_method
     async def Show(self, request: jobs_pb2.ShowRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:  # noqa: N802
         self.show_calls += 1
         if self.error is not None:
             raise self.error
         return jobs_pb2.JobStatus(job=request.job)
 
-    @rpc.answers_stream
+    @rpc.stream_method
     async def Ledger(  # noqa: N802
         self, request: jobs_pb2.LedgerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.LedgerEntry]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from time import perf_counter, process_time
 from typing import Any
 
-from headrace.child_process import ending_with_us
+from headrace.child_process import with_parent_death_signal
 from headrace.errors import HeadraceError, UserError
 from headrace.trainer.loading.session import PartClient
 from headrace.transport.base import SHARED_MEMORY, TRANSPORTS
@@ -99,7 +99,11 @@ def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None)
 def _peer() -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "headrace.cli.bench.bench_peer", *map(str, SIZES)]
     with subprocess.Popen(
-        ending_with_us(command, signal.SIGKILL), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        with_parent_death_signal(command, signal.SIGKILL),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace.child_process import ending_with_us
+from headrace.child_process import with_parent_death_signal
 from headrace.cli.planning.outcome import Outcome
 from headrace.errors import HeadraceError
 from headrace.plan import Predicted, Topology
@@ -109,7 +109,7 @@ class EmulatedRanks:
         ]
         with self._log(rank).open("wb") as log:
             return subprocess.Popen(
-                ending_with_us(command, signal.SIGKILL),
+                with_parent_death_signal(command, signal.SIGKILL),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

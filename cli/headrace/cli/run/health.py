@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
     serving, standing_by = itself == HealthCheckResponse.SERVING, jobs == HealthCheckResponse.NOT_SERVING
     if not serving:
         from headrace.errors import EndpointError
-        from headrace.transport.tls import mismatch
+        from headrace.transport.tls import tls_mismatch
 
-        if reason := mismatch(args.endpoint, ca):
+        if reason := tls_mismatch(args.endpoint, ca):
             raise EndpointError(reason)
     print("not serving" if not serving else "standing by" if standing_by else "serving")
     return 0 if serving and not (standing_by and args.ready) else 1

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from headrace.child_process import ending_with_us
+from headrace.child_process import with_parent_death_signal
 from headrace.errors import HeadraceError
 
 START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner: half a minute on a free core
@@ -44,7 +44,7 @@ class Process:
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
-                ending_with_us([sys.executable, "-m", "headrace.cli", *self._arguments], signal.SIGKILL),
+                with_parent_death_signal([sys.executable, "-m", "headrace.cli", *self._arguments], signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

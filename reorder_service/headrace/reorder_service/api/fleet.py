@@ -19,7 +19,7 @@ from headrace.reorder_service.fleet.reports import check_hello, check_listed, ch
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
-from headrace.rpc import answers_stream
+from headrace.rpc import stream_method
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
 
-    @answers_stream
+    @stream_method
     async def Work(
         self, messages: AsyncIterator[fleet_pb2.FleetReports], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[fleet_pb2.FleetOrders]:

@@ -16,7 +16,7 @@ from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.store.progress import Amounts
-from headrace.rpc import answers, answers_stream
+from headrace.rpc import stream_method, unary_method
 from headrace.spec import load_topology_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 from headrace.v1.common_pb2 import Rejection
@@ -28,16 +28,16 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
 
-    @answers
+    @unary_method
     async def Submit(self, request: jobs_pb2.SubmitRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.SubmitReply:
         run = await self._leadership.service.submit(request.spec_json)
         return jobs_pb2.SubmitReply(job=run.name)
 
-    @answers
+    @unary_method
     async def Show(self, request: jobs_pb2.ShowRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         return await self._status(self._leadership.service.find(request.job))
 
-    @answers
+    @unary_method
     async def List(self, request: jobs_pb2.ListRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ListReply:
         service = self._leadership.service
         jobs = [await self._status(run) for run in service.jobs.values()]
@@ -46,13 +46,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         ]
         return jobs_pb2.ListReply(jobs=jobs)
 
-    @answers
+    @unary_method
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = self._leadership.service.find(request.job)
         await asyncio.shield(run.cancel())
         return await self._status(run)
 
-    @answers_stream
+    @stream_method
     async def Manifest(
         self, request: jobs_pb2.ManifestRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.ManifestPage]:
@@ -66,32 +66,32 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 ]
             )
 
-    @answers
+    @unary_method
     async def Pause(self, request: jobs_pb2.PauseRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = self._leadership.service.find(request.job)
         await asyncio.shield(run.pause(request.paused))
         return await self._status(run)
 
-    @answers
+    @unary_method
     async def Reset(self, request: jobs_pb2.ResetRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = self._leadership.service.find(request.job)
         await asyncio.shield(run.rewind(request.step))
         return await self._status(run)
 
-    @answers
+    @unary_method
     async def SetWeights(self, request: jobs_pb2.WeightsRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = self._leadership.service.find(request.job)
         await asyncio.shield(run.set_weights(request.step, dict(request.weights)))
         return await self._status(run)
 
-    @answers
+    @unary_method
     async def SetTopology(self, request: jobs_pb2.TopologyRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = self._leadership.service.find(request.job)
         generation = request.generation if request.HasField("generation") else None
         await asyncio.shield(run.set_topology(load_topology_json(request.topology_json), generation))
         return await self._status(run)
 
-    @answers_stream
+    @stream_method
     async def Ledger(
         self, request: jobs_pb2.LedgerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
@@ -103,7 +103,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 return
             yield jobs_pb2.LedgerEntry(step=entry.step, samples=entry.samples, loss=entry.loss)
 
-    @answers_stream
+    @stream_method
     async def Quarantine(
         self, request: jobs_pb2.QuarantineRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[Rejection]:
@@ -111,7 +111,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         for item in await self._leadership.service.store.quarantine(run.name):
             yield message_codec.rejection_message(item)
 
-    @answers
+    @unary_method
     async def ShowPlan(self, request: jobs_pb2.ShowPlanRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ShowPlanReply:
         step = _shown_step(self._leadership.service.find(request.job), request.step)
         assert step.plan is not None

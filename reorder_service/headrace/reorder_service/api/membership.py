@@ -10,7 +10,7 @@ import grpc
 from headrace.errors import UserError
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.nodes.nodes import Nodes, NodeStream
-from headrace.rpc import answers_stream
+from headrace.rpc import stream_method
 from headrace.v1 import membership_pb2, membership_pb2_grpc
 
 
@@ -20,7 +20,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
 
-    @answers_stream
+    @stream_method
     async def Join(
         self, messages: AsyncIterator[membership_pb2.NodeMessage], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[membership_pb2.Snapshot]:

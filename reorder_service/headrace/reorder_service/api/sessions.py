@@ -17,7 +17,7 @@ from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Ended, EventBatch, Session
 from headrace.reorder_service.leadership import Leadership
-from headrace.rpc import answers, answers_stream
+from headrace.rpc import stream_method, unary_method
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
 
-    @answers
+    @unary_method
     async def Open(self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.OpenReply:
         run = self._leadership.service.find(request.job)
         try:
@@ -81,7 +81,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             vocabulary=message_codec.vocabulary_message(vocabulary),
         )
 
-    @answers_stream
+    @stream_method
     async def Plans(self, request: sessions_pb2.PlansRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         run, session = self._leadership.service.find_session(request.session)
         session.begin_streaming()
@@ -92,7 +92,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             run.sessions.leave(session)
         log.debug("plans ended job=%s rank=%d", run.name, session.rank)
 
-    @answers
+    @unary_method
     async def ReportLost(
         self, request: sessions_pb2.ReportLostRequest, context: grpc.aio.ServicerContext
     ) -> sessions_pb2.ReportLostReply:
@@ -100,7 +100,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         run.report_lost(request.ticket, request.lease)
         return sessions_pb2.ReportLostReply()
 
-    @answers
+    @unary_method
     async def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CommitReply:
         run, session = self._leadership.service.find_session(request.session)
         commit = RankCommit(
@@ -119,7 +119,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             raise session.over
         return sessions_pb2.CommitReply(committed=committed, missing=() if committed else _missing(run, request.step))
 
-    @answers
+    @unary_method
     async def Close(self, request: sessions_pb2.CloseRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CloseReply:
         run, session = self._leadership.service.find_session(request.session)
         run.sessions.by_rank.pop(session.rank, None)

@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.errors import ConflictError, UserError
 from headrace.limits import MAX_PATH
-from headrace.manifest import MOST_ROWS
+from headrace.manifest import MAX_SHARD_ROWS
 from headrace.quarantine import Reason
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Member
@@ -92,8 +92,8 @@ def _listed(page: fleet_pb2.ShardsListed) -> None:
 
 
 def _indexed(indexed: fleet_pb2.ShardIndexed) -> None:
-    if not 0 <= indexed.num_samples <= MOST_ROWS:
-        raise UserError(f"a shard must have 0 to {MOST_ROWS} rows, got {indexed.num_samples}: split the shard")
+    if not 0 <= indexed.num_samples <= MAX_SHARD_ROWS:
+        raise UserError(f"a shard must have 0 to {MAX_SHARD_ROWS} rows, got {indexed.num_samples}: split the shard")
     _rejected(indexed.rejections)
 
 

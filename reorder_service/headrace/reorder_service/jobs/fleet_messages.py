@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from headrace.message_codec import ref_message, rejection_message
-from headrace.quarantine import deadly
+from headrace.quarantine import rejection_of_killer
 from headrace.reorder_service.jobs.planned_step import PlannedPart
 from headrace.sample import SampleRef
 from headrace.v1 import fleet_pb2
@@ -67,7 +67,7 @@ def try_sample(
 
 def deadly_shard(name: str, deaths: int) -> fleet_pb2.ShardIndexed:
     """Build the index of a shard that killed `deaths` preprocessors, in place of a real one: it has no rows and one rejection."""
-    return fleet_pb2.ShardIndexed(rejections=[rejection_message(deadly(name, deaths))])
+    return fleet_pb2.ShardIndexed(rejections=[rejection_message(rejection_of_killer(name, deaths))])
 
 
 def decode_part(

@@ -12,7 +12,7 @@ from itertools import accumulate, chain
 import numpy as np
 
 from headrace.errors import UnrecoverableError, UserError
-from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_NODES_MICROBATCHES
+from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_RECOVERABLE_MICROBATCHES
 from headrace.reorder_service.recovery.instantiation import distribute, instantiate
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, Stage, Templates, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline
@@ -60,7 +60,7 @@ def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
     num_layers = sum(unit.num_layers for unit in profile.units)
     for number, limit, what in (
         (spec.num_nodes, MAX_NODES, "nodes"),
-        (spec.num_microbatches, MAX_NODES_MICROBATCHES, "microbatches"),
+        (spec.num_microbatches, MAX_RECOVERABLE_MICROBATCHES, "microbatches"),
         (num_layers, MAX_LAYERS, "layers"),
     ):
         if number > limit:

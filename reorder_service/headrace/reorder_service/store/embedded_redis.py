@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from headrace.child_process import ending_with_us
+from headrace.child_process import with_parent_death_signal
 from headrace.errors import ConflictError, UnavailableError, UserError
 
 _FILES = ("appendonly.aof", "redis.log")
@@ -106,7 +106,7 @@ class EmbeddedRedis:
         arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
         # A new process group: the terminal's Ctrl-C is for the service, which then stops this server itself.
         self._process = subprocess.Popen(
-            ending_with_us([server_binary(), *arguments], signal.SIGTERM),
+            with_parent_death_signal([server_binary(), *arguments], signal.SIGTERM),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

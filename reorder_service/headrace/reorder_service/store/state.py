@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import ConflictError, JobFailedError, NotFoundError
 from headrace.ledger import LedgerEntry
-from headrace.manifest import MOST_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
+from headrace.manifest import MAX_SHARD_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.message_codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.store.fatal_jobs import FatalJobs
@@ -210,11 +210,11 @@ class StateStore:
     async def save_index(self, job: str, shard: int, num_rows: int, rejected: Iterable[Rejected]) -> None:
         """Save the number of rows of a shard, after the damage that was found while counting them.
 
-        Raises JobFailedError where the number is negative or more than MOST_ROWS.
+        Raises JobFailedError where the number is negative or more than MAX_SHARD_ROWS.
         """
-        if not 0 <= num_rows <= MOST_ROWS:
+        if not 0 <= num_rows <= MAX_SHARD_ROWS:
             raise JobFailedError(
-                f"shard {shard} of job {job!r} has {num_rows} rows, not 0 to {MOST_ROWS}: make smaller shards of it"
+                f"shard {shard} of job {job!r} has {num_rows} rows, not 0 to {MAX_SHARD_ROWS}: make smaller shards of it"
             )
         damage = iter({item.name: _rejected_json(item, step=None) for item in rejected}.items())
         while batch := dict(itertools.islice(damage, _NAMES_PAGE)):

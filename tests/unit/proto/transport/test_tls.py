@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from headrace.cli.main import main
 from headrace.cli.run import preprocessor
 from headrace.errors import EndpointError, UnavailableError, UserError
-from headrace.transport.tls import load_ca, load_certificate, mismatch
+from headrace.transport.tls import load_ca, load_certificate, tls_mismatch
 
 MIB = 1 << 20
 TODAY = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -150,7 +150,7 @@ def test_who_does_not_answer_at_all_is_unavailable_with_tls_and_without(make_cli
         for ca in (None, load_ca(make_ca().path)):
             with pytest.raises(UnavailableError):
                 make_client("flight", tls_ca=ca).fetch(endpoint, "part")
-            assert mismatch(endpoint, ca) == ""
+            assert tls_mismatch(endpoint, ca) == ""
 
 
 def test_who_resets_connections_is_not_taken_for_one_that_speaks_tls(make_ca: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_who_resets_connections_is_not_taken_for_one_that_speaks_tls(make_ca: An
 
         monkeypatch.setattr(socket, "create_connection", connect_and_be_reset)
         endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert mismatch(endpoint, None) == mismatch(endpoint, trusted) == ""
+        assert tls_mismatch(endpoint, None) == tls_mismatch(endpoint, trusted) == ""
 
 
 # -- health -----------------------------------------------------------------------------------------------------------

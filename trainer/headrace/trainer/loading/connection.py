@@ -142,7 +142,7 @@ class Connection:
         except ValueError as err:  # gRPC raises it for a call on a channel that is closed: another thread found it broken
             raise UnavailableError(f"the connection to {self.endpoint} was closed") from err
         except UnavailableError as err:
-            if reason := tls.mismatch(self.endpoint, self._terms.tls_ca):
+            if reason := tls.tls_mismatch(self.endpoint, self._terms.tls_ca):
                 raise EndpointError(reason) from err
             raise
         return offer

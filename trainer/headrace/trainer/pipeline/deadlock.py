@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from headrace.errors import HeadraceError, UserError
-from headrace.held_activations import held, held_until
+from headrace.held_activations import activation_memory, freed_by
 from headrace.schedule import Action, Kind, Schedule, build
 from headrace.trainer.pipeline.gradient_flow import GradientFlow
 from headrace.trainer.pipeline.routes import Handover, Portion, Routes
@@ -59,8 +59,8 @@ def check_rows(
         for rows in (num_rows(Kind.FORWARD), num_rows(Kind.BACKWARD))
     )
     kinds = np.array([action.kind for action in actions], np.int64)
-    until = held_until(topology.schedule, has_weights=not size.frozen)
-    peak = held(kinds, takes, gives, until).max(initial=0.0) / topology.chunks
+    until = freed_by(topology.schedule, has_weights=not size.frozen)
+    peak = activation_memory(kinds, takes, gives, until).max(initial=0.0) / topology.chunks
     if peak > size.max_rows:
         raise UserError(
             f"stage {place.stage} of {place.unit} replica {place.replica} would keep {peak:.0f} rows at once, more than the "

@@ -22,7 +22,7 @@ from headrace.errors import UserError
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
-from headrace.spec import CROSSING, parse, read_yaml
+from headrace.spec import CROSS_REPLICA_STRATEGIES, parse, read_yaml
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.optimizer_spec import OptimizerSpec
 
@@ -218,7 +218,7 @@ class PipelineTopology(BaseModel):
         """
         llm = self.units[LLM].dp
         apart = {unit: dp for unit, dp in self.replicas.items() if unit != LLM and math.gcd(dp, llm) > 1}
-        if strategy in CROSSING and apart:
+        if strategy in CROSS_REPLICA_STRATEGIES and apart:
             unit, dp = next(iter(apart.items()))
             raise UserError(
                 f"strategy {strategy!r} has samples change their replica between the units, which {dp} replicas of {unit!r} "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.held_activations import held, held_until
+from headrace.held_activations import activation_memory, freed_by
 from headrace.plan import Predicted
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.simulation import timed_schedule as actions_of
@@ -183,7 +183,7 @@ def _critical(ends: Floats, causes: Ints) -> NDArray[np.bool_]:
 def _memory(work: Work, layout: _Layout) -> tuple[Floats, Floats]:
     """Return (A,) what its stage holds after each action, and (D, S) the most that each stage ever holds."""
     execution, units = work.execution, list(work.topology.stages)
-    until = [held_until(execution.schedule, has_weights=execution.factors(unit)[Kind.WEIGHT] > 0) for unit in units]
+    until = [freed_by(execution.schedule, has_weights=execution.factors(unit)[Kind.WEIGHT] > 0) for unit in units]
     after = np.zeros(layout.first_action[-1])
     peaks = np.zeros((layout.first_row.size, work.topology.num_stages))
     num_actions = np.diff(layout.first_action)
@@ -196,7 +196,7 @@ def _memory(work: Work, layout: _Layout) -> tuple[Floats, Floats]:
                 rows = table[places]
                 unit, slots = rows[0, actions_of.UNIT], layout.slot_at[replicas][:, rows[:, actions_of.POSITION]]
                 takes, gives = work.memory[:, slots, unit]
-                holds = held(rows[:, actions_of.KIND], takes, gives, until[unit])
+                holds = activation_memory(rows[:, actions_of.KIND], takes, gives, until[unit])
                 after[layout.first_action[replicas][:, None] + places] = holds
                 peaks[replicas, stage] = holds.max(axis=1)
     return after, peaks

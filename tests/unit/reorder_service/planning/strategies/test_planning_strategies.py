@@ -89,7 +89,7 @@ def replicas_of(planned: StepPlan) -> dict[int, set[int]]:
     return found
 
 
-@pytest.mark.parametrize("strategy", [strategy for strategy in EVERY if strategy not in spec.CROSSING])
+@pytest.mark.parametrize("strategy", [strategy for strategy in EVERY if strategy not in spec.CROSS_REPLICA_STRATEGIES])
 @settings(max_examples=60)
 @given(batch=batches())
 def test_a_sample_stays_on_its_replica(strategy: str, batch) -> None:
