@@ -26,6 +26,7 @@ def renumbered(definition: str) -> str:
     return json.dumps(document)
 
 
+@pytest.mark.slow
 def test_tokens_beyond_the_vocabulary_end_every_process_with_the_sentence(cluster, spec, tmp_path: Path) -> None:
     """A preprocessor that joins later has another tokenizer than the one that indexed the job."""
     tokenizer = tmp_path / "tokenizer.json"

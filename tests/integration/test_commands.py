@@ -125,6 +125,7 @@ def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_demo_in_which_nothing_is_good_fails_and_spares_what_is_not_its_own(tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()

@@ -22,6 +22,7 @@ def names(ledger) -> list[str]:
     return [name for entry in ledger for name in entry.samples]
 
 
+@pytest.mark.slow
 def test_an_epoch_has_every_sample_once_however_many_preprocessors(cluster, calm, spec) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(1)

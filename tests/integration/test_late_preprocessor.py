@@ -13,6 +13,7 @@ from headrace.ledger import ledger_sha256
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_what_a_preprocessor_hangs_on_is_probed_and_decoded_by_the_other(cluster, spec, undisturbed) -> None:
     """With one step at a time, it hangs on just what the trainer waits for.
 

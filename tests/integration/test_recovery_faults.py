@@ -20,13 +20,19 @@ SELECTION = [
     "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s",
     "kill n5 at connect 1 of generation 2, a join",
     "disconnect rank 3 at updated 1 of step 4",
-    "leave rank 0 at forward 1 of step 2",
     "kill llm 0 of pipeline 1 at forward 1 of step 2, rerouted",
+    "kill encoder 0 of pipeline 1 at save 1 of generation 3, a rescue",
+]
+SLOW_SELECTION = [
+    "leave rank 0 at forward 1 of step 2",
     "stop llm 0 of pipeline 1 at backward 1 of step 2, rerouted",
     "kill n4 at forward 1 of step 2 then kill rank 0 at commit 1 of step 3",
     "kill rank 0 at save 1 of generation 1",
-    "kill encoder 0 of pipeline 1 at save 1 of generation 3, a rescue",
     "kill encoder 0 of pipeline 1 at agree 1 of generation 2 with its layers",
+]
+CASES = [
+    *(pytest.param(case, id=case.name) for case in cases() if case.name in SELECTION),
+    *(pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in cases() if case.name in SLOW_SELECTION),
 ]
 
 
@@ -36,7 +42,7 @@ def standing() -> Iterator[tuple[Cluster, References]]:
         yield cluster, References(cluster)
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if case.name in SELECTION], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES)
 def test_a_lost_node_changes_nothing(standing: tuple[Cluster, References], case: Case) -> None:
     cluster, references = standing
     _, wrong = run_case(cluster, references, case)
@@ -55,4 +61,4 @@ def test_what_nodes_wait_for_is_told(standing: tuple[Cluster, References]) -> No
 def test_every_case_has_a_name_of_its_own() -> None:
     names = [case.name for case in cases()]
     assert len(set(names)) == len(names)
-    assert set(SELECTION) <= set(names)
+    assert {*SELECTION, *SLOW_SELECTION} <= set(names)

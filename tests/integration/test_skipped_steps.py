@@ -22,7 +22,7 @@ WAYS = {
     "nodes": (2, {"units": UNITS, "nodes": 2, "max_failures": 0}),
 }
 """By the option that names the file: how many processes, and what stands in the file besides the section `optimizer:`."""
-EACH_WAY = ["optimizer", pytest.param("topology", marks=pytest.mark.slow), "nodes"]
+EACH_WAY = ["optimizer", pytest.param("topology", marks=pytest.mark.slow), pytest.param("nodes", marks=pytest.mark.slow)]
 DIVERGES = {"learning_rate": 1e30, "warmup_steps": 0}  # step 0 is finite; no loss is, once its update is taken
 
 
