@@ -11,15 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace import limits
 from headrace.errors import SpecError
+from headrace.execution_spec import ExecutionSpec
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import GENERATOR, LLM, Topology
+from headrace.user_document import SpecSection, parse_json
 from headrace.user_document import parse as parse
-from headrace.user_document import parse_json
 from headrace.user_document import read_yaml as read_yaml
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
@@ -27,18 +28,7 @@ CROSS_REPLICA_STRATEGIES = ("orchmllm",)
 """Strategies whose plans may assign the units of a sample to different replicas."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
-            raise ValueError(f"must be a number or a text, got {str(value).lower()}")
-        return value
-
-
-class SourceSpec(_Part):
+class SourceSpec(SpecSection):
     """One data set of the job's mixture, and what to do about its bad samples."""
 
     path: Annotated[str, Field(max_length=limits.MAX_PATH)]
@@ -81,7 +71,7 @@ class SourceSpec(_Part):
         return self
 
 
-class ImageSpec(_Part):
+class ImageSpec(SpecSection):
     """How images are resized and cut into a patch grid, by Qwen2-VL's rule: sides are multiples of patch * merge, and the aspect
     ratio is kept."""
 
@@ -109,7 +99,7 @@ class ImageSpec(_Part):
         return self
 
 
-class AudioSpec(_Part):
+class AudioSpec(SpecSection):
     """How recordings become log-mel features for Whisper-like encoders."""
 
     sample_rate: Annotated[int, Field(ge=1000, le=limits.MAX_SAMPLE_RATE)] = 16_000
@@ -146,7 +136,7 @@ class AudioSpec(_Part):
         return self
 
 
-class TextSpec(_Part):
+class TextSpec(SpecSection):
     """The tokenizer and the prompt template that turn a sample's text into tokens."""
 
     tokenizer: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
@@ -162,12 +152,14 @@ class TextSpec(_Part):
     """Samples with more tokens than this are quarantined as too_long."""
 
 
-class TopologySpec(_Part):
+class TopologySpec(SpecSection):
     """The pipelines to plan for: data-parallel replicas, microbatches per replica, and pipeline stages per unit."""
 
     replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
     microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 4
-    stages: dict[str, Annotated[int, Field(ge=1, le=limits.MAX_STAGES, strict=True)]] = {"encoder": 1, LLM: 3}
+    stages: dict[str, Annotated[int, Field(ge=1, le=limits.MAX_STAGES, strict=True)]] = Field(
+        default_factory=lambda: {"encoder": 1, LLM: 3}
+    )
     """Number of pipeline stages of each unit: of `encoder` (vision and audio together) or of `vision`, `audio` or both, of `llm`,
     and of `generator` if the job's model has one."""
     speeds: tuple[Annotated[float, Field(gt=0)], ...] | None = None
@@ -222,7 +214,7 @@ class TopologySpec(_Part):
         return Topology(replicas=self.replicas, microbatches=self.microbatches, stages=dict(self.stages))
 
 
-class JobSpec(_Part):
+class JobSpec(SpecSection):
     """The spec of a whole job. Two jobs with equal specs and data sets have equal global batches."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -240,6 +232,9 @@ class JobSpec(_Part):
     every sample on one replica. Trainers that split the LLM's replicas among those of another unit cannot run the strategies in
     `CROSS_REPLICA_STRATEGIES`."""
     topology: TopologySpec = TopologySpec()
+    execution: ExecutionSpec = ExecutionSpec()
+    """How the trainers run the plans, so that they are planned for what will run. The default assumes an ideal 1F1B pipeline in
+    which everything learns, and refuses no trainer."""
     pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
     """Pack the samples of a global batch into sequences of this many tokens, and plan these packs. The samples of a pack stay in
     one microbatch, one after the other (`PackedMicrobatch.pack_offsets` of the trainer), and each pack is assumed to cost the LLM
@@ -275,6 +270,11 @@ class JobSpec(_Part):
         if model not in MODEL_SHAPES:
             raise ValueError(f"no model {model!r}; there are {', '.join(MODEL_SHAPES)}")
         return model
+
+    @model_validator(mode="after")
+    def _execution_fits_the_topology(self) -> Self:
+        self.execution.check(self.topology.stages)
+        return self
 
     @model_validator(mode="after")
     def _mixture(self) -> Self:
@@ -317,6 +317,18 @@ class JobSpec(_Part):
     def with_topology(self, topology: TopologySpec) -> JobSpec:
         """Return the spec of the same job with another topology. Raises SpecError if the model does not fit the topology."""
         return load_spec_json(self.model_copy(update={"topology": topology}).to_json())
+
+    def with_execution(self, execution: ExecutionSpec) -> JobSpec:
+        """Return the spec of the same job for other trainers. Raises SpecError if they do not fit the topology."""
+        return load_spec_json(self.model_copy(update={"execution": execution}).to_json())
+
+    def is_same_job(self, submitted: JobSpec) -> bool:
+        """Return whether submitting that spec means this job: it is equal, or only adds an `execution` to this one, which has none.
+
+        So a job of a former release, which had no such section, goes on when it is submitted with a topology.
+        """
+        silent = self.execution == ExecutionSpec()
+        return self == (submitted.model_copy(update={"execution": self.execution}) if silent else submitted)
 
     def to_json(self) -> str:
         """Return the canonical JSON form, with every field."""

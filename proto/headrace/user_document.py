@@ -7,12 +7,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from headrace.errors import SpecError
 from headrace.printable import printable
 
 Document = TypeVar("Document", bound=BaseModel)
+
+
+class SpecSection(BaseModel):
+    """A section of a document that users write: immutable, without unknown keys, and strict about truth values for numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation is not bool:
+            raise ValueError(f"must be a number or a text, got {str(value).lower()}")
+        return value
 
 
 def parse(kind: type[Document], document: Any, what: str) -> Document:

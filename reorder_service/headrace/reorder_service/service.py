@@ -86,7 +86,7 @@ class ReorderService:
                 raise ConflictError(self.set_aside[spec.name])
             # An interrupted submission may have left the job in the store only.
             run = self.jobs.get(spec.name) or await self._take_up(spec.name)
-        if run.spec != spec:
+        if not run.spec.is_same_job(spec):
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
         await run.resubmit()
         return run

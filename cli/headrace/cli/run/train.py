@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.endpoint import add_endpoint
 from headrace.cli.log_format import add_log_format
 from headrace.cli.planning import emulate
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
+
+if TYPE_CHECKING:
+    from headrace.spec import JobSpec
+    from headrace.trainer.pipeline.topology import PipelineTopology
 
 TRANSPORTS = ("auto", "shared_memory", "ucx", "flight")
 """Choices of --transport: auto, and the names in headrace.transport.base, which takes a moment to import."""
@@ -154,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
         from headrace.trainer.train import train
 
         device = local_device(args.device)
-        job = client.submit(read_spec(args.submit)) if args.submit else args.job
+        topology = None if args.topology is None else load_topology_yaml(args.topology)
+        job = client.submit(_planned_for(read_spec(args.submit), topology)) if args.submit else args.job
         if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
             words = "nothing is left to train, and this is its summary; give it another name to train again"
             print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
@@ -184,13 +189,13 @@ def run(args: argparse.Namespace) -> int:
                     resume=args.resume,
                     **options,
                 )
-            elif args.topology is None:
+            elif topology is None:
                 optimizer = OptimizerSpec() if args.optimizer is None else load_optimizer_yaml(args.optimizer)
                 train(args.endpoint, optimizer=optimizer, **options)
             else:
                 train_pipeline(
                     args.endpoint,
-                    topology=load_topology_yaml(args.topology),
+                    topology=topology,
                     checkpoint=args.checkpoint,
                     checkpoint_every=args.checkpoint_every or DEFAULT_CHECKPOINT_EVERY,
                     resume=args.resume,
@@ -200,6 +205,13 @@ def run(args: argparse.Namespace) -> int:
         if os.environ.get("RANK", "0") == "0" and args.nodes is None:
             print_summary(summarise(client, job), args.format)
     return 0
+
+
+def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
+    """Return the spec with the execution of trainers of that topology, unless it says itself how its trainers run plans."""
+    if topology is None or spec.execution != type(spec.execution)():
+        return spec
+    return spec.with_execution(topology.execution)
 
 
 def metrics_of_rank(listen: str) -> str:

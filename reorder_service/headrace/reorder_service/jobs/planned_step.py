@@ -18,9 +18,10 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
 from headrace.reorder_service.fleet.member import Work
+from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.left_out import Agreement
-from headrace.reorder_service.planning import sample_costs
 from headrace.reorder_service.planning.batch import make_batch
+from headrace.reorder_service.planning.cost_model.cost import estimate
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord, added
@@ -162,8 +163,27 @@ class PlannedStep:
             return StepPlan(strategy=spec.strategy, seed=seed, topology=topology, replicas=replicas, generation=generation)
         probes = [self.probes[int(i)] for i in self.sample_ids]
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
-        self.costs = sample_costs(probes, shape, image=spec.image, audio=spec.audio, vocab=vocab, units=units)
-        batch = make_batch(self.sample_ids, self.costs, topology, seed)
+        execution = execution_of(spec.execution, topology)
+        estimated = estimate(
+            probes,
+            shape,
+            image=spec.image,
+            audio=spec.audio,
+            vocab=vocab,
+            units=units,
+            checkpointing=spec.execution.named("checkpointing"),
+            backward_factors=execution.backward_factors,
+        )
+        self.costs = estimated.seconds
+        batch = make_batch(
+            self.sample_ids,
+            self.costs,
+            topology,
+            seed,
+            execution=execution,
+            memory=estimated.memory_bytes,
+            transfer_bytes=estimated.transfer_bytes,
+        )
         speeds = np.array(topology_spec.speeds, np.float64) if topology_spec.speeds else None
         if spec.pack_tokens is None:
             return plan_of(spec.strategy, batch, generation, speeds)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError, UserError
+from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.spec import STRATEGIES
 from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
@@ -281,3 +282,18 @@ def test_plans_whose_samples_change_replicas_need_units_that_share_them(encoder:
     for strategy in STRATEGIES:
         with nullcontext() if runs or strategy != "orchmllm" else pytest.raises(UserError, match="or give 'vision' dp 1"):
             topology.check_strategy(strategy)
+
+
+def test_trainers_that_run_something_else_than_is_planned_for_are_told_both() -> None:
+    topology = PipelineTopology.model_validate(
+        {"schedule": "zero-bubble", "units": {"vision": {"frozen": True}, "llm": {"pp": 2, "checkpointing": True}}}
+    )
+    topology.check_execution(ExecutionSpec())  # of a job that says nothing
+    topology.check_execution(topology.execution)
+    topology.check_execution(topology.execution.model_copy(update={"memory_gib": 40.0}))  # which a topology does not know
+    for change, sentence in (
+        ({"schedule": "1f1b"}, "the job plans for schedule 1f1b, but the topology of the trainers has zero-bubble: "),
+        ({"units": {}}, "the job plans for frozen units none, but the topology of the trainers has vision: "),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            topology.check_execution(topology.execution.model_copy(update=change))

@@ -11,6 +11,7 @@ slices of the llm's first stage, 4 and 5 those of its last. So the slices of a s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.errors import UserError
+from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
@@ -130,6 +132,18 @@ class PipelineTopology(BaseModel):
         return self
 
     @property
+    def execution(self) -> ExecutionSpec:
+        """What a job's spec says of trainers with this topology, as far as the topology knows it."""
+        fields = tuple(UnitExecution.model_fields)
+        units = {unit: UnitExecution(**{field: getattr(size, field) for field in fields}) for unit, size in self.units.items()}
+        return ExecutionSpec(
+            schedule=self.schedule,
+            chunks=self.chunks,
+            in_flight=self.in_flight,
+            units={unit: execution for unit, execution in units.items() if execution != UnitExecution()},
+        )
+
+    @property
     def world_size(self) -> int:
         """Number of processes of all units together."""
         return sum(size.num_ranks for size in self.units.values())
@@ -209,6 +223,23 @@ class PipelineTopology(BaseModel):
             (self.rank(Place(LLM, replica, 0, tensor_slice)), self.rank(Place(LLM, replica, llm.pp - 1, tensor_slice)))
             for replica, tensor_slice in product(range(llm.dp), range(llm.tp))
         )
+
+    def check_execution(self, planned: ExecutionSpec) -> None:
+        """Raise UserError where the job plans for trainers that run something else. A job that says nothing is not compared."""
+        if planned == ExecutionSpec():
+            return
+        for name, ours, theirs in self._compared(planned):
+            if ours != theirs:
+                raise UserError(
+                    f"the job plans for {name} {_in_words(theirs)}, but the topology of the trainers has {_in_words(ours)}: "
+                    "change one of them; `headrace train --submit SPEC --topology FILE` plans a new job for its topology"
+                )
+
+    def _compared(self, planned: ExecutionSpec) -> Iterator[tuple[str, object, object]]:
+        for name in ("schedule", "chunks", "in_flight"):
+            yield name, getattr(self.execution, name), getattr(planned, name)
+        for option in UnitExecution.model_fields:
+            yield f"{option} units", self.execution.named(option), planned.named(option)
 
     def check_strategy(self, strategy: str) -> None:
         """Raise UserError if plans of this strategy would send samples to replicas of a unit that do not get their data.
@@ -291,3 +322,9 @@ def unit_shapes(shape: ModelShape) -> dict[str, TransformerShape]:
 def load_topology_yaml(path: Path) -> PipelineTopology:
     """Load a topology from a YAML file. Raises SpecError."""
     return parse(PipelineTopology, read_yaml(path, "topology"), "topology")
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(value)) or "none"
+    return str(value)

@@ -1,0 +1,66 @@
+"""How the trainers of a job run its plans: what the planner must know of them besides the shape of their pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from headrace import limits
+from headrace.schedule import SCHEDULES, build
+from headrace.user_document import SpecSection
+
+
+class UnitExecution(SpecSection):
+    """What of a unit is trained, and how its layers keep their activations."""
+
+    frozen: bool = False
+    """Whether the unit's weights are frozen."""
+    frozen_projector: bool = False
+    """Whether the projector from the unit to the next one is frozen."""
+    checkpointing: bool = False
+    """Whether the unit's layers run their forward again in the backward (activation checkpointing)."""
+
+
+class ExecutionSpec(SpecSection):
+    """The schedule of the pipelines, what they train, and the limits of their memory and links.
+
+    A `--topology` file says the same of its trainers; `headrace train --submit SPEC --topology FILE` copies it from there, and
+    trainers that run something else are refused before their first step.
+    """
+
+    schedule: str = "1f1b"
+    """Name of the pipeline schedule, one of `headrace.schedule.SCHEDULES`."""
+    chunks: Annotated[int, Field(ge=1, le=limits.MAX_STAGES)] = 1
+    """Number of parts of a unit on each of its stages; more than 1 only for 'interleaved'."""
+    in_flight: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] | None = None
+    """Most microbatches that a stage may hold under the 'eager' schedule. None: no limit."""
+    units: dict[str, UnitExecution] = Field(default_factory=dict)
+    """The units of which something is frozen or checkpointed, by name; all others learn and keep their activations."""
+    memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Most GiB of activations that a stage can hold, estimated in bf16 from the model's shape. None: no limit."""
+    bandwidth_gb_s: Annotated[float, Field(gt=0)] | None = None
+    """Bandwidth of a link between two stages in GB/s. None: transfers take no time beyond `latency_us`."""
+    latency_us: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Latency of one transfer between two stages in microseconds."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _known_schedule(cls, schedule: str) -> str:
+        if schedule not in SCHEDULES:
+            raise ValueError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}")
+        return schedule
+
+    def check(self, stages: Mapping[str, int]) -> None:
+        """Raise ValueError where the execution does not fit pipelines with these stages, by unit in pipeline order."""
+        unknown = sorted(set(self.units) - set(stages))
+        if unknown:
+            raise ValueError(f"execution.units names {unknown[0]!r}, but topology.stages has {', '.join(stages)}")
+        if self.units.get(last := list(stages)[-1], UnitExecution()).frozen_projector:
+            raise ValueError(f"execution: the last unit, {last!r}, has no projector behind it: take away its frozen_projector")
+        build(self.schedule, dict(stages), (), chunks=self.chunks, in_flight=self.in_flight)
+
+    def named(self, option: str) -> frozenset[str]:
+        """Return the units for which `option`, one of UnitExecution's fields, is set."""
+        return frozenset(unit for unit, execution in self.units.items() if getattr(execution, option))

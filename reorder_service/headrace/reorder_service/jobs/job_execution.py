@@ -1,0 +1,34 @@
+"""From what a job says of its trainers to what the planner needs to know of them."""
+
+from __future__ import annotations
+
+import math
+
+from headrace.backward_factors import backward_factors, weight_factor
+from headrace.execution_spec import ExecutionSpec
+from headrace.plan import Topology
+from headrace.reorder_service.planning.execution import Execution
+
+
+def execution_of(spec: ExecutionSpec, topology: Topology) -> Execution:
+    """Return how pipelines of this topology run the plans, as the planner and its simulator see it.
+
+    Plans keep every sample on one replica, as the pipelines of a job cannot move it to another.
+    """
+    frozen = spec.named("frozen")
+    factors = backward_factors(
+        topology.stages,
+        frozen=frozen,
+        frozen_projectors=spec.named("frozen_projector"),
+        checkpointing=spec.named("checkpointing"),
+    )
+    return Execution(
+        schedule=spec.schedule,
+        chunks=spec.chunks,
+        in_flight=spec.in_flight,
+        backward_factors=factors,
+        weight_gradient_factors={unit: weight_factor(frozen=unit in frozen) for unit in topology.stages},
+        latency_s=spec.latency_us / 1e6,
+        bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,
+        memory_limit=math.inf if spec.memory_gib is None else spec.memory_gib * 2**30,
+    )

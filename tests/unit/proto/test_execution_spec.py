@@ -1,0 +1,66 @@
+"""What a job says of its trainers: checked with the job, and left out where it says nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.errors import SpecError
+from headrace.spec import JobSpec, parse_spec
+
+JOB: dict[str, Any] = {
+    "name": "j",
+    "sources": [{"path": "/data"}],
+    "topology": {"replicas": 2, "microbatches": 4, "stages": {"vision": 1, "llm": 2}},
+}
+
+
+def job(**execution: Any) -> JobSpec:
+    return parse_spec({**JOB, "execution": execution})
+
+
+@pytest.mark.parametrize(
+    ("execution", "sentence"),
+    [
+        ({"schedule": "2f2b"}, "no schedule '2f2b'; there are 1f1b, "),
+        ({"chunks": 2}, "chunks"),
+        ({"schedule": "interleaved", "chunks": 0}, "chunks"),
+        ({"in_flight": 3}, "in_flight"),
+        ({"units": {"audio": {"frozen": True}}}, "execution.units names 'audio', but topology.stages has vision, llm"),
+        ({"units": {"llm": {"frozen_projector": True}}}, "'llm', has no projector behind it"),
+        ({"units": {"llm": {"frozen": 1.5}}}, "frozen"),
+        ({"memory_gib": 0}, "memory_gib"),
+        ({"memory_gib": True}, "must be a number"),
+        ({"bandwidth_gb_s": -1}, "bandwidth_gb_s"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_sentence(execution: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SpecError) as error:
+        job(**execution)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_peers_of_a_former_release_see_nothing_of_an_execution_that_a_job_does_not_name() -> None:
+    assert "execution" not in json.loads(parse_spec(JOB).to_peer_json())
+    named = job(schedule="zero-bubble", units={"vision": {"frozen": True}})
+    assert json.loads(named.to_peer_json())["execution"] == {"schedule": "zero-bubble", "units": {"vision": {"frozen": True}}}
+
+
+def test_a_job_without_an_execution_is_still_itself_when_it_is_submitted_with_one() -> None:
+    silent, named, other = parse_spec(JOB), job(schedule="gpipe"), job(schedule="zero-bubble")
+    assert silent.is_same_job(silent)
+    assert silent.is_same_job(named)
+    assert named.is_same_job(named)
+    assert not named.is_same_job(other)
+    assert not named.is_same_job(silent), "what it was planned for is not forgotten"
+    assert not silent.is_same_job(parse_spec({**JOB, "seed": 1}))
+
+
+def test_another_topology_must_still_have_the_units() -> None:
+    frozen = job(units={"vision": {"frozen": True}})
+    with pytest.raises(SpecError, match=r"execution\.units names 'vision'"):
+        frozen.with_topology(frozen.topology.changed(stages={"audio": 1, "llm": 2}))

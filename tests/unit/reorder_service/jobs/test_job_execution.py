@@ -1,0 +1,83 @@
+"""A live job's plans are made for what its trainers run: schedule, frozen units, checkpointing, memory and links."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.execution_spec import ExecutionSpec
+from headrace.plan import Topology
+from headrace.reorder_service.jobs.job_execution import execution_of
+from headrace.reorder_service.jobs.planned_step import PlannedStep
+from headrace.reorder_service.planning.execution import Execution
+from headrace.sample import Probe, SampleRef
+from headrace.spec import JobSpec, parse_spec
+
+STAGES = {"vision": 1, "llm": 2}
+TOPOLOGY = Topology(replicas=2, microbatches=4, stages=STAGES)
+
+
+def job(**execution: Any) -> JobSpec:
+    topology = {"replicas": 2, "microbatches": 4, "stages": STAGES}
+    return parse_spec({"name": "j", "sources": [{"path": "/data"}], "topology": topology, "model": "7b", "execution": execution})
+
+
+def planned(spec: JobSpec) -> PlannedStep:
+    """A planned step of 32 samples, of which every second one has an image."""
+    rng = np.random.default_rng(3)
+    step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=0, row=i) for i in range(32)])
+    for i in range(32):
+        patches = (4 * int(rng.integers(64, 512)),) if i % 2 else ()
+        step.probes[i] = Probe(
+            name=f"s/{i}", num_tokens=int(rng.integers(100, 2000)), num_targets=10, image_patches=patches, mel_frames=()
+        )
+    step.sample_ids = np.arange(32)
+    step.cut(step.make_plan(spec, spec.topology, vocab=0, generation=1), part_samples=16, ticket=str)
+    return step
+
+
+def seconds(**execution: Any) -> float:
+    step = planned(job(**execution))
+    assert step.plan is not None
+    assert step.plan.predicted is not None
+    return step.plan.predicted.iteration_s
+
+
+def test_a_job_that_says_nothing_is_planned_as_an_ideal_1f1b_pipeline_in_which_all_learns() -> None:
+    assumed, ideal = execution_of(ExecutionSpec(), TOPOLOGY), Execution()
+    for unit in STAGES:
+        assert assumed.factors(unit) == ideal.factors(unit)
+    assert (assumed.schedule, assumed.memory_limit, assumed.bytes_per_s) == ("1f1b", math.inf, math.inf)
+
+
+def test_what_the_job_says_reaches_the_planner() -> None:
+    units = {"vision": {"frozen": True}, "llm": {"checkpointing": True}}
+    spec = job(schedule="zero-bubble", units=units, memory_gib=2, bandwidth_gb_s=25, latency_us=10)
+    execution = execution_of(spec.execution, TOPOLOGY)
+    assert execution.schedule == "zero-bubble"
+    assert execution.backward_factor("vision") == 0, "nothing in front of it learns"
+    assert execution.backward_factor("llm") == 3, "the projector of vision learns, and the forward runs again"
+    assert (execution.memory_limit, execution.bytes_per_s, execution.latency_s) == (2 * 2**30, 25e9, 1e-5)
+
+
+def test_a_frozen_projector_leaves_a_frozen_llm_nothing_to_do_in_its_backward() -> None:
+    units = {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"frozen": True}}
+    assert execution_of(job(units=units).execution, TOPOLOGY).backward_factor("llm") == 0
+
+
+def test_the_forecast_of_a_step_follows_what_the_trainers_run() -> None:
+    learning = seconds()
+    assert seconds(units={"vision": {"frozen": True}}) < learning
+    assert seconds(units={"llm": {"checkpointing": True}}) > learning
+    assert seconds(schedule="gpipe") >= learning
+    assert seconds(latency_us=1e5) > learning
+    assert seconds(bandwidth_gb_s=0.01) > learning
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero-bubble"])
+def test_the_samples_of_a_step_do_not_depend_on_its_execution(schedule: str) -> None:
+    step = planned(job(schedule=schedule, memory_gib=1))
+    assert sorted(ref.sample_id for part in step.parts.values() for ref in part.samples) == list(range(32))
