@@ -323,7 +323,7 @@ class JobSpec(SpecSection):
         return load_spec_json(self.model_copy(update={"execution": execution}).to_json())
 
     def is_same_job(self, submitted: JobSpec) -> bool:
-        """Return whether submitting that spec means this job: it is equal, or only adds an `execution` to this one, which has none.
+        """Return whether submitting that spec means this job: it is equal, or only adds an `execution` to one that has none.
 
         So a job of a former release, which had no such section, goes on when it is submitted with a topology.
         """
