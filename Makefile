@@ -58,6 +58,9 @@ bench-recovery: setup  ## measure how soon work and training go on after a loss,
 bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (seven minutes)
 	@$(BIN)/python -m benchmarks.pipeline
 
+bench-colocated: setup  ## measure plans for ranks that have all units, beside arrival order, LPT and pipeline plans (half a minute)
+	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.colocated
+
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)
 	@$(BIN)/python -m benchmarks.scale
 
@@ -80,4 +83,4 @@ lock: setup  ## pin what `make setup`, CI and the images install to the newest r
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-scale chaos chaos-trainer verify stubs
+.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-scale chaos chaos-trainer verify stubs

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace import limits
 from headrace.schedule import SCHEDULES, build
@@ -30,6 +30,13 @@ class ExecutionSpec(SpecSection):
     trainers that run something else are refused before their first step.
     """
 
+    trainer: Literal["pipeline", "colocated"] = "pipeline"
+    """"pipeline": units are stages of a pipeline, as under `--topology`. "colocated": every rank has all units, as with FSDP, DDP
+    or Hugging Face; `topology.replicas` are then the ranks, and stages do not matter."""
+    meet: Literal["microbatch", "step"] = "microbatch"
+    """How often colocated ranks wait for each other: at every microbatch (FSDP), or once a step (DDP that accumulates)."""
+    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
+    """Most tokens of a microbatch of a colocated rank. The limit is kept where microbatches have room to spare."""
     schedule: str = "1f1b"
     """Name of the pipeline schedule, one of `headrace.schedule.SCHEDULES`."""
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_STAGES)] = 1
@@ -51,6 +58,14 @@ class ExecutionSpec(SpecSection):
         if schedule not in SCHEDULES:
             raise ValueError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}")
         return schedule
+
+    @model_validator(mode="after")
+    def _of_one_kind_of_trainer(self) -> Self:
+        if self.trainer == "pipeline" and (self.meet != "microbatch" or self.max_tokens is not None):
+            raise ValueError("meet and max_tokens are for `trainer: colocated`; pipelines have memory_gib")
+        if self.trainer == "colocated" and (self.schedule != "1f1b" or self.memory_gib is not None):
+            raise ValueError("schedule and memory_gib are for pipelines; colocated ranks have max_tokens")
+        return self
 
     def check(self, stages: Mapping[str, int]) -> None:
         """Raise ValueError where the execution does not fit pipelines with these stages, by unit in pipeline order."""

@@ -161,6 +161,6 @@ def test_a_timing_is_told_in_the_unit_of_its_best() -> None:
     assert Timing(best_s=1.5, median_s=2.5, cpu_s=1.25, repetitions=3).detail == "median 2.5, cpu 1.25 s of 3"
 
 
-@pytest.mark.parametrize("benchmark", ["pipeline", "planning", "preprocess", "recovery", "scale", "transport"])
+@pytest.mark.parametrize("benchmark", ["colocated", "pipeline", "planning", "preprocess", "recovery", "scale", "transport"])
 def test_the_repository_has_the_results_of_every_benchmark_where_it_writes_them(benchmark: str) -> None:
     assert (RESULTS / f"{benchmark}.json").is_file()

@@ -35,6 +35,12 @@ def job(**execution: Any) -> JobSpec:
         ({"memory_gib": True}, "must be a number"),
         ({"bandwidth_gb_s": -1}, "bandwidth_gb_s"),
         ({"colour": "red"}, "colour"),
+        ({"max_tokens": 100}, "meet and max_tokens are for `trainer: colocated`; pipelines have memory_gib"),
+        (
+            {"trainer": "colocated", "schedule": "gpipe"},
+            "are for pipelines; colocated ranks have max_tokens",
+        ),
+        ({"trainer": "fsdp"}, "trainer"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_sentence(execution: dict[str, Any], sentence: str) -> None:

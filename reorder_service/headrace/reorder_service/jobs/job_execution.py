@@ -23,6 +23,8 @@ def execution_of(spec: ExecutionSpec, topology: Topology) -> Execution:
         checkpointing=spec.named("checkpointing"),
     )
     return Execution(
+        colocated=spec.meet if spec.trainer == "colocated" else "",
+        max_tokens=spec.max_tokens,
         schedule=spec.schedule,
         chunks=spec.chunks,
         in_flight=spec.in_flight,

@@ -163,6 +163,7 @@ class PlannedStep:
             return StepPlan(strategy=spec.strategy, seed=seed, topology=topology, replicas=replicas, generation=generation)
         probes = [self.probes[int(i)] for i in self.sample_ids]
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
+        tokens = np.array([probe.num_tokens for probe in probes], np.int64)
         execution = execution_of(spec.execution, topology)
         estimated = estimate(
             probes,
@@ -183,11 +184,11 @@ class PlannedStep:
             execution=execution,
             memory=estimated.memory_bytes,
             transfer_bytes=estimated.transfer_bytes,
+            tokens=tokens,
         )
         speeds = np.array(topology_spec.speeds, np.float64) if topology_spec.speeds else None
         if spec.pack_tokens is None:
             return plan_of(spec.strategy, batch, generation, speeds)
-        tokens = np.array([probe.num_tokens for probe in probes], np.int64)
         of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
         self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
         return plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from headrace.errors import JobFailedError
 from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
@@ -72,7 +73,10 @@ class Planner:
             return plan
 
         with tracing.span("plan", step.trace, samples=len(step.probes)):
-            plan = await self.in_worker_thread(plan_and_cut)
+            try:
+                plan = await self.in_worker_thread(plan_and_cut)
+            except ValueError as err:
+                raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
         log.info(
             "planned %s",
             pairs(

@@ -35,6 +35,8 @@ class Batch:
     """(U, n): activations of a sample that all stages of the unit keep from its forward to its backward; `costs` if unknown."""
     transfer_bytes: Floats
     """(U, n): bytes that a stage of the unit sends on for a sample; zeros if unknown."""
+    tokens: Ints | None
+    """(n,) tokens of a sample in the LLM; None if unknown."""
     topology: Topology
     seed: int
     execution: Execution
@@ -151,6 +153,7 @@ def make_batch(
     execution: Execution | None = None,
     memory: Mapping[str, Floats] | None = None,
     transfer_bytes: Mapping[str, Floats] | None = None,
+    tokens: Ints | None = None,
 ) -> Batch:
     """Check the planner's input and return it as a `Batch`.
 
@@ -177,10 +180,18 @@ def make_batch(
             if transfer_bytes is None
             else _matrix("transfer_bytes", "transfer", transfer_bytes, topology, ids.size)
         ),
+        tokens=None if tokens is None else _counts("tokens", tokens, ids.size),
         topology=topology,
         seed=int(seed),
         execution=execution,
     )
+
+
+def _counts(what: str, values: Ints, num_samples: int) -> Ints:
+    counts = np.ascontiguousarray(values, dtype=np.int64)
+    if counts.shape != (num_samples,) or (counts < 0).any():
+        raise ValueError(f"{what} must be one count per sample ({num_samples}), none negative, got shape {counts.shape}")
+    return counts
 
 
 def _matrix(what: str, one: str, columns: Mapping[str, Floats], topology: Topology, num_samples: int) -> Floats:

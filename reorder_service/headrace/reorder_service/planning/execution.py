@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from headrace.backward_factors import WEIGHT_GRADIENTS
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE
@@ -20,6 +21,10 @@ class Execution:
     The defaults describe an ideal 1F1B pipeline: transfers take no time and memory is unlimited.
     """
 
+    colocated: Literal["", "microbatch", "step"] = ""
+    """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch or once a step."""
+    max_tokens: int | None = None
+    """Most tokens of a microbatch of a colocated rank; None means no limit."""
     schedule: str = "1f1b"
     """Name of the pipeline schedule, one of `headrace.schedule.SCHEDULES`."""
     chunks: int = 1
@@ -54,6 +59,8 @@ class Execution:
     """
 
     def __post_init__(self) -> None:
+        if self.max_tokens is not None and (self.max_tokens < 1 or not self.colocated):
+            raise ValueError(f"max_tokens must be at least 1, and is for colocated ranks only, got {self.max_tokens}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"no schedule {self.schedule!r}; there are {', '.join(SCHEDULES)}")
         if self.chunks < 1 or (self.chunks > 1 and self.schedule != "interleaved"):

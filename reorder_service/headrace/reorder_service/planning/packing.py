@@ -71,6 +71,7 @@ def pack_batch(batch: Batch, lengths: NDArray[np.integer], capacity: int) -> tup
         costs=packed(batch.costs),
         memory=packed(batch.memory),
         transfer_bytes=packed(batch.transfer_bytes),
+        tokens=np.full(first_row.size, capacity, np.int64),
     )
     return batch_of_packs, packs
 

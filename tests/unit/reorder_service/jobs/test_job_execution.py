@@ -81,3 +81,18 @@ def test_the_forecast_of_a_step_follows_what_the_trainers_run() -> None:
 def test_the_samples_of_a_step_do_not_depend_on_its_execution(schedule: str) -> None:
     step = planned(job(schedule=schedule, memory_gib=1))
     assert sorted(ref.sample_id for part in step.parts.values() for ref in part.samples) == list(range(32))
+
+
+@pytest.mark.parametrize("meet", ["microbatch", "step"])
+def test_colocated_ranks_of_a_live_job_get_microbatches_of_even_seconds_and_few_enough_tokens(meet: str) -> None:
+    step = planned(job(trainer="colocated", meet=meet, max_tokens=12_000))
+    assert step.plan is not None
+    assert step.plan.chosen == "colocated"
+    tokens = {i: probe.num_tokens for i, probe in step.probes.items()}
+    for replica in step.plan.replicas:
+        for microbatch in replica:
+            assert microbatch.units["vision"] == microbatch.units["llm"], "a rank has all units"
+            assert sum(tokens[i] for i in microbatch.units["llm"]) <= 12_000
+    assert step.plan.predicted is not None
+    assert step.plan.predicted.bubble < 0.05
+    assert planned(job()).plan.chosen != "colocated"  # type: ignore[union-attr]

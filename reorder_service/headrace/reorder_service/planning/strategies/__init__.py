@@ -13,7 +13,7 @@ from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.simulation.work import Work
-from headrace.reorder_service.planning.strategies import arrival, disttrain, entrain, joint, orchmllm, taper
+from headrace.reorder_service.planning.strategies import arrival, colocated, disttrain, entrain, joint, orchmllm, taper
 from headrace.reorder_service.planning.strategies.auto import fastest
 
 CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
@@ -27,6 +27,8 @@ CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
 """The strategies by name: functions from a batch to the slots of its samples, which depend on nothing but the batch."""
 
 AUTO = "auto"
+COLOCATED = "colocated"
+"""What `auto` chooses for colocated ranks, to which the other strategies, which are for pipelines, have nothing to add."""
 STRATEGIES = (*CANDIDATES, AUTO)
 
 
@@ -41,6 +43,7 @@ def plan(
     execution: Execution | None = None,
     memory: Mapping[str, Floats] | None = None,
     transfer_bytes: Mapping[str, Floats] | None = None,
+    tokens: Ints | None = None,
 ) -> StepPlan:
     """Plan one global batch with the named strategy, and add the simulator's prediction to the plan.
 
@@ -53,7 +56,9 @@ def plan(
     column, a cost that is negative, infinite or not a number (the message names the row and the rule), and for an
     execution whose schedule cannot run the plan.
     """
-    batch = make_batch(sample_ids, costs, topology, seed, execution=execution, memory=memory, transfer_bytes=transfer_bytes)
+    batch = make_batch(
+        sample_ids, costs, topology, seed, execution=execution, memory=memory, transfer_bytes=transfer_bytes, tokens=tokens
+    )
     return plan_of(strategy, batch, generation)
 
 
@@ -79,7 +84,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
         generation=generation,
         topology=batch.topology,
         replicas=batch.replicas(slots),
-        predicted=simulate(Work.of(batch, slots)),
+        predicted=colocated.predict(batch, slots) if batch.execution.colocated else simulate(Work.of(batch, slots)),
         chosen="" if chosen == strategy else chosen,
     )
 
@@ -89,6 +94,8 @@ def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
 
     Raises ValueError for an unknown strategy.
     """
+    if strategy == AUTO and batch.execution.colocated:
+        return COLOCATED, colocated.plan_slots(batch)
     if strategy == AUTO:
         return fastest(batch, CANDIDATES)
     if strategy not in CANDIDATES:
@@ -108,3 +115,4 @@ def warm_up() -> None:
         topology = Topology(replicas=2, microbatches=3, stages=stages)
         for execution in (Execution(), Execution(schedule="interleaved", chunks=2, latency_s=1e-3)):
             plan(AUTO, ids, dict.fromkeys(stages, cost), topology, seed=0, execution=execution)
+    colocated.warm_up()

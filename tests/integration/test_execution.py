@@ -1,0 +1,72 @@
+"""What is planned is what runs: jobs for colocated ranks, and pipelines that were planned for something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace import trainer
+from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.ledger import ledger_sha256
+from headrace.spec import load_spec_json
+from tests.integration.trainers import start, wait
+
+pytestmark = pytest.mark.integration
+
+MAX_TOKENS = 12_000
+
+
+@pytest.mark.parametrize("meet", ["microbatch", "step"])
+def test_colocated_ranks_get_the_same_samples_in_microbatches_that_are_not_too_long(calm, spec, undisturbed, meet: str) -> None:
+    execution = {"trainer": "colocated", "meet": meet, "max_tokens": MAX_TOKENS}
+    planned = {"replicas": 2, "microbatches": 3, "stages": {"encoder": 1, "llm": 1}}
+    job = calm.submit(spec(f"colocated-{meet}", steps=4, execution=execution, topology=planned))
+    with trainer.connect(calm.endpoint, job=job) as loader:
+        for step in loader:
+            assert all(int(microbatch.data.cu_seqlens[-1]) <= MAX_TOKENS for microbatch in step)
+            loader.commit(step)
+            with calm.client() as client:
+                assert client.show_plan(job, step.index)[1].chosen == "colocated"
+    assert ledger_sha256(calm.ledger(job)) == undisturbed(4)
+
+
+def test_a_limit_that_no_plan_keeps_fails_the_job_with_the_sentence_and_it_can_go_on(calm, spec) -> None:
+    planned = {"replicas": 1, "microbatches": 1, "stages": {"encoder": 1, "llm": 1}}
+    execution = {"trainer": "colocated", "max_tokens": 2_000}
+    job = calm.submit(spec("too-tight", steps=2, execution=execution, topology=planned, text={"max_tokens": 2_000}))
+    message = calm.wait_for_state(job, "failed").message
+    assert (
+        "step 0 of job 'too-tight' cannot be planned: no plan was found whose 1 microbatches have at most 2,000 tokens" in message
+    )
+
+
+def test_trainers_that_run_something_else_are_told_before_their_first_step(calm, spec, tmp_path: Path) -> None:
+    planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
+    job = calm.submit(spec("planned-frozen", steps=1, topology=planned, execution={"units": {"encoder": {"frozen": True}}}))
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path, {"encoder": {}, "llm": {}}, 2, 2)
+        assert wait(processes) == [2, 2]
+        sentence = "the job plans for frozen units encoder, but the topology of the trainers has none: change one of them"
+        assert sentence in processes[0].last_words()
+    assert not calm.ledger(job)
+
+
+def test_a_job_that_is_submitted_with_a_topology_is_planned_for_it(calm, spec, tmp_path: Path) -> None:
+    planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
+    file = tmp_path / "job.yaml"
+    file.write_text(spec("planned-for", steps=1, topology=planned).to_json())
+    with ProcessGroup() as group:
+        process = group.add(train(calm, tmp_path, "--submit", str(file), schedule="gpipe"))
+        assert wait([process]) == [2], "a topology of two processes needs two"
+    with calm.client() as client:
+        assert load_spec_json(client.show("planned-for").spec_json).execution.schedule == "gpipe"
+
+
+def train(cluster: Any, folder: Path, *options: str, **topology: Any) -> Process:
+    """One process of `headrace train` with a topology of two units."""
+    (folder / "topology.yaml").write_text(yaml.safe_dump({**topology, "units": {"encoder": {}, "llm": {}}}))
+    arguments = ["train", "--endpoint", cluster.endpoint, "--threads", "1", "--topology", str(folder / "topology.yaml"), *options]
+    return Process("trainer 0", arguments, folder / "trainer.log")
