@@ -297,3 +297,5 @@ def test_trainers_that_run_something_else_than_is_planned_for_are_told_both() ->
     ):
         with pytest.raises(UserError, match=sentence):
             topology.check_execution(topology.execution.model_copy(update=change))
+    with pytest.raises(UserError, match="the job plans for trainer colocated, but the topology of the trainers has pipeline: "):
+        topology.check_execution(ExecutionSpec(trainer="colocated"))

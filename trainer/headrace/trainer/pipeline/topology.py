@@ -236,7 +236,7 @@ class PipelineTopology(BaseModel):
                 )
 
     def _compared(self, planned: ExecutionSpec) -> Iterator[tuple[str, object, object]]:
-        for name in ("schedule", "chunks", "in_flight"):
+        for name in ("trainer", "schedule", "chunks", "in_flight"):
             yield name, getattr(self.execution, name), getattr(planned, name)
         for option in UnitExecution.model_fields:
             yield f"{option} units", self.execution.named(option), planned.named(option)
