@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.backward_factors import WEIGHT_GRADIENTS
+from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE
 
 BACKWARD_FACTOR = 2.0  # the gradients of inputs and of weights each take one matrix product per matrix product of the forward
@@ -57,6 +58,8 @@ class Execution:
 
     If not, strategy `auto` rejects plans that need it: replicas that share no unit cannot run them.
     """
+    stratification: Stratification = field(default_factory=Stratification)
+    """How samples are assigned to microbatches by strategy `entrain`, and by no other."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and (self.max_tokens < 1 or not self.colocated):

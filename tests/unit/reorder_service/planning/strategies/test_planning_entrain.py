@@ -1,6 +1,7 @@
 """Entrain's hierarchical assignment: what every plan keeps, the stratified assignment against a slow twin, and what it gains."""
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,8 +13,17 @@ from hypothesis import strategies as st
 
 from headrace.plan import LLM, StepPlan, Topology
 from headrace.reorder_service.planning.batch import Batch, Slots, make_batch
+from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.simulation.simulator import simulate
+from headrace.reorder_service.planning.simulation.work import Work
 from headrace.reorder_service.planning.strategies import disttrain
-from headrace.reorder_service.planning.strategies.entrain import effective_microbatches, plan_slots, stratify
+from headrace.reorder_service.planning.strategies.entrain import (
+    effective_counts,
+    effective_microbatches,
+    plan_slots,
+    stratify,
+)
+from headrace.reorder_service.planning.stratification_options import Stratification
 
 COSTS = Path(__file__).parents[4] / "data" / "costs"
 briefly = settings(max_examples=50)
@@ -38,9 +48,10 @@ KINDS = {
 }
 
 
-def batch_of(costs: dict[str, np.ndarray], replicas: int, microbatches: int) -> Batch:
+def batch_of(costs: dict[str, np.ndarray], replicas: int, microbatches: int, **options: object) -> Batch:
     topology = Topology(replicas=replicas, microbatches=microbatches, stages=dict.fromkeys(costs, 1))
-    return make_batch(np.arange(len(costs[LLM])) * 7 + 3, costs, topology, seed=0)
+    execution = Execution(stratification=Stratification(**options))
+    return make_batch(np.arange(len(costs[LLM])) * 7 + 3, costs, topology, seed=0, execution=execution)
 
 
 def two_units(encoder: list[float], llm: list[float], replicas: int, microbatches: int) -> Batch:
@@ -52,7 +63,8 @@ def batches(draw: st.DrawFn) -> Batch:
     rng = np.random.default_rng(draw(seeds))
     n = draw(st.one_of(st.integers(1, 12), st.integers(13, 120)))
     costs = {unit: KINDS[draw(st.sampled_from(sorted(KINDS)))](rng, n) for unit in draw(st.sampled_from(UNITS))}
-    return batch_of(costs, draw(st.integers(1, 6)), draw(st.integers(1, 9)))
+    options = {"common_count": draw(st.booleans()), "coarse_quantile": draw(st.sampled_from([0.0, 0.5, 1.0]))}
+    return batch_of(costs, draw(st.integers(1, 6)), draw(st.integers(1, 9)), **options)
 
 
 def check_order_and_completeness(batch: Batch, slots: Slots) -> None:
@@ -91,6 +103,8 @@ def test_a_generator_changes_nothing_and_encoders_count_as_their_sum(batch: Batc
         {"encoder": batch.costs[:llm_row].sum(axis=0), "llm": batch.costs[llm_row]},
         batch.topology.replicas,
         batch.topology.microbatches,
+        coarse_quantile=batch.execution.stratification.coarse_quantile,
+        common_count=batch.execution.stratification.common_count,
     )
     slots = plan_slots(batch)
     if llm_row > 0:
@@ -142,17 +156,35 @@ def test_k_eff_is_the_formula(encoder: list[int], num_microbatches: int) -> None
     assert effective_microbatches(np.array(encoder, np.float64), num_microbatches) == expected
 
 
-def slow_stratify(encoder: list[float], llm: list[float], count: int, quantile: float) -> tuple[list[int], int]:
+@given(batches())
+def test_replicas_use_equally_many_microbatches_unless_they_lack_samples(batch: Batch) -> None:
+    common, own = (
+        replace(batch, execution=Execution(stratification=Stratification(common_count=common))) for common in (True, False)
+    )
+    used, used_alone = (of.occupied(plan_slots(of)).sum(axis=1) for of in (common, own))
+    samples = np.bincount(plan_slots(common)[0] // batch.topology.microbatches, minlength=batch.topology.replicas)
+    assert used.tolist() == np.minimum(used_alone.max(), samples).tolist()
+
+
+def test_replicas_may_use_their_own_number_of_microbatches() -> None:
+    # Replica 0 takes the encoder costs 10, 1 and 1, and replica 1 three times 9, so that their K_eff are 1 and 3.
+    encoder, llm = [10, 9, 9, 9, 1, 1], [10, 4, 4, 4, 1, 1]
+    for common, expected in ((True, [3, 3]), (False, [1, 3])):
+        costs = {"encoder": np.array(encoder, np.float64), "llm": np.array(llm, np.float64)}
+        batch = batch_of(costs, 2, 3, common_count=common)
+        assert batch.occupied(plan_slots(batch)).sum(axis=1).tolist() == expected
+
+
+def slow_stratify(encoder: list[float], llm: list[float], count: int, quantile: float) -> list[int]:
     if not encoder:
-        return [], 0
-    count = effective_microbatches(np.array(encoder, np.float64), count)
+        return []
     threshold = np.quantile(llm, quantile, method="lower")
     in_order = [t for t in range(len(llm)) if llm[t] > threshold] + [t for t in range(len(llm)) if llm[t] <= threshold]
     bins: list[list[int]] = [[] for _ in range(count)]
     weights = encoder if any(encoder) else llm
     for t in in_order:
         min(bins, key=lambda members: (sum(weights[m] for m in members), len(members))).append(t)
-    return [next(k for k, members in enumerate(bins) if t in members) for t in range(len(llm))], count
+    return [next(k for k, members in enumerate(bins) if t in members) for t in range(len(llm))]
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=4), st.integers(1, 7), seeds, st.sampled_from([0, 0.5, 1]))
@@ -161,12 +193,12 @@ def test_the_stratified_assignment_equals_its_slow_twin(sizes: list[int], count:
     starts = np.concatenate([[0], np.cumsum(sizes)])
     encoder, llm = rng.integers(0, 9, (2, sum(sizes))).astype(np.float64)
     encoder[: sizes[0]] *= rng.integers(0, 2)
-    microbatch, used = stratify(encoder, llm, starts, count, quantile)
+    used = np.minimum(effective_counts(encoder, starts, count) + rng.integers(0, 3, len(sizes)), sizes)
+    microbatch = stratify(encoder, llm, starts, used, quantile)
     for r in range(len(sizes)):
         mine = slice(starts[r], starts[r + 1])
-        expected, expected_count = slow_stratify(encoder[mine].tolist(), llm[mine].tolist(), count, quantile)
+        expected = slow_stratify(encoder[mine].tolist(), llm[mine].tolist(), int(used[r]), quantile)
         assert microbatch[mine].tolist() == expected
-        assert used[r] == expected_count
 
 
 @briefly
@@ -187,14 +219,21 @@ def test_encoder_loads_keep_the_bound_of_list_scheduling(encoder: list[int], cou
 def test_samples_with_much_llm_work_are_spread_first(quantile: float, expected: list[int]) -> None:
     # By encoder cost alone the two LLM costs of 9 meet in one microbatch; spread first, each opens its own.
     encoder, llm = np.array([4.0, 3.0, 3.0, 2.0]), np.array([9.0, 1.0, 1.0, 9.0])
-    microbatch, _ = stratify(encoder, llm, np.array([0, 4]), 2, quantile)
+    microbatch = stratify(encoder, llm, np.array([0, 4]), np.array([2]), quantile)
     assert microbatch.tolist() == expected
 
 
 @pytest.mark.parametrize("quantile", [-0.1, 1.1, float("nan")])
 def test_a_quantile_outside_0_and_1_is_refused(quantile: float) -> None:
     with pytest.raises(ValueError, match="coarse_quantile must be between 0 and 1"):
-        plan_slots(two_units([1], [1], 1, 1), coarse_quantile=quantile)
+        Stratification(coarse_quantile=quantile)
+
+
+def test_the_threshold_of_the_execution_decides_what_is_spread_first() -> None:
+    costs = {"encoder": np.array([4.0, 3.0, 3.0, 2.0]), "llm": np.array([9.0, 1.0, 1.0, 9.0])}
+    median, none = (plan_slots(batch_of(costs, 1, 2, coarse_quantile=quantile))[0] for quantile in (0.5, 1.0))
+    assert median[0] != median[3]
+    assert none[0] == none[3]
 
 
 def test_figure_4_8() -> None:
@@ -228,6 +267,21 @@ def test_both_units_vary_less_than_under_disttrain(family: str, microbatches: in
     ratio = variation(batch, disttrain.plan_slots(batch)) / variation(batch, plan_slots(batch))
     assert (ratio > 1).all()
     assert ratio.max() > 1.5
+
+
+def test_a_common_number_of_microbatches_levels_synthchart_without_loss_of_time() -> None:
+    # Table 4.3 has absolute standard deviations: with K_eff below K, microbatches are heavier and so are their differences.
+    table = pq.read_table(COSTS / "synthchart_512.parquet")
+    costs = {unit: table[f"cost_{unit}"].to_numpy() for unit in ("encoder", "llm")}
+    spread, seconds = {}, {}
+    for name, plan in (("disttrain", disttrain.plan_slots), ("common", plan_slots), ("own", plan_slots)):
+        batch = batch_of(costs, 4, 32, common_count=name == "common")
+        slots = plan(batch)
+        spread[name] = batch.loads(slots)[batch.occupied(slots)].std(axis=0)
+        seconds[name] = simulate(Work.of(batch, slots)).iteration_s
+    assert (spread["disttrain"] / spread["common"] > [3.0, 1.3]).all()
+    assert (spread["disttrain"] / spread["own"] < [1.5, 1.0]).all()
+    assert seconds["common"] < 1.01 * seconds["own"]
 
 
 def test_on_average_over_many_batches_deferral_makes_llm_loads_more_even() -> None:
