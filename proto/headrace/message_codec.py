@@ -93,6 +93,7 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
         replicas=topology.replicas,
         microbatches=topology.microbatches,
         first_sample=first_sample,
+        in_flight=plan.in_flight or 0,
         units=[
             sessions_pb2.PlannedUnit(
                 unit=unit,
@@ -122,6 +123,7 @@ def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
         seed=message.seed,
         generation=message.generation,
         chosen=message.chosen,
+        in_flight=message.in_flight or None,
         topology=topology,
         replicas=tuple(
             tuple(microbatches[r * topology.microbatches : (r + 1) * topology.microbatches]) for r in range(topology.replicas)

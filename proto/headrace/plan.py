@@ -84,6 +84,11 @@ class StepPlan:
     predicted: Predicted | None = None
     chosen: str = ""
     """The strategy that made the plan if `strategy` (such as "auto") chose among several; otherwise empty."""
+    in_flight: int | None = None
+    """Most microbatches that a stage holds at a time under schedule 'eager': as many as the plan was simulated with.
+
+    None means as many as the trainers' topology says.
+    """
 
     def sample_ids(self) -> list[int]:
         """Return the ids of all samples of the plan, sorted."""
@@ -135,6 +140,8 @@ class StepPlan:
         }
         if self.chosen:
             document["chosen"] = self.chosen
+        if self.in_flight is not None:
+            document["in_flight"] = self.in_flight
         if self.predicted is not None:
             document["predicted"] = {
                 "iteration_s": self.predicted.iteration_s,
@@ -158,4 +165,5 @@ class StepPlan:
             ),
             predicted=Predicted(**predicted) if predicted else None,
             chosen=document.get("chosen", ""),
+            in_flight=document.get("in_flight"),
         )

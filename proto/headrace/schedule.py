@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from headrace.plan import Topology
 
+EAGER = "eager"
 ZERO_BUBBLE = "zero-bubble"
-SCHEDULES = ("1f1b", "interleaved", "gpipe", "eager", ZERO_BUBBLE)
+SCHEDULES = ("1f1b", "interleaved", "gpipe", EAGER, ZERO_BUBBLE)
 """Names of the pipeline schedules that `build` knows."""
 
 
@@ -152,7 +153,7 @@ def build(
         raise ValueError(f"a microbatch runs once, got {list(microbatches)}")
     if chunks < 1 or (chunks > 1 and name != "interleaved"):
         raise ValueError(f"chunks must be at least 1, and more only with 'interleaved', got {chunks} with {name!r}")
-    if in_flight is not None and (in_flight < 1 or name != "eager"):
+    if in_flight is not None and (in_flight < 1 or name != EAGER):
         raise ValueError(f"in_flight is a limit of at least 1 and only for 'eager', got {in_flight} with {name!r}")
     graph = stage_graph(stages)
     if chunks > 1:
@@ -168,7 +169,7 @@ def _num_ahead(name: str, stage: Stage, longest: int, in_flight: int | None) -> 
     """Return the number of warm-up forwards of a stage, before it alternates. longest: the largest `num_behind` of any stage."""
     if name == "gpipe":
         return math.inf
-    if name != "eager" or stage.num_behind == 0:
+    if name != EAGER or stage.num_behind == 0:
         return stage.num_behind
     if in_flight is None:
         return math.inf

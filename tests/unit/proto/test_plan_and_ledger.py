@@ -45,6 +45,8 @@ def test_the_public_form_is_stable() -> None:
     assert plan.to_json() == DOCUMENT
     assert plan.predicted == Predicted(iteration_s=1.93, bubble=0.11, lower_bound_s=1.8)
     assert plan.sample_ids() == [1, 5, 7, 9]
+    deep = DOCUMENT | {"chosen": "joint", "in_flight": 5}
+    assert StepPlan.from_json(deep).to_json() == deep
     without = {key: value for key, value in DOCUMENT.items() if key != "predicted"}
     assert StepPlan.from_json(without).to_json() == without
 
@@ -53,7 +55,7 @@ def test_the_public_form_is_stable() -> None:
 def test_a_plan_is_the_same_behind_the_wire_but_for_its_prediction(samples: int) -> None:
     ids = [list(range(2**40 + number, 2**40 + samples, 4)) for number in range(4)]
     plan = make_plan([{"encoder": ids[0], LLM: ids[1]}, {"encoder": ids[1], LLM: ids[0]}], [{LLM: ids[2]}, {LLM: ids[3]}])
-    plan = replace(plan, replicas=plan.replicas[:1] * 2, seed=2**63 + 5, generation=7, chosen="joint")
+    plan = replace(plan, replicas=plan.replicas[:1] * 2, seed=2**63 + 5, generation=7, chosen="joint", in_flight=5)
     written = message_codec.plan_message(plan).SerializeToString()
     assert message_codec.plan_value(sessions_pb2.WholePlan.FromString(written)) == plan
     event = message_codec.field_bytes(sessions_pb2.RankPlan.WHOLE_FIELD_NUMBER, written)

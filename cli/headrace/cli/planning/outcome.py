@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, Predicted, StepPlan
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import Timeline, Work, peak_memory, simulate, timeline
 from headrace.reorder_service.planning.strategies import plan_of
 
@@ -30,7 +31,7 @@ class Outcome:
     def of(cls, plan: StepPlan, batch: Batch) -> Outcome:
         """Simulate `plan`, a plan of `batch`; the prediction that the plan itself carries is not used."""
         slots = slots_of(plan, batch.sample_ids)
-        work = Work.of(batch, slots)
+        work = planned_work(batch, slots)
         return cls(plan=plan, batch=batch, slots=slots, work=work, predicted=simulate(work))
 
     @property

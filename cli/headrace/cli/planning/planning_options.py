@@ -69,7 +69,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
     how = parser.add_argument_group("how they run")
     how.add_argument("--schedule", default="1f1b", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: %(default)s)")
     how.add_argument("--chunks", type=int, default=1, metavar="V", help="parts of the model on a stage, interleaved (default: 1)")
-    how.add_argument("--in-flight", type=int, metavar="N", help="most microbatches a stage holds, eager (default: any)")
+    how.add_argument("--in-flight", type=int, metavar="N", help="most microbatches a stage holds, eager (default: what fits)")
     how.add_argument("--whole-backward", action="store_true", help="do not split the backward where samples are deferred")
     how.add_argument("--frozen", default="", metavar="UNIT,...", help="units that are not trained")
     how.add_argument("--checkpointing", default="", metavar="UNIT,...", help="units that run their forward again in the backward")

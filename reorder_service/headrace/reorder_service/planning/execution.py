@@ -33,7 +33,7 @@ class Execution:
     in_flight: int | None = None
     """Most microbatches that a stage may hold between their forward and their backward, with eager-forward 1F1B only.
 
-    None means no limit.
+    None means as many as a plan's activations leave within `memory_limit`.
     """
     split_backward: bool = True
     """Whether a unit runs the backward of a deferred sample when its gradient arrives, apart from the rest of its microbatch."""

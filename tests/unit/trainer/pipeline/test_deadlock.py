@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,18 @@ def test_a_sample_that_the_llm_has_before_its_encoder_is_refused() -> None:
     plan = StepPlan(strategy="by hand", seed=0, topology=planned, replicas=[microbatches])
     with pytest.raises(HeadraceError, match=r"'1f1b' wait for itself: the \w+ of microbatch \d on stage 0 of"):
         check_order(topology, routes_of(plan, topology), topology.place(0))
+
+
+def test_a_plan_that_names_how_deep_it_runs_is_run_so() -> None:
+    topology = topology_of({"pp": 2}, {"pp": 2}, {"schedule": "eager"})
+    planned = Topology(replicas=1, microbatches=6, stages=topology.stages)
+    plan = make_plan("random", np.arange(6), dict.fromkeys(topology.stages, np.ones(6)), planned, seed=0)
+
+    def opening(in_flight: int | None) -> int:
+        actions = actions_of(topology, routes_of(replace(plan, in_flight=in_flight), topology), "vision", 0)[0]
+        return [action.kind for action in actions].index(Kind.BACKWARD)
+
+    assert [opening(in_flight) for in_flight in (None, 4, 5)] == [6, 4, 5]
 
 
 @pytest.mark.parametrize("frozen_llm", [False, True])

@@ -19,7 +19,8 @@ from headrace.trainer.pipeline.topology import PipelineTopology, Place
 def actions_of(topology: PipelineTopology, routes: Routes, unit: str, replica: int) -> list[list[Action]]:
     """Return the actions of each stage of one replica of a unit, in schedule order, with the plan's microbatch numbers."""
     occupied = routes.occupied(replica)
-    schedule = _schedule(topology.schedule, tuple(topology.stages.items()), len(occupied), topology.chunks, topology.in_flight)
+    in_flight = topology.in_flight if routes.in_flight is None else routes.in_flight
+    schedule = _schedule(topology.schedule, tuple(topology.stages.items()), len(occupied), topology.chunks, in_flight)
     units = list(topology.stages)
     first = sum(topology.stages[other] for other in units[: units.index(unit)])
     return [

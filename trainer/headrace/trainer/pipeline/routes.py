@@ -65,6 +65,8 @@ class Routes:
         self.handovers: list[Handover] = []
         for unit, behind in plan.topology.feeds.items():
             self._connect(self._portions[unit], self._portions[behind])
+        self.in_flight = plan.in_flight
+        """Most microbatches that a stage may hold in this step under the 'eager' schedule; None: as many as the topology says."""
         self.crosses = any(handover.source.replica != handover.target.replica for handover in self.handovers)
         """Whether any sample passes from a replica of one unit to a replica with another index in the next unit."""
 

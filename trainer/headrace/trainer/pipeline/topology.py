@@ -90,7 +90,7 @@ class PipelineTopology(BaseModel):
     chunks: int = 1
     """Number of parts of a unit on each of its stages; more than 1 only for 'interleaved'."""
     in_flight: int | None = None
-    """Most microbatches that a stage may hold under the 'eager' schedule. None: no limit."""
+    """Most microbatches that a stage may hold under the 'eager' schedule, for plans that do not name it. None: no limit."""
     units: dict[str, UnitTopology]
     """The units by name, sorted into pipeline order; encoders keep the order in which they are given."""
     model: HuggingFaceUnits = HuggingFaceUnits()

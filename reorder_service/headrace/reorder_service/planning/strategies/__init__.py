@@ -11,8 +11,8 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, 
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import simulate
-from headrace.reorder_service.planning.simulation.work import Work
 from headrace.reorder_service.planning.strategies import arrival, colocated, disttrain, entrain, joint, orchmllm, taper
 from headrace.reorder_service.planning.strategies.auto import fastest
 
@@ -69,23 +69,31 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
     whatever the strategy, and no time is predicted: the simulator knows only replicas of equal speed.
     """
     if speeds is not None and np.ptp(speeds) > 0:
+        slots = share_by_speed(batch, speeds)
         return StepPlan(
             strategy=strategy,
             seed=batch.seed,
             generation=generation,
             topology=batch.topology,
-            replicas=batch.replicas(share_by_speed(batch, speeds)),
+            replicas=batch.replicas(slots),
             chosen="unequal",
+            in_flight=planned_work(batch, slots).execution.in_flight,
         )
     chosen, slots = run_strategy(strategy, batch)
+    if batch.execution.colocated:
+        predicted, in_flight = colocated.predict(batch, slots), None
+    else:
+        work = planned_work(batch, slots)
+        predicted, in_flight = simulate(work), work.execution.in_flight
     return StepPlan(
         strategy=strategy,
         seed=batch.seed,
         generation=generation,
         topology=batch.topology,
         replicas=batch.replicas(slots),
-        predicted=colocated.predict(batch, slots) if batch.execution.colocated else simulate(Work.of(batch, slots)),
+        predicted=predicted,
         chosen="" if chosen == strategy else chosen,
+        in_flight=in_flight,
     )
 
 

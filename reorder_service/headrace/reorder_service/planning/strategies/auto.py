@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from headrace.reorder_service.planning.batch import Batch, Slots
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
-from headrace.reorder_service.planning.simulation.work import Work
 
 
 def fastest(batch: Batch, candidates: Mapping[str, Callable[[Batch], Slots]]) -> tuple[str, Slots]:
@@ -25,7 +25,7 @@ def fastest(batch: Batch, candidates: Mapping[str, Callable[[Batch], Slots]]) ->
             slots = strategy(batch)
             if not batch.execution.may_cross_replicas and batch.crosses_replicas(slots):
                 continue
-            work = Work.of(batch, slots)
+            work = planned_work(batch, slots)
             seconds = simulate(work).iteration_s
         except ValueError as err:  # the plan defers more than the schedule can wait for
             refusal = err

@@ -17,8 +17,8 @@ from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.search.arrangement import arrange
 from headrace.reorder_service.planning.search.balance import balance_units
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
-from headrace.reorder_service.planning.simulation.work import Work
 
 
 def plan_slots(batch: Batch) -> Slots:
@@ -45,7 +45,7 @@ def _balanced(batch: Batch, count: int) -> Ints:
 def _seconds(batch: Batch, slots: Slots) -> float:
     """Return the simulated seconds of the step; infinity if the plan defers more than the schedule can wait for."""
     try:
-        return simulate(Work.of(batch, slots)).iteration_s
+        return simulate(planned_work(batch, slots)).iteration_s
     except ValueError:
         return math.inf
 
@@ -61,7 +61,7 @@ def _num_microbatches(batch: Batch) -> int:
         return most
     best, least = most, np.inf
     for count in sorted({max(1, most * eighths // 8) for eighths in range(1, 9)}, reverse=True):
-        work = Work.of(*_even(batch, count))
+        work = planned_work(*_even(batch, count))
         if count < most and peak_memory(work).max() > batch.execution.memory_limit:
             break
         seconds = simulate(work).iteration_s
