@@ -15,21 +15,20 @@ from headrace.schedule import EAGER
 def with_deepest_in_flight(work: Work) -> Work:
     """Return the work with the largest `in_flight` with which every stage keeps within its execution's memory limit.
 
-    Only an eager schedule whose depth is left open (None), with a finite limit, is changed, and only if not all forwards fit at
-    once. The limit holds for the heaviest microbatches that this plan has, so different plans of one batch have different
-    depths. A stage never holds less with a larger depth, so the largest is found by bisection. If not even a depth of 1 fits,
-    that is returned: `peak_memory` then tells by how much the plan exceeds the limit.
+    Only an eager schedule whose depth is left open (None), with a finite limit, is changed. The limit holds for the heaviest
+    microbatches that this plan has, so different plans of one batch have different depths. A depth is at most the number of
+    microbatches that a replica runs: beyond it only stages near the end hold more, and steps of synthchart take 5 to 11 % longer.
+    A stage never holds less with a larger depth, so the largest is found by bisection. If not even a depth of 1 fits, that is
+    returned: `peak_memory` then tells by how much the plan exceeds the limit.
     """
     execution = work.execution
     if execution.schedule != EAGER or execution.in_flight is not None or execution.memory_limit == math.inf:
-        return work
-    if _peak(work) <= execution.memory_limit:
         return work
 
     def of_depth(depth: int) -> Work:
         return replace(work, execution=replace(execution, in_flight=depth))
 
-    deepest = work.topology.microbatches * work.topology.num_stages  # from here on, every forward comes before the first backward
+    deepest = int(work.occupied.sum(axis=1).max())
     fitting = bisect_right(range(2, deepest + 1), execution.memory_limit, key=lambda depth: _peak(of_depth(depth)))
     return of_depth(1 + fitting)
 
