@@ -81,6 +81,13 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
     how.add_argument(
         "--crossing", action="store_true", help="auto may take plans whose samples change their replica, as no job's auto does"
     )
+    how.add_argument(
+        "--coarse-quantile",
+        type=float,
+        default=0.5,
+        metavar="Q",
+        help="entrain spreads samples above this quantile of the LLM's costs first (default: %(default)s)",
+    )
 
 
 def check_numbers(args: argparse.Namespace) -> None:
@@ -108,6 +115,7 @@ def topology_of(args: argparse.Namespace, table: CostTable, layers: Mapping[str,
 def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable) -> Execution:
     """Return how the pipelines run, as the arguments ask for: schedule, backward, links and memory limit. Raises UserError."""
     from headrace.reorder_service.planning.execution import Execution
+    from headrace.reorder_service.planning.stratification_options import Stratification
 
     frozen = _units("--frozen", args.frozen, topology)
     checkpointing = _units("--checkpointing", args.checkpointing, topology)
@@ -125,6 +133,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         bytes_per_s=args.bandwidth,
         memory_limit=args.memory_limit,
         may_cross_replicas=args.crossing,
+        stratification=Stratification(coarse_quantile=args.coarse_quantile),
     )
 
 
@@ -216,6 +225,8 @@ def _check_execution(args: argparse.Namespace) -> None:
             raise UserError(f"{flag} must be at least 1, got {number}")
         if number != none and args.schedule != schedule:
             raise UserError(f"{flag} {number} needs --schedule {schedule}, got {args.schedule}")
+    if not 0 <= args.coarse_quantile <= 1:
+        raise UserError(f"--coarse-quantile must be from 0 to 1, got {args.coarse_quantile}")
     if not 0 <= args.latency < math.inf:
         raise UserError(f"--latency must be finite and not negative, got {args.latency}")
     for flag, amount in (("--bandwidth", args.bandwidth), ("--memory-limit", args.memory_limit)):

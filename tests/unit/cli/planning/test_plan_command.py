@@ -197,6 +197,7 @@ def test_the_help_names_every_strategy_and_shows_an_example(capsys: pytest.Captu
         ([CHARTS, "--in-flight", "4"], "--in-flight 4 needs --schedule eager, got 1f1b"),
         ([CHARTS, "--latency", "-1"], "--latency must be finite and not negative"),
         ([CHARTS, "--bandwidth", "5"], "chartqa_512.parquet a bytes_<unit> column per unit"),
+        ([CHARTS, "--coarse-quantile", "1.5"], "--coarse-quantile must be from 0 to 1, got 1.5"),
         ([CHARTS, "--memory-limit", "0"], "--memory-limit must be positive, got 0.0"),
         ([CHARTS, "--bandwidth", "nan"], "--bandwidth must be positive, got nan"),
         ([CHARTS, "--pack-tokens", "9"], "chartqa_512.parquet a column 'tokens'"),

@@ -122,6 +122,25 @@ def test_a_strategy_whose_plan_cannot_run_is_left_out(folder: Path, capsys: pyte
     assert err.startswith("entrain is left out: the plan makes schedule 'eager' wait for itself")
 
 
+def test_eager_goes_as_deep_as_the_memory_limit_allows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--no-pictures", "--schedule", "eager", "--strategies", "disttrain,entrain,joint"]
+    peaks, seconds = [], []
+    for limit in ("3", "6"):
+        rows = simulate(folder, capsys, *options, "--memory-limit", limit)["strategies"]
+        assert all(row["fits"] for row in rows)
+        peaks.append([row["peak_memory"] for row in rows])
+        seconds.append([row["iteration_s"] for row in rows])
+    assert all(tight < wide for tight, wide in zip(*peaks, strict=True))
+    assert all(tight > wide for tight, wide in zip(*seconds, strict=True))
+
+
+def test_the_threshold_of_entrain_can_be_set(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--no-pictures", "--strategies", "disttrain,entrain"]
+    few, half = (simulate(folder, capsys, *options, "--coarse-quantile", quantile)["strategies"] for quantile in ("0.9", "0.5"))
+    assert [row["iteration_s"] for row in few][:2] == [row["iteration_s"] for row in half][:2]
+    assert few[2]["iteration_s"] != half[2]["iteration_s"]
+
+
 def test_the_table_says_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", HARD, *SMALL, "--strategies", "random, disttrain", "--out", str(folder)]) == 0
     out, err = capsys.readouterr()
