@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import replace
 
 from headrace.reorder_service.planning.batch import Batch, Slots
@@ -28,15 +27,16 @@ def with_deepest_in_flight(work: Work) -> Work:
     def of_depth(depth: int) -> Work:
         return replace(work, execution=replace(execution, in_flight=depth))
 
-    deepest = int(work.occupied.sum(axis=1).max())
-    fitting = bisect_right(range(2, deepest + 1), execution.memory_limit, key=lambda depth: _peak(of_depth(depth)))
-    return of_depth(1 + fitting)
+    low, high = 1, int(work.occupied.sum(axis=1).max())
+    while low < high:
+        middle = (low + high + 1) // 2
+        if float(peak_memory(of_depth(middle)).max()) <= execution.memory_limit:
+            low = middle
+        else:
+            high = middle - 1
+    return of_depth(low)
 
 
 def planned_work(batch: Batch, slots: Slots) -> Work:
     """Return the work of a plan as the trainers run it: as deep as `with_deepest_in_flight` finds."""
     return with_deepest_in_flight(Work.of(batch, slots))
-
-
-def _peak(work: Work) -> float:
-    return float(peak_memory(work).max())
