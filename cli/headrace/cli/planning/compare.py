@@ -25,6 +25,7 @@ from headrace.cli.planning.planning_options import (
     check_strategies,
     execution_of,
     topology_of,
+    with_fastest_stages,
 )
 from headrace.cli.planning.problem import Problem, count
 from headrace.errors import DatasetError, UserError
@@ -182,7 +183,7 @@ def _deal(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] 
     ]
     if problems[0].hint_on_empty_microbatches:
         print(problems[0].hint_on_empty_microbatches, file=sys.stderr)
-    return problems
+    return with_fastest_stages(args, problems, layers=layers)
 
 
 def _microbatches(samples: float, num_stages: int) -> int:

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     [strategy] = check_strategies([args.strategy])
     table = _scaled(read_cost_table(args.emulate), args.time_scale)
-    whole = problem_of(args, table)
+    whole = problem_of(args, table, strategy)
 
     from headrace.cli.planning.emulated_ranks import (
         EmulatedRanks,  # imported here: it takes three seconds, for which an error in the arguments should not wait

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.reorder_service.planning import warm_up
 
     [strategy] = check_strategies([args.strategy])
-    problem = problem_of(args, read_cost_table(args.costs))
+    problem = problem_of(args, read_cost_table(args.costs), strategy)
     warm_up()
     plan, planning_s = plan_timed(problem.batch, strategy)
     outcome = Outcome.of(plan, problem.batch)

@@ -6,13 +6,14 @@ They describe a pipeline and how it runs: a `Topology`, an `Execution` and a `Pr
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.backward_factors import backward_factors, weight_factor
-from headrace.cli.planning.problem import Problem, deal_stages
+from headrace.cli.planning.problem import Problem
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, Topology
 from headrace.schedule import SCHEDULES
@@ -53,7 +54,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
         "--num-stages",
         type=int,
         metavar="S",
-        help=f"stages in all, dealt out in proportion to the costs (default: {DEFAULT_STAGES})",
+        help=f"stages in all, divided among the units so that the step is shortest (default: {DEFAULT_STAGES})",
     )
     shape.add_argument(
         "--layers", metavar="UNIT=N,...", help="layers of units, like vision=32,llm=28: no unit may have more stages"
@@ -103,11 +104,11 @@ def topology_of(args: argparse.Namespace, table: CostTable, layers: Mapping[str,
     """Return the topology that the arguments ask for. Raises UserError.
 
     layers: number of layers of the model's units, if known, which limits their stages; --layers takes precedence.
+    `with_fastest_stages` improves on stages that the arguments do not give by unit.
     """
     check_numbers(args)
-    layers = dict(layers or {}) | (_counts("--layers", args.layers) if args.layers else {})
-    parts = {unit: number // max(1, args.chunks) for unit, number in layers.items()}
-    stages = _stages_of(args, table, parts)
+    layers = _layers(args, layers)
+    stages = _stages_of(args, table, _most_stages(args, layers))
     _check_layers(stages, args.chunks, layers)
     return Topology(replicas=args.replicas, microbatches=args.microbatches or DEFAULT_MICROBATCHES, stages=stages)
 
@@ -117,8 +118,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
     from headrace.reorder_service.planning.execution import Execution
     from headrace.reorder_service.planning.stratification_options import Stratification
 
-    frozen = _units("--frozen", args.frozen, topology)
-    checkpointing = _units("--checkpointing", args.checkpointing, topology)
+    frozen = _units("--frozen", args.frozen, topology.stages)
     _check_execution(args)
     if args.bandwidth < math.inf and table.transfer_bytes is None:
         raise UserError(f"--bandwidth needs to know what is sent: give {table.name} a bytes_<unit> column per unit")
@@ -127,7 +127,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         chunks=args.chunks,
         in_flight=args.in_flight,
         split_backward=not args.whole_backward,
-        backward_factors=backward_factors(topology.stages, frozen=frozen, checkpointing=checkpointing),
+        backward_factors=_backward_factors(args, topology.stages),
         weight_gradient_factors={unit: weight_factor(frozen=unit in frozen) for unit in topology.stages},
         latency_s=args.latency,
         bytes_per_s=args.bandwidth,
@@ -137,19 +137,39 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
     )
 
 
-def problem_of(args: argparse.Namespace, table: CostTable) -> Problem:
+def problem_of(args: argparse.Namespace, table: CostTable, strategy: str = "auto") -> Problem:
     """Return the global batch that the arguments take from the cost table, on the pipelines they describe. Raises UserError.
 
-    Prints a hint on standard error if there are fewer packs than microbatches.
+    strategy: the one for which `with_fastest_stages` divides the stages. Prints a hint on standard error if there are fewer packs
+    than microbatches.
     """
     if args.batch is not None and not 1 <= args.batch <= len(table.sample_ids):
         raise UserError(f"--batch must be from 1 to the {len(table.sample_ids)} rows of {table.name}, got {args.batch}")
     table = table.take(slice(args.batch))
     topology = topology_of(args, table)
     problem = Problem.of(table, topology, execution_of(args, topology, table), seed=args.seed, pack_tokens=args.pack_tokens)
+    [problem] = with_fastest_stages(args, [problem], strategy)
     if problem.hint_on_empty_microbatches:
         print(problem.hint_on_empty_microbatches, file=sys.stderr)
     return problem
+
+
+def with_fastest_stages(
+    args: argparse.Namespace, problems: Sequence[Problem], strategy: str = "auto", layers: Mapping[str, int] | None = None
+) -> list[Problem]:
+    """Return the global batches on as many stages, divided so that the strategy's step for the first batch is the shortest.
+
+    They stay as they are if the arguments give the stages by unit. layers: as for `topology_of`.
+    """
+    from headrace.reorder_service.planning.search.stage_allocation import fastest_stages
+    from headrace.reorder_service.planning.strategies import run_strategy
+
+    if args.stages is not None or any(getattr(args, f"{unit}_stages") is not None for unit in _UNIT_FLAGS):
+        return list(problems)
+    batch = problems[0].batch
+    most = _most_stages(args, _layers(args, layers))
+    stages = fastest_stages(batch, lambda batch: run_strategy(strategy, batch)[1], most)
+    return [problem.with_topology(dataclasses.replace(batch.topology, stages=stages)) for problem in problems]
 
 
 def check_strategies(names: Iterable[str]) -> list[str]:
@@ -163,11 +183,27 @@ def check_strategies(names: Iterable[str]) -> list[str]:
     return wanted
 
 
+def _layers(args: argparse.Namespace, layers: Mapping[str, int] | None) -> dict[str, int]:
+    return dict(layers or {}) | (_counts("--layers", args.layers) if args.layers else {})
+
+
+def _most_stages(args: argparse.Namespace, layers: Mapping[str, int]) -> dict[str, int]:
+    """Return the most stages that the units can have whose layers are known."""
+    return {unit: number // max(1, args.chunks) for unit, number in layers.items()}
+
+
+def _backward_factors(args: argparse.Namespace, units: Collection[str]) -> dict[str, float]:
+    frozen, checkpointing = (_units(flag, getattr(args, flag[2:]), units) for flag in ("--frozen", "--checkpointing"))
+    return backward_factors(units, frozen=frozen, checkpointing=checkpointing)
+
+
 def _stages_of(args: argparse.Namespace, table: CostTable, most: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of stages of each unit that the arguments ask for, by default in proportion to the costs.
+    """Return the number of stages of each unit that the arguments ask for, by default such that the heaviest is the lightest.
 
     most: the most stages that a unit can have, if its layers are known. Raises UserError.
     """
+    from headrace.reorder_service.planning.search.stage_allocation import level_stages
+
     totals = table.totals()
     by_flag = {unit: getattr(args, f"{unit}_stages") for unit in _UNIT_FLAGS}
     by_flag = {unit: count for unit, count in by_flag.items() if count is not None}
@@ -183,7 +219,11 @@ def _stages_of(args: argparse.Namespace, table: CostTable, most: Mapping[str, in
         stages = _counts("--stages", args.stages)
     else:
         room = sum(max(1, most.get(unit, DEFAULT_STAGES)) for unit in totals)
-        stages = deal_stages(totals, min(DEFAULT_STAGES, room) if args.num_stages is None else args.num_stages, most)
+        num_stages = min(DEFAULT_STAGES, room) if args.num_stages is None else args.num_stages
+        try:
+            stages = level_stages(totals, num_stages, backward_factors=_backward_factors(args, totals), most=most)
+        except ValueError as err:
+            raise UserError(f"--num-stages {err}") from err
     if missing := [unit for unit in stages if unit not in totals]:
         raise UserError(f"{table.name} lacks cost_{missing[0]}; it has {', '.join(f'cost_{unit}' for unit in totals)}")
     if left := [unit for unit in totals if unit not in stages]:
@@ -247,9 +287,10 @@ def _counts(flag: str, text: str) -> dict[str, int]:
     return counts
 
 
-def _units(flag: str, text: str, topology: Topology) -> tuple[str, ...]:
-    units = tuple(unit.strip() for unit in text.split(",") if unit.strip())
-    for unit in units:
-        if unit not in topology.stages:
-            raise UserError(f"{flag} names {unit!r}, which is no unit of the pipeline ({', '.join(topology.stages)})")
-    return units
+def _units(flag: str, text: str, units: Collection[str]) -> tuple[str, ...]:
+    """Parse an option's text like `vision,llm`. Raises UserError unless it names some of `units`."""
+    named = tuple(unit.strip() for unit in text.split(",") if unit.strip())
+    for unit in named:
+        if unit not in units:
+            raise UserError(f"{flag} names {unit!r}, which is no unit of the pipeline ({', '.join(units)})")
+    return named

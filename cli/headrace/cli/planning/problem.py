@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.errors import UserError
@@ -86,6 +85,11 @@ class Problem:
         """Return an amount of memory in words: like `1.25 GiB` if memory is known to be in bytes, otherwise only the number."""
         return f"{amount / 2**30:.3g} GiB" if self.memory_unit == "bytes" else f"{amount:.4g}"
 
+    def with_topology(self, topology: Topology) -> Problem:
+        """Return the same global batch, planned for other pipelines with the same units."""
+        samples, batch = (replace(batch, topology=topology) for batch in (self.samples, self.batch))
+        return replace(self, samples=samples, batch=batch)
+
     def of_samples(self, plan: StepPlan) -> StepPlan:
         """Turn a plan of `batch`, which may consist of packs, into a plan of the samples."""
         from headrace.reorder_service.planning.packing import plan_of_samples
@@ -96,27 +100,6 @@ class Problem:
 def count(number: int, noun: str) -> str:
     """Return a number with its noun in singular or plural, like `1 pack`, `2 packs` or `3 microbatches`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
-
-
-def deal_stages(totals: Mapping[str, float], num_stages: int, most: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Divide pipeline stages among units so that the heaviest stage is as light as possible, at least one stage for each unit.
-
-    totals: cost by unit. most: most stages that a unit can have, for the units that have such a bound. One by one, a stage goes
-    to the unit whose stages are the heaviest so far, among those that can have more: since every split with a lighter heaviest
-    stage has at least as many stages in that unit, no split is better. Raises UserError if there are fewer stages than units, or
-    more than the bounds allow.
-    """
-    if num_stages < len(totals):
-        raise UserError(f"--num-stages must be at least 1 per unit ({', '.join(totals)}), got {num_stages}")
-    stages = dict.fromkeys(totals, 1)
-    for _ in range(num_stages - len(totals)):
-        free = [unit for unit in totals if stages[unit] < (most or {}).get(unit, num_stages)]
-        if not free:
-            raise UserError(
-                f"--num-stages {num_stages} is more than the layers of {', '.join(totals)} can be cut into; give fewer"
-            )
-        stages[max(free, key=lambda unit: totals[unit] / stages[unit])] += 1
-    return stages
 
 
 def _check_lengths(table: CostTable, capacity: int) -> None:
