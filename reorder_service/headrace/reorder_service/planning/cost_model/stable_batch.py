@@ -73,7 +73,7 @@ def small_batch_warning(batch: Batch, global_batch: int) -> str:
     stable = smallest_stable_batch(batch.costs * factors[:, None], num_stages, batch.seed)
     if stable is not None and global_batch >= stable:
         return ""
-    division = f"divides the {num_stages} stages of a replica alike among {', '.join(batch.units)} in every step"
+    division = f"divides the {num_stages} stages of a replica alike among {', '.join(batch.units)} in nearly all steps"
     if stable is None:
         return (
             f"no global_batch of up to {LARGEST_BATCH} samples {division}: the work lies between two divisions, "

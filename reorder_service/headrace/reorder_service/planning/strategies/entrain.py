@@ -6,7 +6,7 @@
    the microbatch with the least encoder load. This is list scheduling: the longest microbatch is within 2 - 1/K_eff of the
    optimum. The paper's K_eff is each replica's own; by default all replicas use the largest of theirs (`Stratification`). Their
    own were 15, 20, 23 and 26 for 512 samples of synthchart, D = 4 and K = 32, so that microbatches of one replica held 1.7 times
-   the LLM work of another's. The smallest of theirs makes microbatches more level yet, but steps up to 1.5 times as long.
+   the LLM work of another's. The smallest mostly levels encoders further, but makes steps up to 1.5 times as long.
 3. Deferral (4.5.2, see `deferral`): microbatches are paired, and the first of a pair passes LLM work on to the second.
 
 Several encoders count as one: their costs are added, and a sample is in the same microbatch in all of them. A generator keeps
