@@ -170,6 +170,8 @@ def make_batch(
     unknown = (execution.backward_factors.keys() | execution.weight_gradient_factors.keys()) - topology.stages.keys()
     if unknown:
         raise ValueError(f"backward factors name no unit of {list(topology.stages)}: {sorted(unknown)}")
+    if unknown := execution.post_balancing.forms.keys() - topology.stages.keys():
+        raise ValueError(f"post-balancing forms name no unit of {list(topology.stages)}: {sorted(unknown)}")
     matrix = _matrix("costs", "cost", costs, topology, ids.size)
     return Batch(
         sample_ids=ids,

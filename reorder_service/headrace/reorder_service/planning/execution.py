@@ -9,6 +9,7 @@ from typing import Literal
 
 from headrace.backward_factors import WEIGHT_GRADIENTS
 from headrace.reorder_service.planning.stratification_options import Stratification
+from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE
 
 BACKWARD_FACTOR = 2.0  # the gradients of inputs and of weights each take one matrix product per matrix product of the forward
@@ -60,6 +61,8 @@ class Execution:
     """
     stratification: Stratification = field(default_factory=Stratification)
     """How samples are assigned to microbatches by strategy `entrain`, and by no other."""
+    post_balancing: PostBalancing = field(default_factory=PostBalancing)
+    """How strategy `orchmllm` balances the units, and how many replicas share a node."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and (self.max_tokens < 1 or not self.colocated):

@@ -1,7 +1,8 @@
 """Node-wise rearrangement (OrchMLLM, section 5.2.2): choose which rank takes which of the balanced batches.
 
 Ranks of one node exchange data much faster than ranks of different nodes. Balanced batches may be permuted over the ranks
-at will; the permutation sought minimises the largest volume that any one rank sends to other nodes. Only the node of a batch
+at will; the permutation sought minimises the largest volume that any one rank sends to other nodes. Permuted here are the batches
+that ranks receive; for those that they send, see `node_assignment`. Only the node of a batch
 matters. With d ranks and c ranks per node, node j has the ranks j c .. j c + c - 1 (the last node has fewer if c does not
 divide d).
 
@@ -58,10 +59,6 @@ class Traffic:
         total = np.zeros(pairs.size)
         np.add.at(total, pair_of_sample, volume[some])
         return cls(num_ranks=num_ranks, sender=pairs // num_ranks, receiver=pairs % num_ranks, volume=total)
-
-    def moved(self) -> float:
-        """Return the volume that leaves its rank."""
-        return float(self.volume[self.sender != self.receiver].sum())
 
     def leaving(self, node_of_batch: Ints, ranks_per_node: int) -> Floats:
         """Return the (d,) volume that each rank sends to other nodes if batch b is on node `node_of_batch[b]`."""
@@ -182,12 +179,19 @@ def _node_of_rank(traffic: Traffic, ranks_per_node: int) -> Ints:
     return np.arange(traffic.num_ranks) // ranks_per_node
 
 
+def on_their_nodes(node_of_batch: Ints, ranks_per_node: int) -> Ints:
+    """Return the (d,) rank of each batch from its node: its own rank if it stays on its node, else one whose batch leaves."""
+    rank_of_batch = np.arange(node_of_batch.size)
+    moving = np.flatnonzero(node_of_batch != rank_of_batch // ranks_per_node)
+    rank_of_batch[moving[np.argsort(node_of_batch[moving], kind="stable")]] = moving
+    return rank_of_batch
+
+
 def _permutation(traffic: Traffic, node_of_batch: Ints, ranks_per_node: int) -> Permutation:
-    batches = np.arange(traffic.num_ranks)
-    moving = np.flatnonzero(node_of_batch != batches // ranks_per_node)
-    rank_of_batch = batches.copy()
-    rank_of_batch[moving[np.argsort(node_of_batch[moving], kind="stable")]] = moving  # onto the ranks whose own batches leave
-    return Permutation(rank_of_batch=rank_of_batch, heaviest_outgoing=float(traffic.leaving(node_of_batch, ranks_per_node).max()))
+    return Permutation(
+        rank_of_batch=on_their_nodes(node_of_batch, ranks_per_node),
+        heaviest_outgoing=float(traffic.leaving(node_of_batch, ranks_per_node).max()),
+    )
 
 
 def _starts(values: Ints, count: int) -> Ints:

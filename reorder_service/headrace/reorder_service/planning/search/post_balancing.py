@@ -19,6 +19,8 @@ What the listings leave open, or cannot mean:
 * Alg. 5 bounds a batch by its count times its shortest sample, not its longest, to which it is padded. That looks like a
   slip, but it is what keeps long samples with long ones: bounding the longest leaves room that short samples then fill,
   and loads are up to four times higher. The form pays from about lambda * longest = 0.1; below that, LPT is better.
+* Alg. 4 and 5 do without lambda. Where it is given, the third form is LPT on l + lambda l^2, as these loads add up, and the
+  fourth is whichever of Alg. 5 and LPT has the lower heaviest load.
 * Of equally loaded bins, the one with fewer samples is taken, then the lower number. Every form leaves as few bins empty as it
   can, the last ones: a bin that stays empty (if lengths are alike, fewer batches may do) gets the longer half of the fullest
   bin, which makes no bin heavier.
@@ -26,36 +28,52 @@ What the listings leave open, or cannot mean:
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import numpy as np
 
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.post_balancing_options import TOLERANCE, Form
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
-Form = Literal["no_padding", "padded", "third", "fourth"]
-FORMS: tuple[Form, ...] = get_args(Form)
-TOLERANCE = 0.01  # the paper sets its tolerance by hand and does not say how; half of it is the error in the sum
 
-
-def post_balance(form: Form, lengths: Floats, num_bins: int, tolerance: float = TOLERANCE) -> Ints:
+def post_balance(form: Form, lengths: Floats, num_bins: int, tolerance: float = TOLERANCE, quadratic: float = 0.0) -> Ints:
     """Spread n samples over bins with one of OrchMLLM's post-balancing forms: (n,) bin of each sample.
 
     lengths: (n,) sequence lengths or costs. tolerance: positive, used by the "third" form only, as a share of the mean sum of a
-    bin. Bins 0 .. min(n, num_bins) - 1 all get samples. O(n log n), the padded form O(n log n + n log bins).
+    bin. quadratic: `lambda` of the objective, per unit of length, or 0 if it is unknown; only the "third" and "fourth" form use
+    it. Bins 0 .. min(n, num_bins) - 1 all get samples. O(n log n), the padded form O(n log n + n log bins).
     """
     falling = descending(lengths)
     if form == "no_padding":
         return lpt(lengths, falling, num_bins)
     if form == "third":
+        if quadratic > 0:  # loads add up, so that LPT has its guarantee
+            return lpt(lengths + quadratic * lengths**2, falling, num_bins)
         return by_sum_then_squares(lengths, falling, num_bins, tolerance * lengths.sum() / num_bins)
     if form == "padded":
-        bins = pack_padded(lengths, falling, num_bins)
-    else:
-        heaviest = np.bincount(lpt(lengths, falling, num_bins), weights=lengths).max(initial=0.0)
-        bins = pack_then_lpt(lengths, falling, num_bins, heaviest)
-    return fill_empty(bins, falling, num_bins)
+        return fill_empty(pack_padded(lengths, falling, num_bins), falling, num_bins)
+    balanced = lpt(lengths, falling, num_bins)
+    heaviest = np.bincount(balanced, weights=lengths).max(initial=0.0)
+    packed = fill_empty(pack_then_lpt(lengths, falling, num_bins, heaviest), falling, num_bins)
+    if quadratic > 0:
+        return min(packed, balanced, key=lambda bins: float(bin_loads(form, lengths, bins, num_bins, quadratic).max()))
+    return packed
+
+
+def bin_loads(form: Form, lengths: Floats, bins: Ints, num_bins: int, quadratic: float = 0.0) -> Floats:
+    """Return the (num_bins,) load of each bin as the table of the module docstring defines it; an empty bin has none.
+
+    quadratic: `lambda` per unit of length; 0 leaves the quadratic term out.
+    """
+    sums = np.asarray(np.bincount(bins, weights=lengths, minlength=num_bins), np.float64)
+    if form == "no_padding":
+        return sums
+    if form == "third":
+        return sums + quadratic * np.bincount(bins, weights=lengths**2, minlength=num_bins)
+    counts, longest = np.bincount(bins, minlength=num_bins), np.zeros(num_bins)
+    np.maximum.at(longest, bins, lengths)
+    padded = counts * longest
+    return padded if form == "padded" else sums + quadratic * padded * longest
 
 
 @kernel

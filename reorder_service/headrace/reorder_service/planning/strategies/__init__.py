@@ -10,6 +10,7 @@ from headrace.plan import GENERATOR, LLM, StepPlan, Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
+from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import simulate
@@ -123,4 +124,7 @@ def warm_up() -> None:
         topology = Topology(replicas=2, microbatches=3, stages=stages)
         for execution in (Execution(), Execution(schedule="interleaved", chunks=2, latency_s=1e-3)):
             plan(AUTO, ids, dict.fromkeys(stages, cost), topology, seed=0, execution=execution)
+        for form in FORMS:
+            options = PostBalancing(forms=dict.fromkeys(stages, form), ranks_per_node=1)
+            plan("orchmllm", ids, dict.fromkeys(stages, cost), topology, seed=0, execution=Execution(post_balancing=options))
     colocated.warm_up()

@@ -12,155 +12,121 @@ that already have their share of the unit's work get no more. Neither do those w
 that no unit has an empty microbatch in front of an occupied one. That costs balance only if there are few samples, or if one
 sample outweighs a replica.
 
-A job's strategy `orchmllm` is `plan_slots` with its defaults: the other three forms, the permutation over nodes and `compose` are
-only for direct callers of this module.
+`Execution.post_balancing` has the options: a form for each unit, lambda, tolerance and ranks per node.
 
-`compose` gives the all-to-all of encoder outputs (section 6). Raw inputs need none: ranks fetch the samples that they encode.
+Which replica takes which of a unit's batches is then still free, and decides how much crosses nodes (section 5.2.2). The paper
+permutes the batches against the ranks that sampled them. Raw inputs need no all-to-all here, as ranks fetch the samples that they
+encode: what travels from rank to rank is what an encoder makes of a sample, to the rank that has the sample in the LLM (the
+paper's composition of rearrangements, section 6). So the LLM's batches are permuted against the encoders', then each encoder's
+against the LLM's, as long as the heaviest volumes fall.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.search.node_assignment import assign_senders
 from headrace.reorder_service.planning.search.node_permutation import Traffic, permute_heuristically
-from headrace.reorder_service.planning.search.post_balancing import FORMS, TOLERANCE, Form, post_balance
+from headrace.reorder_service.planning.search.post_balancing import bin_loads, post_balance
 
-Arrival = Literal["round_robin", "contiguous"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostBalancing:
-    """Options of OrchMLLM's post-balancing. The defaults balance costs and do not permute the replicas over the nodes."""
-
-    forms: Mapping[str, Form] = field(default_factory=dict)
-    """Post-balancing form of each unit; a unit that is not named has "no_padding", as microbatches are packed.
-
-    A convolutional audio encoder pads its attention and so needs "fourth".
-    """
-    tolerance: float = TOLERANCE
-    """Tolerance with which the "third" form compares sums, as a share of a bin's mean load."""
-    ranks_per_node: int = 0
-    """Ranks of a node, for a permutation of each unit's replicas after which little data crosses nodes.
-
-    A replica counts as one rank. With 0, nothing is permuted.
-    """
-    arrival: Arrival = "round_robin"
-    """Which rank sampled sample i and has its data: rank i mod D, or with "contiguous" each rank n / D samples in a row."""
-
-    def __post_init__(self) -> None:
-        unknown = {unit: form for unit, form in self.forms.items() if form not in FORMS}
-        if unknown:
-            raise ValueError(f"forms are {', '.join(FORMS)}, got {unknown}")
-        if not self.tolerance > 0 or self.ranks_per_node < 0:
-            raise ValueError(
-                f"tolerance must be positive and ranks_per_node not negative, got {self.tolerance} and {self.ranks_per_node}"
-            )
-        if self.arrival not in ("round_robin", "contiguous"):
-            raise ValueError(f"samples arrive round_robin or contiguous, got {self.arrival!r}")
+MOST_ROUNDS = 2  # of permuting the LLM's batches and then the others'; more gain at most 2 % on 64 to 2,560 ranks
 
 
-DEFAULT = PostBalancing()
-
-
-def plan_slots(batch: Batch, options: PostBalancing = DEFAULT) -> Slots:
+def plan_slots(batch: Batch) -> Slots:
     """Plan a batch with OrchMLLM's post-balancing: (U, n) slots.
 
-    Units may differ in the replica of a sample, never in the index of its microbatch. Raises ValueError if a form is chosen for
-    a unit that the topology lacks.
+    Units may differ in the replica of a sample, never in the index of its microbatch.
     """
-    if not options.forms.keys() <= set(batch.units):
-        raise ValueError(f"units are {', '.join(batch.units)}, got forms for {', '.join(options.forms)}")
-    num_microbatches = batch.topology.microbatches
     slots = np.empty(batch.costs.shape, np.int64)
     llm = batch.units.index(LLM)
-    slots[llm] = _permuted(_by_replica(batch, llm, options), llm, None, batch, options)
-    index = slots[llm] % num_microbatches
+    slots[llm] = _by_replica(batch, llm)
+    index = slots[llm] % batch.topology.microbatches
     occupied = batch.occupied(slots[llm])
-    for u in range(len(batch.units)):
-        if u != llm:
-            slots[u] = _permuted(_by_index(batch, u, index, occupied, options), u, occupied, batch, options)
-    return slots
+    for u in _others(batch):
+        slots[u] = _by_index(batch, u, index, occupied)
+    ranks_per_node = batch.execution.post_balancing.ranks_per_node
+    return _permuted(batch, slots, ranks_per_node) if ranks_per_node > 0 else slots
 
 
-def arrival_ranks(num_samples: int, num_ranks: int, arrival: Arrival) -> Ints:
-    """Return the (n,) rank that sampled each sample."""
-    samples = np.arange(num_samples)
-    return samples % num_ranks if arrival == "round_robin" else samples * num_ranks // num_samples
+def sent_to_llm(batch: Batch, slots: Slots, units: Sequence[int]) -> Traffic:
+    """Return the all-to-all that moves what the replicas of some units, by their rows, make of the samples to the LLM's replicas.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Composition:
-    """The single all-to-all that moves encoder outputs from the encoder's replicas to the LLM's."""
-
-    traffic: Traffic
-    moved: float
-    """Volume of the data that changes its replica."""
-    extra_if_reset: float
-    """Additional volume that would move with two all-to-alls, the first one back to the ranks that sampled the data."""
-
-
-def compose(batch: Batch, slots: Slots, unit: str, arrival: Arrival = "round_robin") -> Composition:
-    """Undo the rearrangement of encoder `unit` and apply that of the LLM in a single all-to-all.
-
-    Volumes are in `transfer_bytes`, or in costs if those are unknown.
+    Volumes are in `transfer_bytes`, or in costs where a unit's are unknown: both are in proportion to a sample's length.
     """
     replicas = slots // batch.topology.microbatches
-    encoder, llm = replicas[batch.units.index(unit)], replicas[batch.units.index(LLM)]
-    origin = arrival_ranks(llm.size, batch.topology.replicas, arrival)
-    volume = _volume(batch, batch.units.index(unit))
-    traffic = Traffic.of_samples(encoder, llm, volume, batch.topology.replicas)
-    moved = traffic.moved()
-    reset = float(volume[encoder != origin].sum() + volume[origin != llm].sum())
-    return Composition(traffic=traffic, moved=moved, extra_if_reset=reset - moved)
+    volumes = [known if (known := batch.transfer_bytes[u]).any() else batch.costs[u] for u in units]
+    return Traffic.of_samples(
+        replicas[list(units)].ravel(),
+        np.tile(replicas[batch.units.index(LLM)], len(units)),
+        np.concatenate(volumes),
+        batch.topology.replicas,
+    )
 
 
-def _volume(batch: Batch, unit: int) -> Floats:
-    """Return the (n,) amount of data to move for each sample: the unit's transfer bytes or, if unknown, its costs.
+def heaviest_between_nodes(batch: Batch, slots: Slots) -> dict[str, float]:
+    """Return the largest volume that any one rank sends to other nodes, for each unit that sends to the LLM.
 
-    A cost stands in for the data as both are in proportion to the sample's length.
+    Raises ValueError unless the batch's post-balancing knows how many ranks a node has.
     """
-    known: Floats = batch.transfer_bytes[unit]
-    costs: Floats = batch.costs[unit]
-    return known if known.any() else costs
+    ranks_per_node = batch.execution.post_balancing.ranks_per_node
+    if ranks_per_node < 1:
+        raise ValueError(f"a node has at least one rank, got {ranks_per_node}")
+    nodes = np.arange(batch.topology.replicas) // ranks_per_node
+    return {batch.units[u]: float(sent_to_llm(batch, slots, [u]).leaving(nodes, ranks_per_node).max()) for u in _others(batch)}
 
 
-def _by_replica(batch: Batch, unit: int, options: PostBalancing) -> Ints:
+def _others(batch: Batch) -> list[int]:
+    """Return the rows of all units but the LLM."""
+    return [u for u, unit in enumerate(batch.units) if unit != LLM]
+
+
+def _lengths(batch: Batch, unit: int) -> tuple[Floats, float]:
+    """Return the (n,) lengths that a unit's form balances, and lambda in their unit: costs, over the mean if lambda is known."""
+    costs, quadratic = batch.costs[unit], batch.execution.post_balancing.quadratic
+    if quadratic == 0 or not costs.any():
+        return costs, 0.0
+    return costs / costs[costs > 0].mean(), quadratic
+
+
+def _by_replica(batch: Batch, unit: int) -> Ints:
     """Balance samples over the replicas, then each replica's samples over its microbatches: (n,) slots."""
-    costs, form = batch.costs[unit], options.forms.get(batch.units[unit], "no_padding")
+    options, (lengths, quadratic) = batch.execution.post_balancing, _lengths(batch, unit)
+    form = options.forms.get(batch.units[unit], "no_padding")
     num_replicas, num_microbatches = batch.topology.replicas, batch.topology.microbatches
-    replica = post_balance(form, costs, num_replicas, options.tolerance)
+    replica = post_balance(form, lengths, num_replicas, options.tolerance, quadratic)
     slots = replica * num_microbatches
     if num_microbatches > 1:
         for _, samples in _groups(replica, num_replicas):
-            slots[samples] += post_balance(form, costs[samples], num_microbatches, options.tolerance)
+            slots[samples] += post_balance(form, lengths[samples], num_microbatches, options.tolerance, quadratic)
     return slots
 
 
-def _by_index(batch: Batch, unit: int, index: Ints, occupied: NDArray[np.bool_], options: PostBalancing) -> Ints:
+def _by_index(batch: Batch, unit: int, index: Ints, occupied: NDArray[np.bool_]) -> Ints:
     """Balance the samples of each microbatch index over the replicas that have this microbatch: (n,) slots.
 
     index: (n,) microbatch index of each sample. occupied: (D, K) microbatches that have a sample in the LLM.
     """
-    costs, form = batch.costs[unit], options.forms.get(batch.units[unit], "no_padding")
+    options, (lengths, quadratic) = batch.execution.post_balancing, _lengths(batch, unit)
+    form = options.forms.get(batch.units[unit], "no_padding")
     slots = np.empty_like(index)
-    work, share = np.zeros(batch.topology.replicas), costs.sum() / batch.topology.replicas
-    groups = sorted(_groups(index, batch.topology.microbatches), key=lambda group: -costs[group[1]].max())
+    work, taken = np.zeros(batch.topology.replicas), np.zeros(batch.topology.replicas)
+    share = lengths.sum() / batch.topology.replicas
+    groups = sorted(_groups(index, batch.topology.microbatches), key=lambda group: -lengths[group[1]].max())
     for k, samples in groups:
-        replicas = np.flatnonzero(occupied[:, k] & (work < share))
+        replicas = np.flatnonzero(occupied[:, k] & (taken < share))
         if replicas.size == 0:
             replicas = np.flatnonzero(occupied[:, k])
-        bins = post_balance(form, costs[samples], replicas.size, options.tolerance)
-        loads = np.bincount(bins, weights=costs[samples], minlength=replicas.size)
+        bins = post_balance(form, lengths[samples], replicas.size, options.tolerance, quadratic)
+        loads = bin_loads(form, lengths[samples], bins, replicas.size, quadratic)
         replica_of_bin = np.empty_like(replicas)
         replica_of_bin[np.argsort(-loads, kind="stable")] = replicas[np.argsort(work[replicas], kind="stable")]
         work[replica_of_bin] += loads
+        taken[replica_of_bin] += np.bincount(bins, weights=lengths[samples], minlength=replicas.size)
         slots[samples] = replica_of_bin[bins] * batch.topology.microbatches + k
     return slots
 
@@ -177,20 +143,34 @@ def _groups(label: Ints, count: int) -> Iterator[tuple[int, Ints]]:
             yield i, by_label[start:end]
 
 
-def _permuted(slots: Ints, unit: int, occupied: NDArray[np.bool_] | None, batch: Batch, options: PostBalancing) -> Ints:
-    """Permute the unit's replicas over the nodes so that little data crosses nodes: (n,) slots.
+def _permuted(batch: Batch, slots: Slots, ranks_per_node: int) -> Slots:
+    """Permute the units' batches over the nodes so that little crosses nodes: (U, n) slots.
 
-    The slots stay as they are if nodes are not given, or if an empty microbatch would come before an occupied one. occupied:
-    (D, K) microbatches that have a sample in the LLM, None for the LLM itself.
+    No unit's heaviest rank sends more to other nodes than without permutations, and the sum of the units' heaviest volumes falls
+    unless nothing helps. A permutation is not taken if an empty microbatch would then come before an occupied one.
     """
-    if options.ranks_per_node == 0:
-        return slots
-    num_replicas, num_microbatches = batch.topology.replicas, batch.topology.microbatches
-    replica, index = slots // num_microbatches, slots % num_microbatches
-    origin = arrival_ranks(slots.size, num_replicas, options.arrival)
-    traffic = Traffic.of_samples(origin, replica, _volume(batch, unit), num_replicas)
-    permuted = (
-        permute_heuristically(traffic, options.ranks_per_node, batch.seed).rank_of_batch[replica] * num_microbatches + index
-    )
-    filled = batch.occupied(permuted) | (False if occupied is None else occupied)
-    return slots if (filled[:, 1:] > filled[:, :-1]).any() else permuted
+    best, least = slots, heaviest_between_nodes(batch, slots)
+    before = least
+    for rounds in range(MOST_ROUNDS + 1):
+        permuted = best.copy()
+        if rounds > 0:  # at first the LLM stays, so that every unit finds its best place there
+            llm = batch.units.index(LLM)
+            traffic = sent_to_llm(batch, best, _others(batch))
+            permuted[llm] = _moved(batch, best[llm], permute_heuristically(traffic, ranks_per_node, batch.seed).rank_of_batch)
+        for u in _others(batch):
+            traffic = sent_to_llm(batch, permuted, [u])
+            permuted[u] = _moved(batch, permuted[u], assign_senders(traffic, ranks_per_node).rank_of_batch)
+        heaviest = heaviest_between_nodes(batch, permuted)
+        occupied = batch.occupied(permuted)
+        if (occupied[:, 1:] > occupied[:, :-1]).any() or any(heaviest[unit] > before[unit] for unit in before):
+            break
+        if sum(heaviest.values()) >= sum(least.values()):
+            break
+        best, least = permuted, heaviest
+    return best
+
+
+def _moved(batch: Batch, slots: Ints, rank_of_batch: Ints) -> Ints:
+    """Return one unit's (n,) slots after a permutation of its replicas; the indices of microbatches stay."""
+    num_microbatches = batch.topology.microbatches
+    return rank_of_batch[slots // num_microbatches] * num_microbatches + slots % num_microbatches

@@ -75,7 +75,6 @@ def test_traffic_adds_up_the_samples_of_a_pair(num_ranks: int, num_samples: int,
     assert list(zip(traffic.sender, traffic.receiver, strict=True)) == sorted(
         set(zip(sender.tolist(), receiver.tolist(), strict=True))
     )
-    assert traffic.moved() == expected.sum() - np.trace(expected)
 
 
 @pytest.mark.parametrize(("num_ranks", "ranks_per_node"), [(6, 2), (6, 3), (5, 2), (7, 3), (4, 4), (4, 1), (1, 8)])

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.reorder_service.planning.post_balancing_options import FORMS
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 from headrace.reorder_service.planning.search.post_balancing import (
-    FORMS,
+    bin_loads,
     by_sum_then_squares,
     fill_empty,
     pack_then_lpt,
@@ -60,13 +61,16 @@ def padded_attention(penalty: float):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("quadratic", [0.0, 2.0])
 @exactly
 @given(lengths=whole, num_bins=bin_counts)
-def test_every_form_fills_the_first_bins_and_leaves_no_more_empty_than_it_must(form, lengths, num_bins: int) -> None:
-    bins = post_balance(form, lengths, num_bins)
+def test_every_form_fills_the_first_bins_and_leaves_no_more_empty_than_it_must(
+    form, quadratic: float, lengths, num_bins: int
+) -> None:
+    bins = post_balance(form, lengths, num_bins, quadratic=quadratic)
     assert bins.shape == lengths.shape
     assert set(bins.tolist()) == set(range(min(num_bins, lengths.size)))
-    assert bins.tolist() == post_balance(form, lengths, num_bins).tolist()
+    assert bins.tolist() == post_balance(form, lengths, num_bins, quadratic=quadratic).tolist()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -193,3 +197,42 @@ def test_a_form_made_for_a_load_beats_lpt_on_it(form, load, gain: float) -> None
         plain, made_for_it = (post_balance(f, lengths, 8, 0.1) for f in ("no_padding", form))
         ratios.append(heaviest(lengths, plain, 8, load) / heaviest(lengths, made_for_it, 8, load))
     assert np.mean(ratios) > gain
+
+
+@exactly
+@given(st.data(), bin_counts, st.sampled_from([0.0, 0.5, 3.0]))
+def test_the_load_of_a_bin_is_that_of_the_table(data, num_bins: int, quadratic: float) -> None:
+    lengths = data.draw(whole)
+    bins = np.array(
+        data.draw(st.lists(st.integers(0, num_bins - 1), min_size=lengths.size, max_size=lengths.size)), dtype=np.int64
+    )
+    table = {
+        "no_padding": np.sum,
+        "padded": lambda batch: batch.size * batch.max(),
+        "third": attention(quadratic),
+        "fourth": padded_attention(quadratic),
+    }
+    for form, load in table.items():
+        expected = [float(load(lengths[batch])) if batch else 0.0 for batch in members(bins, num_bins)]
+        assert bin_loads(form, lengths, bins, num_bins, quadratic).tolist() == expected
+
+
+@pytest.mark.parametrize(("form", "load"), [("third", attention), ("fourth", padded_attention)])
+@pytest.mark.parametrize("quadratic", [1e-4, 0.05, 2.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_form_that_knows_lambda_is_no_worse_than_its_listing_or_lpt(form, load, quadratic: float, seed: int) -> None:
+    lengths = np.random.default_rng(seed).lognormal(0, 1, 400)
+    knows, listing, plain = (
+        heaviest(lengths, post_balance(f, lengths, 8, quadratic=weight), 8, load(quadratic))
+        for f, weight in ((form, quadratic), (form, 0.0), ("no_padding", 0.0))
+    )
+    assert knows <= min(listing, plain) * 1.001
+
+
+@settings(max_examples=40)
+@given(short, st.integers(1, 3), st.sampled_from([0.1, 2.0]))
+def test_the_third_form_that_knows_lambda_is_within_grahams_bound(lengths: np.ndarray, num_bins: int, quadratic: float) -> None:
+    every = (np.array(bins) for bins in itertools.product(range(num_bins), repeat=lengths.size))
+    optimum = min(heaviest(lengths, bins, num_bins, attention(quadratic)) for bins in every)
+    reached = heaviest(lengths, post_balance("third", lengths, num_bins, quadratic=quadratic), num_bins, attention(quadratic))
+    assert reached <= (4 / 3 - 1 / (3 * num_bins)) * optimum + 1e-9

@@ -1,16 +1,22 @@
 """Strategy `orchmllm`: every unit balanced for itself, sound for pipelines, and one all-to-all of what encoders computed."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.plan import StepPlan, Topology
 from headrace.reorder_service.planning.batch import Batch, make_batch
-from headrace.reorder_service.planning.search.node_permutation import Traffic
-from headrace.reorder_service.planning.search.post_balancing import FORMS, post_balance
-from headrace.reorder_service.planning.strategies.orchmllm import PostBalancing, arrival_ranks, compose, plan_slots
+from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
+from headrace.reorder_service.planning.search.post_balancing import post_balance
+from headrace.reorder_service.planning.strategies.orchmllm import heaviest_between_nodes, plan_slots, sent_to_llm
 
+COSTS = Path(__file__).parents[4] / "data" / "costs"
 SHAPES = {
     "random": lambda rng, n: rng.random(n),
     "heavy": lambda rng, n: rng.pareto(1.2, n),
@@ -39,12 +45,20 @@ def batches(draw):
 
 @st.composite
 def options_for(draw, batch: Batch):
-    return PostBalancing(
-        forms={unit: draw(st.sampled_from(FORMS)) for unit in batch.units if draw(st.booleans())},
-        tolerance=draw(st.sampled_from([0.001, 0.1])),
-        ranks_per_node=draw(st.integers(0, 4)),
-        arrival=draw(st.sampled_from(["round_robin", "contiguous"])),
-    )
+    return {
+        "forms": {unit: draw(st.sampled_from(FORMS)) for unit in batch.units if draw(st.booleans())},
+        "quadratic": draw(st.sampled_from([0.0, 0.01, 3.0])),
+        "tolerance": draw(st.sampled_from([0.001, 0.1])),
+        "ranks_per_node": draw(st.integers(0, 4)),
+    }
+
+
+def optioned(batch: Batch, **options) -> Batch:
+    return replace(batch, execution=Execution(post_balancing=PostBalancing(**options)))
+
+
+def plan_with(batch: Batch, **options) -> np.ndarray:
+    return plan_slots(optioned(batch, **options))
 
 
 def heaviest_replicas(batch: Batch, slots: np.ndarray) -> np.ndarray:
@@ -56,8 +70,8 @@ def heaviest_replicas(batch: Batch, slots: np.ndarray) -> np.ndarray:
 @settings(max_examples=150)
 @given(st.data(), batches())
 def test_every_plan_is_sound(data, batch: Batch) -> None:
-    options = data.draw(options_for(batch))
-    slots = plan_slots(batch, options)
+    batch = optioned(batch, **data.draw(options_for(batch)))
+    slots = plan_slots(batch)
 
     assert slots.shape == batch.costs.shape
     assert slots.dtype == np.int64
@@ -69,7 +83,7 @@ def test_every_plan_is_sound(data, batch: Batch) -> None:
     assert (occupied[:, :-1] >= occupied[:, 1:]).all(), "empty microbatches come last"
     if slots.shape[1] >= batch.topology.replicas:
         assert occupied[:, 0].all(), "no replica stays idle while there are samples enough"
-    assert (slots == plan_slots(batch, options)).all()
+    assert (slots == plan_slots(batch)).all()
 
 
 @settings(max_examples=60)
@@ -79,7 +93,7 @@ def test_one_batch_per_rank_has_the_loads_of_the_form(batch: Batch) -> None:
     if single.sample_ids.size < single.topology.replicas:
         return
     for form in FORMS:
-        slots = plan_slots(single, PostBalancing(forms=dict.fromkeys(single.units, form)))
+        slots = plan_with(single, forms=dict.fromkeys(single.units, form))
         for slot, costs in zip(slots, single.costs, strict=True):
             bins = post_balance(form, costs, single.topology.replicas)
             loads, expected = (np.bincount(of, weights=costs, minlength=single.topology.replicas) for of in (slot, bins))
@@ -124,7 +138,7 @@ def test_microbatches_of_a_replica_are_balanced_in_the_llm() -> None:
 
 def test_the_form_is_chosen_per_unit() -> None:
     batch = heavy_tailed(8, 1, 400)
-    slots = plan_slots(batch, PostBalancing(forms={"audio": "padded"}))
+    slots = plan_with(batch, forms={"audio": "padded"})
     plain = plan_slots(batch)
     assert (slots[[0, 2]] == plain[[0, 2]]).all()
 
@@ -134,50 +148,63 @@ def test_the_form_is_chosen_per_unit() -> None:
     assert padded(slots[1]) < 0.5 * padded(plain[1])
 
 
-@pytest.mark.parametrize("arrival", ["round_robin", "contiguous"])
+def heaviest_sent(batch: Batch, slots: np.ndarray, unit: int, ranks_per_node: int) -> float:
+    """The most that one rank sends to the LLM's ranks on other nodes, sample by sample."""
+    replica = slots // batch.topology.microbatches
+    sent = np.zeros(batch.topology.replicas)
+    for cost, sender, receiver in zip(batch.costs[unit], replica[unit], replica[batch.units.index("llm")], strict=True):
+        sent[sender] += cost if sender // ranks_per_node != receiver // ranks_per_node else 0.0
+    return float(sent.max())
+
+
 @pytest.mark.parametrize("microbatches", [1, 4])
-def test_permuted_replicas_send_less_to_other_nodes_and_weigh_the_same(arrival, microbatches: int) -> None:
+def test_permuted_replicas_send_less_to_other_nodes_and_weigh_the_same(microbatches: int) -> None:
     batch = heavy_tailed(16, microbatches, 640)
-    origin = arrival_ranks(640, 16, arrival)
-    plain, permuted = plan_slots(batch), plan_slots(batch, PostBalancing(ranks_per_node=4, arrival=arrival))
-    assert (plain[2] % microbatches == permuted[2] % microbatches).all()
-    for u in range(3):
-        before, after = (
-            Traffic.of_samples(origin, slots[u] // microbatches, batch.costs[u], 16).leaving(np.arange(16) // 4, 4).max()
-            for slots in (plain, permuted)
-        )
-        assert after < 0.95 * before
-    assert heaviest_replicas(batch, permuted) == pytest.approx(heaviest_replicas(batch, plain), rel=0.02)
+    plain, permuted = plan_slots(batch), plan_with(batch, ranks_per_node=4)
+    assert (plain % microbatches == permuted % microbatches).all(), "no sample changes its microbatch"
+    for u in range(2):
+        assert heaviest_sent(batch, permuted, u, 4) < 0.9 * heaviest_sent(batch, plain, u, 4)
+    for before, after in zip(batch.loads(plain).sum(axis=1).T, batch.loads(permuted).sum(axis=1).T, strict=True):
+        assert sorted(after) == pytest.approx(sorted(before))
 
 
-def test_samples_arrive_round_robin_or_contiguous() -> None:
-    assert arrival_ranks(7, 3, "round_robin").tolist() == [0, 1, 2, 0, 1, 2, 0]
-    assert arrival_ranks(7, 3, "contiguous").tolist() == [0, 0, 0, 1, 1, 2, 2]
-    assert arrival_ranks(2, 3, "contiguous").tolist() == [0, 1]
+@settings(max_examples=100)
+@given(batches(), st.integers(1, 4))
+def test_a_permutation_never_makes_a_rank_send_more_to_other_nodes(batch: Batch, ranks_per_node: int) -> None:
+    plain, permuted = plan_slots(batch), plan_with(batch, ranks_per_node=ranks_per_node)
+    for u in range(len(batch.units) - 1 if batch.units[-1] == "llm" else len(batch.units)):
+        assert heaviest_sent(batch, permuted, u, ranks_per_node) <= heaviest_sent(batch, plain, u, ranks_per_node) * (1 + 1e-12)
+
+
+def test_what_encoders_send_to_the_llm_falls_by_a_fifth_on_the_omni_table() -> None:
+    table = pq.read_table(COSTS / "omni_2048.parquet")
+    batch = batch_of({unit: table[f"cost_{unit}"].to_numpy() for unit in ("vision", "audio", "llm")}, 64, 1)
+    plain, permuted = plan_slots(batch), plan_with(batch, ranks_per_node=8)
+    for u, before in enumerate((11.566, 0.933)):
+        assert heaviest_sent(batch, plain, u, 8) == pytest.approx(before, abs=1e-3)
+        assert heaviest_sent(batch, permuted, u, 8) < 0.8 * before
+    with_nodes = optioned(batch, ranks_per_node=8)
+    assert heaviest_between_nodes(with_nodes, permuted) == pytest.approx(
+        {"vision": heaviest_sent(batch, permuted, 0, 8), "audio": heaviest_sent(batch, permuted, 1, 8)}
+    )
+    with pytest.raises(ValueError, match="a node has at least one rank, got 0"):
+        heaviest_between_nodes(batch, plain)
 
 
 @settings(max_examples=80)
-@given(batches(), st.sampled_from(["round_robin", "contiguous"]))
-def test_one_all_to_all_does_what_going_back_and_forth_does(batch: Batch, arrival) -> None:
+@given(batches())
+def test_one_all_to_all_moves_what_a_unit_makes_of_samples_to_the_llms_replicas(batch: Batch) -> None:
     count = batch.topology.replicas
     slots = plan_slots(batch)
     replica = slots // batch.topology.microbatches
-    origin = arrival_ranks(slots.shape[1], count, arrival)
-    for u, unit in enumerate(batch.units):
-        composed = compose(batch, slots, unit, arrival)
-        matrix, moved, reset = np.zeros((count, count)), 0.0, 0.0
-        for cost, encoder, sampled, llm in zip(
-            batch.costs[u], replica[u], origin, replica[batch.units.index("llm")], strict=True
-        ):
-            matrix[encoder, llm] += cost
-            moved += cost if encoder != llm else 0.0
-            reset += (cost if encoder != sampled else 0.0) + (cost if sampled != llm else 0.0)
-        found = np.zeros((count, count))
-        found[composed.traffic.sender, composed.traffic.receiver] = composed.traffic.volume
-        np.testing.assert_allclose(found, matrix, rtol=1e-12)
-        assert composed.moved == pytest.approx(moved)
-        assert composed.extra_if_reset == pytest.approx(reset - moved, abs=1e-6 * max(1.0, reset))
-        assert composed.extra_if_reset >= -1e-9 * reset
+    matrix = np.zeros((count, count))
+    for u in range(len(batch.units)):
+        for cost, sender, receiver in zip(batch.costs[u], replica[u], replica[batch.units.index("llm")], strict=True):
+            matrix[sender, receiver] += cost
+    traffic = sent_to_llm(batch, slots, range(len(batch.units)))
+    found = np.zeros((count, count))
+    found[traffic.sender, traffic.receiver] = traffic.volume
+    np.testing.assert_allclose(found, matrix, rtol=1e-12)
 
 
 def test_volumes_are_bytes_where_they_are_known() -> None:
@@ -185,18 +212,43 @@ def test_volumes_are_bytes_where_they_are_known() -> None:
     passed_on = {"vision": np.full(n, 100.0), "audio": np.zeros(n), "llm": np.zeros(n)}
     batch = heavy_tailed(3, 1, n, transfer_bytes=passed_on)
     slots = plan_slots(batch)
-    moving = slots[0] != slots[2]
-    assert compose(batch, slots, "vision").moved == 100 * moving.sum() > 0
-    assert compose(batch, slots, "audio").moved == pytest.approx(batch.costs[1, slots[1] != slots[2]].sum())
+    assert sent_to_llm(batch, slots, [0]).volume.sum() == 100 * n
+    assert sent_to_llm(batch, slots, [1]).volume.sum() == pytest.approx(batch.costs[1].sum())
+
+
+def padded_attention(batch: Batch, slots: np.ndarray, unit: int, quadratic: float) -> float:
+    """The heaviest replica's load in the fourth form, in samples of mean cost."""
+    lengths = batch.costs[unit] / batch.costs[unit][batch.costs[unit] > 0].mean()
+    of_replica = (lengths[slots[unit] == r] for r in range(batch.num_slots))
+    return max(own.sum() + quadratic * own.size * own.max() ** 2 for own in of_replica)
+
+
+def test_lambda_decides_between_the_algorithms_of_a_form() -> None:
+    batch = heavy_tailed(8, 1, 400)
+    forms = {"audio": "fourth", "vision": "third"}
+    by_lambda = {quadratic: plan_with(batch, forms=forms, quadratic=quadratic) for quadratic in (0.0, 1e-4, 10.0)}
+    lpt, listings = plan_slots(batch), by_lambda[0.0]
+    for quadratic, worse in ((1e-4, listings), (10.0, lpt)):  # short padding costs less than unequal sums, long padding more
+        reached = padded_attention(batch, by_lambda[quadratic], 1, quadratic)
+        assert reached < 0.9 * padded_attention(batch, worse, 1, quadratic)
+
+    vision = batch.costs[0] / batch.costs[0].mean()
+    squares = vision + 10.0 * vision**2
+
+    def heaviest(slots: np.ndarray) -> float:
+        return float(np.bincount(slots[0], weights=squares).max())
+
+    assert heaviest(by_lambda[10.0]) < min(heaviest(listings), heaviest(lpt))
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         ({"forms": {"llm": "fifth"}}, "forms are no_padding, padded, third, fourth, got {'llm': 'fifth'}"),
-        ({"tolerance": 0.0}, "tolerance must be positive and ranks_per_node not negative, got 0.0 and 0"),
-        ({"ranks_per_node": -1}, "got 0.01 and -1"),
-        ({"arrival": "shuffled"}, "round_robin or contiguous, got 'shuffled'"),
+        ({"tolerance": 0.0}, "tolerance must be finite and positive, got 0.0"),
+        ({"quadratic": -1.0}, "lambda must be finite and not negative, got -1.0"),
+        ({"quadratic": float("nan")}, "lambda must be finite and not negative, got nan"),
+        ({"ranks_per_node": -1}, "ranks per node must not be negative, got -1; 0 permutes nothing"),
     ],
 )
 def test_wrong_options_are_refused(wrong, sentence: str) -> None:
@@ -205,5 +257,6 @@ def test_wrong_options_are_refused(wrong, sentence: str) -> None:
 
 
 def test_a_form_for_a_unit_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="units are vision, audio, llm, got forms for video"):
-        plan_slots(heavy_tailed(2, 2, 10), PostBalancing(forms={"video": "padded"}))
+    execution = Execution(post_balancing=PostBalancing(forms={"video": "padded"}))
+    with pytest.raises(ValueError, match=r"post-balancing forms name no unit of \['vision', 'audio', 'llm'\]: \['video'\]"):
+        heavy_tailed(2, 2, 10, execution=execution)
