@@ -18,6 +18,7 @@ from headrace.errors import SpecError
 from headrace.execution_spec import ExecutionSpec
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
+from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.plan import GENERATOR, LLM, Topology
 from headrace.user_document import SpecSection, parse_json
 from headrace.user_document import parse as parse
@@ -235,6 +236,8 @@ class JobSpec(SpecSection):
     execution: ExecutionSpec = ExecutionSpec()
     """How the trainers run the plans, so that they are planned for what will run. The default assumes an ideal 1F1B pipeline in
     which everything learns, and refuses no trainer."""
+    orchmllm: OrchMLLMSettings = OrchMLLMSettings()
+    """How strategy `orchmllm`, asked for or tried by `auto`, balances each unit."""
     pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
     """Pack the samples of a global batch into sequences of this many tokens, and plan these packs. The samples of a pack stay in
     one microbatch, one after the other (`PackedMicrobatch.pack_offsets` of the trainer), and each pack is assumed to cost the LLM
@@ -274,6 +277,11 @@ class JobSpec(SpecSection):
     @model_validator(mode="after")
     def _execution_fits_the_topology(self) -> Self:
         self.execution.check(self.topology.stages)
+        return self
+
+    @model_validator(mode="after")
+    def _orchmllm_fits_the_job(self) -> Self:
+        self.orchmllm.check(self.topology.stages, self.strategy)
         return self
 
     @model_validator(mode="after")

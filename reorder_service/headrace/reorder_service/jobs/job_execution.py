@@ -6,11 +6,13 @@ import math
 
 from headrace.backward_factors import backward_factors, weight_factor
 from headrace.execution_spec import ExecutionSpec
+from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.plan import Topology
 from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 
 
-def execution_of(spec: ExecutionSpec, topology: Topology) -> Execution:
+def execution_of(spec: ExecutionSpec, topology: Topology, orchmllm: OrchMLLMSettings) -> Execution:
     """Return how pipelines of this topology run the plans, as the planner and its simulator see it.
 
     Plans keep every sample on one replica, as the pipelines of a job cannot move it to another.
@@ -33,4 +35,10 @@ def execution_of(spec: ExecutionSpec, topology: Topology) -> Execution:
         latency_s=spec.latency_us / 1e6,
         bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,
         memory_limit=math.inf if spec.memory_gib is None else spec.memory_gib * 2**30,
+        post_balancing=PostBalancing(
+            forms=orchmllm.forms,
+            quadratic=orchmllm.quadratic,
+            tolerance=orchmllm.tolerance,
+            ranks_per_node=orchmllm.ranks_per_node,
+        ),
     )

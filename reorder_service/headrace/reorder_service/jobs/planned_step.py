@@ -164,7 +164,7 @@ class PlannedStep:
         probes = [self.probes[int(i)] for i in self.sample_ids]
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
         tokens = np.array([probe.num_tokens for probe in probes], np.int64)
-        execution = execution_of(spec.execution, topology)
+        execution = execution_of(spec.execution, topology, spec.orchmllm)
         estimated = estimate(
             probes,
             shape,

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from headrace.execution_spec import ExecutionSpec
-from headrace.plan import Topology
+from headrace.orchmllm_settings import OrchMLLMSettings
+from headrace.plan import StepPlan, Topology
 from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.sample import Probe, SampleRef
 from headrace.spec import JobSpec, parse_spec
 
@@ -47,7 +49,7 @@ def seconds(**execution: Any) -> float:
 
 
 def test_a_job_that_says_nothing_is_planned_as_an_ideal_1f1b_pipeline_in_which_all_learns() -> None:
-    assumed, ideal = execution_of(ExecutionSpec(), TOPOLOGY), Execution()
+    assumed, ideal = execution_of(ExecutionSpec(), TOPOLOGY, OrchMLLMSettings()), Execution()
     for unit in STAGES:
         assert assumed.factors(unit) == ideal.factors(unit)
     assert (assumed.schedule, assumed.memory_limit, assumed.bytes_per_s) == ("1f1b", math.inf, math.inf)
@@ -56,7 +58,7 @@ def test_a_job_that_says_nothing_is_planned_as_an_ideal_1f1b_pipeline_in_which_a
 def test_what_the_job_says_reaches_the_planner() -> None:
     units = {"vision": {"frozen": True}, "llm": {"checkpointing": True}}
     spec = job(schedule="zero-bubble", units=units, memory_gib=2, bandwidth_gb_s=25, latency_us=10)
-    execution = execution_of(spec.execution, TOPOLOGY)
+    execution = execution_of(spec.execution, TOPOLOGY, spec.orchmllm)
     assert execution.schedule == "zero-bubble"
     assert execution.backward_factor("vision") == 0, "nothing in front of it learns"
     assert execution.backward_factor("llm") == 3, "the projector of vision learns, and the forward runs again"
@@ -65,7 +67,7 @@ def test_what_the_job_says_reaches_the_planner() -> None:
 
 def test_a_frozen_projector_leaves_a_frozen_llm_nothing_to_do_in_its_backward() -> None:
     units = {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"frozen": True}}
-    assert execution_of(job(units=units).execution, TOPOLOGY).backward_factor("llm") == 0
+    assert execution_of(job(units=units).execution, TOPOLOGY, OrchMLLMSettings()).backward_factor("llm") == 0
 
 
 def test_the_forecast_of_a_step_follows_what_the_trainers_run() -> None:
@@ -96,3 +98,30 @@ def test_colocated_ranks_of_a_live_job_get_microbatches_of_even_seconds_and_few_
     assert step.plan.predicted is not None
     assert step.plan.predicted.bubble < 0.05
     assert planned(job()).plan.chosen != "colocated"  # type: ignore[union-attr]
+
+
+def of_orchmllm(**settings: Any) -> JobSpec:
+    topology = {"replicas": 4, "microbatches": 1, "stages": STAGES}
+    job = {"name": "j", "sources": [{"path": "/data"}], "model": "7b", "strategy": "orchmllm", "topology": topology}
+    return parse_spec({**job, "orchmllm": settings})
+
+
+def vision_batches(**settings: Any) -> list[tuple[int, ...]]:
+    """The samples of vision's microbatch on each replica."""
+    plan = planned(of_orchmllm(**settings)).plan
+    assert isinstance(plan, StepPlan)
+    return [replica[0].units["vision"] for replica in plan.replicas]
+
+
+def test_what_the_job_says_of_orchmllm_reaches_the_planner() -> None:
+    settings = {"forms": {"vision": "fourth", "llm": "third"}, "lambda": 0.3, "tolerance": 0.02, "ranks_per_node": 2}
+    spec = of_orchmllm(**settings)
+    options = execution_of(spec.execution, TOPOLOGY, spec.orchmllm).post_balancing
+    assert options == PostBalancing(forms={"vision": "fourth", "llm": "third"}, quadratic=0.3, tolerance=0.02, ranks_per_node=2)
+
+
+def test_forms_change_a_jobs_batches_and_nodes_change_only_their_ranks() -> None:
+    plain, padded, on_nodes = vision_batches(), vision_batches(forms={"vision": "padded"}), vision_batches(ranks_per_node=2)
+    assert sorted(padded) != sorted(plain)
+    assert on_nodes != plain
+    assert sorted(on_nodes) == sorted(plain)
