@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
@@ -29,8 +29,8 @@ class OrchMLLMSettings(SpecSection):
     """Replicas whose processes share a node. They are then permuted so that little of what encoders send to the LLM crosses
     nodes. 0: unknown, and nothing is permuted."""
 
-    def check(self, units: Iterable[str], strategy: str) -> None:
-        """Raise ValueError for forms of units that pipelines with these units lack, and where the strategy has no use for them."""
+    def check(self, units: Collection[str], strategy: str) -> None:
+        """Raise ValueError for forms of other units than these, and for settings that the strategy has no use for."""
         if unknown := sorted(self.forms.keys() - set(units)):
             raise ValueError(f"orchmllm.forms names {unknown[0]!r}, but topology.stages has {', '.join(units)}")
         if self != OrchMLLMSettings() and strategy not in ("orchmllm", "auto"):

@@ -14,6 +14,7 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, 
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import Timeline, Work, peak_memory, simulate, timeline
 from headrace.reorder_service.planning.strategies import plan_of
+from headrace.reorder_service.planning.strategies.orchmllm import heaviest_between_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,6 +80,11 @@ class Outcome:
         """Return the number of samples that different units process on different replicas."""
         replica = self.slots // self.plan.topology.microbatches
         return int((replica != replica[0]).any(axis=0).sum())
+
+    def heaviest_between_nodes(self) -> dict[str, float]:
+        """Return, by unit, the most that one rank sends to the LLM on other nodes; empty if nodes are not known."""
+        known = self.batch.execution.post_balancing.ranks_per_node > 0
+        return heaviest_between_nodes(self.batch, self.slots) if known else {}
 
     def deferred(self) -> NDArray[np.bool_]:
         """Return (U, n) whether the unit behind this one takes the sample in a later microbatch."""

@@ -132,6 +132,9 @@ def _summary(outcome: Outcome, problem: Problem, planning_s: float) -> Table:
     table.add_row("microbatches differ by", f"{spread} (standard deviation over mean)")
     table.add_row("deferred", f"{outcome.num_deferred():,} of {planned}")
     table.add_row("moved", f"{outcome.num_moved():,} of {planned} between replicas")
+    if heaviest := outcome.heaviest_between_nodes():
+        volumes = ", ".join(f"{unit} {volume:.4g}" for unit, volume in heaviest.items())
+        table.add_row("to other nodes", f"{volumes} at most from one rank")
     peak = f"{problem.memory_in_words(float(outcome.peak_memory().max()))} on the fullest stage"
     if limit < math.inf:
         peak += f", {'within' if outcome.fits else 'over'} the limit of {problem.memory_in_words(limit)}"

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.backward_factors import backward_factors, weight_factor
+from headrace.cli.planning import orchmllm_option
 from headrace.cli.planning.problem import Problem
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, Topology
@@ -89,6 +90,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
         metavar="Q",
         help="entrain spreads samples above this quantile of the LLM's costs first (default: %(default)s)",
     )
+    how.add_argument("--orchmllm", default="", metavar="UNIT=FORM,...", help=orchmllm_option.HELP)
 
 
 def check_numbers(args: argparse.Namespace) -> None:
@@ -134,6 +136,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         memory_limit=args.memory_limit,
         may_cross_replicas=args.crossing,
         stratification=Stratification(coarse_quantile=args.coarse_quantile),
+        post_balancing=orchmllm_option.post_balancing_of(args.orchmllm, topology.stages),
     )
 
 

@@ -122,6 +122,7 @@ def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, An
         "filled": outcome.num_filled(),
         "deferred": outcome.num_deferred(),
         "moved": outcome.num_moved(),
+        **({"heaviest_between_nodes": heaviest} if (heaviest := outcome.heaviest_between_nodes()) else {}),
         "planning_s": planning_s,
     }
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.backward_factors import WEIGHT_GRADIENTS
-from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
+from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE
 
 BACKWARD_FACTOR = 2.0  # the gradients of inputs and of weights each take one matrix product per matrix product of the forward

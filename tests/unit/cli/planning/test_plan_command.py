@@ -60,6 +60,16 @@ def test_every_strategy_prints_a_whole_plan(plan: Plan, strategy: str) -> None:
     assert 0 < document["predicted"]["lower_bound_s"] <= document["predicted"]["iteration_s"]
 
 
+def test_orchmllm_knows_forms_and_nodes_and_the_table_says_what_crosses_nodes(
+    plan: Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*SMALL, "--strategy", "orchmllm", "--replicas", "4"]
+    padded = plan(OMNI, *options, "--orchmllm", "audio=fourth, lambda=0.5, tolerance=0.1, ranks-per-node=2")
+    assert padded["replicas"] != plan(OMNI, *options)["replicas"]
+    assert main(["plan", OMNI, *options, "--orchmllm", "ranks-per-node=2"]) == 0
+    assert "at most from one rank" in capsys.readouterr().out
+
+
 def test_the_same_arguments_give_the_same_plan(plan: Plan) -> None:
     first, second = (plan(CHARTS, *SMALL, "--strategy", "joint") for _ in range(2))
     del first["planning_s"], second["planning_s"]
@@ -180,6 +190,13 @@ def test_the_help_names_every_strategy_and_shows_an_example(capsys: pytest.Captu
         ([CHARTS, "--layers", "vision=32"], "--layers names 'vision'"),
         ([CHARTS, "--frozen", "vision"], "--frozen names 'vision'"),
         ([CHARTS, "--checkpointing", "x"], "--checkpointing names 'x'"),
+        ([CHARTS, "--orchmllm", "vision=padded"], "--orchmllm names 'vision', which is neither one of lambda, tolerance, "),
+        ([CHARTS, "--orchmllm", "llm=fifth"], "--orchmllm: forms are no_padding, padded, third, fourth, got {'llm': 'fifth'}"),
+        ([CHARTS, "--orchmllm", "llm=third,llm=third"], "--orchmllm names 'llm' twice"),
+        ([CHARTS, "--orchmllm", "lambda=1,lambda=2"], "--orchmllm names 'lambda' twice"),
+        ([CHARTS, "--orchmllm", "lambda=much"], "--orchmllm lambda must be a number, like audio=fourth,"),
+        ([CHARTS, "--orchmllm", "ranks-per-node=1.5"], "--orchmllm ranks-per-node must be a whole number, like"),
+        ([CHARTS, "--orchmllm", "tolerance=0"], "--orchmllm: tolerance must be finite and positive, got 0.0"),
         ([CHARTS, "--schedule", "best"], "no schedule 'best'; there are 1f1b"),
         ([CHARTS, "--chunks", "2"], "--chunks 2 needs --schedule interleaved, got 1f1b"),
         ([CHARTS, "--chunks", "0"], "--chunks must be at least 1, got 0"),

@@ -192,3 +192,21 @@ def test_what_the_user_can_fix_is_one_sentence_and_exit_code_2(
     assert out == ""
     assert err.startswith("headrace simulate: ")
     assert (err.count("\n"), sentence in err) == (1, True)
+
+
+def test_what_is_asked_of_orchmllm_reaches_its_plans_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    omni = str(COSTS / "omni_2048.parquet")
+
+    def rows(*options: str) -> dict[str, Any]:
+        strategies = ["--strategies", "disttrain,orchmllm", "--replicas", "16", "--microbatches", "1", "--num-stages", "3"]
+        assert main(["simulate", omni, "--batch", "512", *strategies, "--no-pictures", "--format", "json", *options]) == 0
+        return {row["strategy"]: row for row in json.loads(capsys.readouterr().out)["strategies"]}
+
+    plain, on_nodes, padded = rows(), rows("--orchmllm", "ranks-per-node=4"), rows("--orchmllm", "vision=padded,lambda=0.5")
+    assert "heaviest_between_nodes" not in plain["orchmllm"]
+    assert on_nodes["disttrain"]["heaviest_between_nodes"] == {"vision": 0, "audio": 0}, "no sample changes its replica"
+    assert min(on_nodes["orchmllm"]["heaviest_between_nodes"].values()) > 0
+    for name, row in plain.items():
+        assert on_nodes[name]["spread"] == pytest.approx(row["spread"]), "nodes change nothing about the batches"
+        assert (padded[name]["spread"]["vision"] == pytest.approx(row["spread"]["vision"])) == (name == "disttrain")
+        assert padded[name]["spread"]["audio"] == pytest.approx(row["spread"]["audio"])
