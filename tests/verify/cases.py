@@ -43,13 +43,15 @@ DEGREES: dict[str, dict[str, dict[str, int]]] = {
 }
 """`encoder`: of each one; `generator`: where there is one."""
 _WHOLLY = {"frozen": True, "frozen_projector": True}
-FROZEN: dict[str, dict[str, dict[str, bool]]] = {
+FROZEN: dict[str, dict[str, dict[str, bool | int]]] = {
     "all learn": {},
     "frozen encoder": {"encoder": {"frozen": True}},
     "frozen llm": {"llm": {"frozen": True}},
     "only projectors": {"encoder": {"frozen": True}, "llm": {"frozen": True}, "generator": {"frozen": True}},
     "only the llm": {"encoder": _WHOLLY, "llm": {"frozen_projector": True}, "generator": {"frozen": True}},
     "only the generator": {"encoder": _WHOLLY, "llm": {"frozen": True}},
+    "first layers": {"encoder": {"frozen_layers": 2}, "llm": {"frozen_layers": 3}, "generator": {"frozen_layers": 1}},
+    "only the llm's last layers": {"encoder": _WHOLLY, "llm": {"frozen_layers": 4}, "generator": {"frozen": True}},
 }
 """The LLM's `frozen_projector` is that to the generator."""
 MOST_PROCESSES = 7
@@ -81,9 +83,10 @@ class Case:
 
     @property
     def can_run(self) -> bool:
-        """Whether MOST_PROCESSES reach, no unit is cut that has to be whole, and something learns."""
+        """Whether MOST_PROCESSES reach, no unit is cut or has single layers frozen that has to be whole, and something learns."""
         cut = self.schedule == "interleaved" or {"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys()
         learns = "generator" in self.units or self.frozen != "only the generator"
+        cut = cut or "frozen_layers" in FROZEN[self.frozen].get("encoder", {})
         return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns and self._can_be_fed
 
     @property
@@ -105,7 +108,7 @@ def of_kind(choice: Mapping[str, Mapping[str, Any]], unit: str) -> Mapping[str, 
     return choice.get(unit if unit in ("llm", "generator") else "encoder", {})
 
 
-def frozen_in(units: Sequence[str], name: str) -> dict[str, dict[str, bool]]:
+def frozen_in(units: Sequence[str], name: str) -> dict[str, dict[str, bool | int]]:
     """What of each unit is frozen. The last one has no projector behind it."""
     flags = {unit: dict(of_kind(FROZEN[name], unit)) for unit in units}
     flags[units[-1]].pop("frozen_projector", None)

@@ -24,6 +24,8 @@ MICROBATCHES, SAMPLES, STEPS = 4, 18, 2
 LEARNING_RATE = 1e-3
 TOLERANCE = 1e-5
 """Of a loss; of every element of a gradient, relative to the largest of its tensor; of a tensor of weights, on average."""
+ENTRIES = {"vision": ("embed",), "audio": ("conv1", "conv2"), "llm": ("embed",), "generator": ("embed", "time")}
+"""The modules in front of a unit's layers."""
 NOISE = 1e-3 * LEARNING_RATE
 """Of a weight, on average: Adam divides by the size of a gradient, so rounding shows in the few where that is next to nothing."""
 
@@ -100,7 +102,11 @@ def reference(units: tuple[str, ...], frozen: str) -> tuple[list[StepResult], di
 def _freeze(model: MultimodalModel, units: tuple[str, ...], frozen: str) -> None:
     for unit, flags in frozen_in(units, frozen).items():
         for part in ENCODERS if unit == ENCODER else (unit,):
-            model.get_submodule(TRUNKS[part]).requires_grad_(not flags.get("frozen", False))
+            trunk = model.get_submodule(TRUNKS[part])
+            trunk.requires_grad_(not flags.get("frozen", False))
+            if count := flags.get("frozen_layers", 0):
+                for module in (*(getattr(trunk, name) for name in ENTRIES[part]), *trunk.layers[:count]):
+                    module.requires_grad_(False)
             if unit != units[-1]:
                 model.get_submodule(PROJECTORS[part]).requires_grad_(not flags.get("frozen_projector", False))
 

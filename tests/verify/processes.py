@@ -24,7 +24,7 @@ from headrace.spec import parse
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
-from headrace.trainer.pipeline.layer_partition import bounds
+from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
@@ -141,7 +141,7 @@ def _groups(topology: PipelineTopology, made: _Made) -> ProcessGroups:
 
 
 def _run(rank: int, order: Order, made: _Made) -> Answer | None:
-    topology = parse(PipelineTopology, order.topology, "topology")
+    topology = cut(parse(PipelineTopology, order.topology, "topology"))
     groups = _groups(topology, made)
     if rank >= topology.world_size:
         return None
@@ -176,6 +176,12 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     }
     weights = {name: p.detach().float().numpy().copy() for name, p in parameters.items()}
     return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, moments)
+
+
+def cut(topology: PipelineTopology) -> PipelineTopology:
+    """The topology with the cuts of every unit."""
+    shape = GENERATING if GENERATOR in topology.units else SHAPE
+    return with_cuts(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
 
 
 def stages_of(topology: PipelineTopology, rank: int, groups: ProcessGroups, dtype: torch.dtype = torch.float32) -> list[Stage]:

@@ -146,6 +146,11 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
             "units: 'llm' is the last unit and has no projector behind it: take away its frozen_projector",
         ),
         (
+            {"units": {"llm": {"frozen": True, "frozen_layers": 2}}},
+            "units: unit 'llm' is frozen as a whole, and so are more than its first 2 layers: "
+            "take away its frozen or its frozen_layers",
+        ),
+        (
             {"schedule": "zigzag", "units": {"llm": {}}},
             "topology: no schedule 'zigzag'; there are 1f1b, interleaved, gpipe, eager, zero-bubble",
         ),
@@ -231,8 +236,14 @@ def test_a_topology_that_fits_passes() -> None:
             {"encoder": {"tp": 2}, "llm": {}},
             {},
             3,
-            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks or checkpointing, "
+            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks, checkpointing or frozen_layers, "
             "name 'vision' and 'audio' in its place",
+        ),
+        (
+            {"vision": {"frozen_layers": 2}, "llm": {}},
+            {},
+            2,
+            "unit 'vision' has 2 layers, but frozen_layers is 2: lower it, or set frozen",
         ),
         (
             {"llm": {"pp": 5}},

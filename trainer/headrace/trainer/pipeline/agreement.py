@@ -64,10 +64,19 @@ class FrozenFlags(Protocol):
     def frozen_projector(self) -> bool: ...
 
 
-def training_record(model: str, dtype: torch.dtype, units: Mapping[str, FrozenFlags]) -> dict[str, Any]:
-    """Return the record, in JSON values, that a checkpoint keeps of how its weights are trained: model, dtype, frozen units."""
-    frozen = {unit: [flags.frozen, flags.frozen_projector] for unit, flags in units.items()}
-    return {"model": model, "products": str(dtype).removeprefix("torch."), "frozen unit and projector": frozen}
+def training_record(
+    model: str, dtype: torch.dtype, units: Mapping[str, FrozenFlags], frozen_layers: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Return the record, in JSON values, that a checkpoint keeps of how its weights are trained: model, dtype, what is frozen.
+
+    frozen_layers: number of frozen first layers by unit; 0 if not named.
+    """
+    return {
+        "model": model,
+        "products": str(dtype).removeprefix("torch."),
+        "frozen unit and projector": {unit: [flags.frozen, flags.frozen_projector] for unit, flags in units.items()},
+        "frozen first layers": {unit: (frozen_layers or {}).get(unit, 0) for unit in units},
+    }
 
 
 def warn_differences(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:

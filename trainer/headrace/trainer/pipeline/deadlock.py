@@ -60,7 +60,8 @@ def check_rows(
         for rows in (num_rows(Kind.FORWARD), num_rows(Kind.BACKWARD))
     )
     kinds = np.array([action.kind for action in actions], np.int64)
-    until = freed_by(topology.schedule, has_weights=not size.frozen)
+    # Only 'zero-bubble' asks for weights, and it has one chunk: a stage is at the position of its number.
+    until = freed_by(topology.schedule, has_weights=flow.has_weights(place.stage))
     peak = activation_memory(kinds, takes, gives, until).max(initial=0.0) / topology.chunks
     if peak > size.max_rows:
         raise UserError(

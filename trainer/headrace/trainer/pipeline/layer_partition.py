@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from headrace.backward_factors import backward_factor, backward_factors
+from headrace.backward_factors import backward_factor
 from headrace.model_shape import ModelShape, projector_weights
 from headrace.plan import GENERATOR, LLM
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.models.audio_encoder import STRIDE
+from headrace.trainer.pipeline.gradient_flow import has_trainable_upstream
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, unit_shapes
 
 
@@ -33,18 +34,11 @@ def layer_costs(
     """Return the relative layer costs of each unit of a checked topology.
 
     Activation checkpointing runs the layers again, but not the head or projector. The projector to a generator, which few of
-    the LLM's positions pass, is left out.
+    the LLM's positions pass, is left out. A head that is tied to an embedding frozen by `frozen_layers` counts as trained.
     """
-    units = topology.units
-    factors = backward_factors(
-        units,
-        frozen=[unit for unit, size in units.items() if size.frozen],
-        frozen_projectors=[unit for unit, size in units.items() if size.frozen_projector],
-        checkpointing=[unit for unit, size in units.items() if size.checkpointing],
-    )
     joined = {ENCODER: image.merge**2, "vision": image.merge**2, "audio": audio.frames_per_token // STRIDE}
     costs = {}
-    for unit, size in units.items():
+    for unit, size in topology.units.items():
         stack = unit_shapes(shape)[unit]
         if unit == LLM:
             end, end_frozen = vocab_size * stack.width, size.frozen
@@ -52,9 +46,13 @@ def layer_costs(
             end, end_frozen = 3 * (image.merge * image.patch) ** 2 * stack.width, size.frozen
         else:
             end, end_frozen = projector_weights(stack.width, joined[unit], shape.llm.width), size.frozen_projector
-        end_factor = backward_factor(frozen=end_frozen, behind_trainable=factors[unit] > 0)
+        upstream, num_frozen = has_trainable_upstream(topology, unit), stack.layers if size.frozen else size.frozen_layers
+        end_factor = backward_factor(frozen=end_frozen, behind_trainable=upstream or not size.frozen)
         forward = [float(stack.layer_weights)] * stack.layers
-        backward = [factors[unit] * cost for cost in forward]
+        backward = [
+            cost * backward_factor(frozen=layer < num_frozen, behind_trainable=upstream, checkpointing=size.checkpointing)
+            for layer, cost in enumerate(forward)
+        ]
         forward[-1] += end
         backward[-1] += end_factor * end
         costs[unit] = UnitCosts(tuple(forward), tuple(backward))
@@ -78,6 +76,15 @@ def bounds(
         else:
             found[unit] = (0, *cuts, len(forward))
     return found
+
+
+def with_cuts(
+    topology: PipelineTopology, shape: ModelShape, *, vocab_size: int, image: ImageSpec, audio: AudioSpec
+) -> PipelineTopology:
+    """Return a checked topology with the cuts of every unit, from which `gradient_flow` knows where frozen layers end."""
+    found = bounds(topology, shape, vocab_size=vocab_size, image=image, audio=audio)
+    units = {unit: size.model_copy(update={"cuts": found[unit][1:-1]}) for unit, size in topology.units.items()}
+    return topology.model_copy(update={"units": units})
 
 
 def partition(costs: Sequence[float], num_parts: int) -> tuple[int, ...]:

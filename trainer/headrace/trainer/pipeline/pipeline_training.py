@@ -23,7 +23,7 @@ from headrace.trainer.pipeline.agreement import check_alike, check_replicas, tra
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
 from headrace.trainer.pipeline.feed import PipelineLoader
-from headrace.trainer.pipeline.layer_partition import bounds
+from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
@@ -88,6 +88,8 @@ def train_pipeline(
         topology.check_strategy(loader.spec.strategy)
         model = _model(loader, name, topology.model)
         topology.check(num_ranks(), model.shape)
+        spec = loader.spec
+        topology = with_cuts(topology, model.shape, vocab_size=loader.vocabulary.size, image=spec.image, audio=spec.audio)
         settings = topology.optimizer.resolved(name, model.pretrained)
         with process_group(device):
             groups = ProcessGroups.make(topology)
@@ -95,7 +97,8 @@ def train_pipeline(
             document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
             alike = {"--topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
             check_alike(alike, groups.everybody, device)
-            record = training_record(name, dtype, topology.units)
+            frozen_layers = {unit: size.frozen_layers for unit, size in topology.units.items()}
+            record = training_record(name, dtype, topology.units, frozen_layers)
             stages = _stages(loader, topology, model, device, groups, dtype)
             step = PipelineStep(topology, stages, groups, dtype=dtype, settings=settings)
             if begin is not None:

@@ -21,6 +21,8 @@ TRUNKS = {"vision": "vision", "audio": "audio", LLM: "decoder", GENERATOR: "gene
 PROJECTORS = {"vision": "vision_projector", "audio": "audio_projector", LLM: "generator_projector"}
 """Name of the projector from a unit's last layer to the downstream unit, by unit."""
 ENCODERS = ("vision", "audio")
+_BEHIND_LAYERS = ("norm", "head")
+"""The modules of a trunk behind its layers; all others are in front of them. A tied head is the embedding, in front."""
 
 
 class Stage(nn.Module, ABC):
@@ -109,10 +111,20 @@ class Stage(nn.Module, ABC):
         trunk = self.model.get_submodule(TRUNKS[self.unit])
         return [layer for layer in trunk.layers if layer is not None]  # type: ignore[union-attr]
 
-    def freeze(self, *, trunk: bool, projector: bool) -> None:
-        """Freeze the projector if `projector`, and all other parameters if `trunk`; make those that are not frozen trainable."""
+    def freeze(self, *, trunk: bool, projector: bool, layers: int = 0) -> None:
+        """Freeze the projector if `projector`, and of all other parameters all if `trunk`, else those of the unit's first layers.
+
+        layers: number of these layers, unless 0 with the modules in front of them. What is not frozen becomes trainable.
+        """
         for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(not (projector if name.split(".")[0] in PROJECTORS.values() else trunk))
+            first, *rest = name.split(".")
+            if first in PROJECTORS.values():
+                frozen = projector
+            elif rest[0] == "layers":
+                frozen = trunk or int(rest[1]) < layers
+            else:
+                frozen = trunk or (layers > 0 and rest[0] not in _BEHIND_LAYERS)
+            parameter.requires_grad_(not frozen)
 
     def hold_frozen(self, dtype: torch.dtype) -> None:
         """Convert frozen matrices of layers, head and projector, and the LLM's embedding, to `dtype`, that of matrix products.

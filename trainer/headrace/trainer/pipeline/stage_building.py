@@ -240,7 +240,7 @@ def build_stages(
     if stages[0].is_first and stages[-1].is_last and stages[-1].is_tied:
         stages[-1].model.decoder.embed = stages[0].model.decoder.embed
     for stage in stages:
-        stage.freeze(trunk=unit.frozen, projector=unit.frozen_projector)
+        stage.freeze(trunk=unit.frozen, projector=unit.frozen_projector, layers=unit.frozen_layers)
         stage.hold_frozen(dtype)
         if topology.schedule == ZERO_BUBBLE:
             stage.defer_weight_gradients()

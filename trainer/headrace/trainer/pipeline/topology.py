@@ -58,6 +58,9 @@ class UnitTopology(BaseModel):
     """Number of pipeline stages."""
     frozen: bool = False
     """Whether the unit's weights are frozen."""
+    frozen_layers: Annotated[int, Field(ge=0)] = 0
+    """Number of the unit's first layers that are frozen, together with the modules in front of them; the others are trained.
+    In front of them is the embedding, and with it an LLM's head if both are one matrix."""
     frozen_projector: bool = False
     """Whether the projector from the unit to the next one is frozen."""
     checkpointing: bool = False
@@ -108,6 +111,17 @@ class PipelineTopology(BaseModel):
         if ordered[last].frozen_projector:
             raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")
         return ordered
+
+    @field_validator("units")
+    @classmethod
+    def _frozen_once(cls, units: dict[str, UnitTopology]) -> dict[str, UnitTopology]:
+        for unit, size in units.items():
+            if size.frozen and size.frozen_layers:
+                raise ValueError(
+                    f"unit {unit!r} is frozen as a whole, and so are more than its first {size.frozen_layers} layers: "
+                    "take away its frozen or its frozen_layers"
+                )
+        return units
 
     @model_validator(mode="after")
     def _can_be_scheduled(self) -> Self:
@@ -291,6 +305,10 @@ class PipelineTopology(BaseModel):
             raise UserError(
                 f"unit {unit!r} has layers 0 to {shape.layers - 1}, but a part that begins at {size.cuts[-1]}: lower its cuts"
             )
+        if size.frozen_layers >= shape.layers:
+            raise UserError(
+                f"unit {unit!r} has {shape.layers} layers, but frozen_layers is {size.frozen_layers}: lower it, or set frozen"
+            )
         divided = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mlp": shape.mlp}
         for name, number in divided.items():
             if number % size.tp:
@@ -303,10 +321,10 @@ class PipelineTopology(BaseModel):
         size = self.units[ENCODER]
         if {"vision", "audio"} & set(self.units):
             raise UserError(f"unit {ENCODER!r} is vision and audio together: name either it or the two")
-        if self.num_parts(ENCODER) > 1 or size.tp > 1 or size.checkpointing:
+        if self.num_parts(ENCODER) > 1 or size.tp > 1 or size.checkpointing or size.frozen_layers:
             raise UserError(
-                f"unit {ENCODER!r} holds several encoders, whole: for pp, tp, chunks or checkpointing, "
-                "name 'vision' and 'audio' in its place"
+                f"unit {ENCODER!r} holds several encoders, whole: for pp, tp, chunks, checkpointing or "
+                "frozen_layers, name 'vision' and 'audio' in its place"
             )
 
     def _sizes(self) -> str:
