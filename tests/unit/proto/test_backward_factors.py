@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from headrace.backward_factors import backward_factors, weight_factor
+from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.reorder_service.planning.execution import BACKWARD_FACTOR, Execution
 
 UNITS = ("vision", "audio", "llm", "generator")
@@ -104,3 +104,27 @@ def test_weights_that_are_more_than_their_backward_are_refused() -> None:
 def test_a_unit_that_there_is_not_is_refused(option: str) -> None:
     with pytest.raises(ValueError, match=f"{option} names unit 'vit', but the units are encoder, llm"):
         backward_factors(("encoder", "llm"), **{option: ["llm", "vit"]})
+
+
+def test_first_layers_that_are_frozen_weigh_by_their_share() -> None:
+    """A frozen layer passes gradients on only where something in front of it learns."""
+    units, shares = ("encoder", "llm"), {"llm": 0.75}
+    assert backward_factors(units, frozen_shares=shares) == {"encoder": 2, "llm": 0.75 * 1 + 0.25 * 2}
+    wholly = {"frozen": ["encoder"], "frozen_projectors": ["encoder"]}
+    assert backward_factors(units, frozen_shares=shares, **wholly) == {"encoder": 0, "llm": 0.25 * 2}
+    assert backward_factors(units, frozen_shares=shares, checkpointing=["llm"], **wholly) == {"encoder": 0, "llm": 0.25 * 3}
+    assert backward_factors(units, frozen_shares={"encoder": 0.5}, frozen=["llm"]) == {"encoder": 1, "llm": 1}
+    assert weight_factor(frozen=False, frozen_share=0.75) == 0.25
+    with pytest.raises(ValueError, match="the frozen share of unit 'llm' must be from 0 to less than 1, got 1"):
+        backward_factors(units, frozen_shares={"llm": 1})
+
+
+def test_measured_times_replace_the_counted_ones() -> None:
+    """Cornstarch (dissertation, table 3.1b): with checkpointing, 375.93 / 140.39 ms of a trained LLM, 284.50 / 138.33 frozen."""
+    times = BackwardTimes(input_gradients=284.50 / 138.33 - 1, weight_gradients=375.93 / 140.39 - 284.50 / 138.33)
+    given = {"checkpointing": ["llm"], "measured": {"llm": times}}
+    assert backward_factors(("encoder", "llm"), **given) == {"encoder": 2, "llm": pytest.approx(375.93 / 140.39)}
+    assert backward_factors(("encoder", "llm"), frozen=["llm"], **given)["llm"] == pytest.approx(284.50 / 138.33)
+    assert weight_factor(frozen=False, times=times) == times.weight_gradients
+    with pytest.raises(ValueError, match="rerun must be finite and not negative, got -1"):
+        BackwardTimes(rerun=-1)
