@@ -208,5 +208,5 @@ def test_what_is_asked_of_orchmllm_reaches_its_plans_and_no_others(tmp_path: Pat
     assert min(on_nodes["orchmllm"]["heaviest_between_nodes"].values()) > 0
     for name, row in plain.items():
         assert on_nodes[name]["spread"] == pytest.approx(row["spread"]), "nodes change nothing about the batches"
-        assert (padded[name]["spread"]["vision"] == pytest.approx(row["spread"]["vision"])) == (name == "disttrain")
+        assert (padded[name]["spread"]["vision"] == pytest.approx(row["spread"]["vision"])) == (name != "orchmllm")
         assert padded[name]["spread"]["audio"] == pytest.approx(row["spread"]["audio"])
