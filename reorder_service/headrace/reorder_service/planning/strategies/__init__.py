@@ -11,6 +11,7 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, 
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
+from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.simulation.work import Work
 from headrace.reorder_service.planning.strategies import arrival, colocated, disttrain, entrain, joint, orchmllm, taper
@@ -84,7 +85,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
         generation=generation,
         topology=batch.topology,
         replicas=batch.replicas(slots),
-        predicted=colocated.predict(batch, slots) if batch.execution.colocated else simulate(Work.of(batch, slots)),
+        predicted=predict(batch, slots) if batch.execution.colocated else simulate(Work.of(batch, slots)),
         chosen="" if chosen == strategy else chosen,
     )
 
