@@ -58,7 +58,7 @@ bench-recovery: setup  ## measure how soon work and training go on after a loss,
 bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (seven minutes)
 	@$(BIN)/python -m benchmarks.pipeline
 
-bench-colocated: setup  ## measure plans for ranks that have all units, beside arrival order, LPT and pipeline plans (half a minute)
+bench-colocated: setup  ## measure plans for ranks that have all units, beside arrival order, LPT and pipeline plans (a minute)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.colocated
 
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)

@@ -20,6 +20,7 @@ Ints = NDArray[np.int64]
 # replica). The index of its microbatch never decreases from one unit to the next in pipeline order.
 Slots = Ints
 
+_SHORT_SLOTS = 2**16  # so many slots have numbers of 16 bits, which numpy sorts by radix
 _LARGEST_SUM = 1e300  # a step's time is a small multiple of the sum of costs, and must be finite too
 
 
@@ -87,7 +88,8 @@ class Replicas(Sequence[tuple[Microbatch, ...]]):
                 self._ids.append(self._ids[0])
                 self._ends.append(self._ends[0])
             else:
-                self._ids.append(sample_ids[np.argsort(slot, kind="stable")])
+                narrow = slot.astype(np.uint16) if num_slots <= _SHORT_SLOTS else slot
+                self._ids.append(sample_ids[np.argsort(narrow, kind="stable")])
                 self._ends.append(np.cumsum(np.bincount(slot, minlength=num_slots)))
 
     def __len__(self) -> int:
@@ -162,7 +164,7 @@ def make_batch(
     ids = np.ascontiguousarray(sample_ids, dtype=np.int64)
     if ids.ndim != 1 or ids.size == 0:
         raise ValueError(f"a global batch is a list of at least one sample id, got an array of shape {ids.shape}")
-    ordered = np.sort(ids)
+    ordered = ids if (ids[1:] > ids[:-1]).all() else np.sort(ids)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if twice.size:
         raise ValueError(f"sample ids must differ, but {twice[0]} stands in rows {np.flatnonzero(ids == twice[0]).tolist()}")
@@ -190,7 +192,7 @@ def make_batch(
 
 
 def _counts(what: str, values: Ints, num_samples: int) -> Ints:
-    counts = np.ascontiguousarray(values, dtype=np.int64)
+    counts = np.array(values, dtype=np.int64)  # a copy, that can be written to: kernels are compiled for such arrays
     if counts.shape != (num_samples,) or (counts < 0).any():
         raise ValueError(f"{what} must be one count per sample ({num_samples}), none negative, got shape {counts.shape}")
     return counts

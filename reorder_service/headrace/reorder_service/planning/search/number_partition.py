@@ -12,46 +12,30 @@ from numpy.typing import NDArray
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
 
-_HALF = np.uint64(32)  # bits of a sort key that hold the weight; the others hold its position
-_POSITION = np.uint64(0xFFFFFFFF)
-_LAST_BIT = np.uint64(63)
+_DIGIT = 11  # bits of a digit: three digits are a bit more than the upper half of a weight
 _SHORT = 32  # longest run of neighbours for which insertion sort is faster than merge sort
 
 
 def descending(weights: Floats) -> Ints:
-    """Return (n,) positions by falling weight; equal weights keep their order, so that plans are reproducible. n < 2^32.
+    """Return (n,) positions by falling weight; equal weights keep their order, so that plans are reproducible. O(n).
 
-    The sort keys have 64 bits, the upper half of the weight and the position, so all differ and numpy's vectorised sort gives
-    the same order on every machine. Weights that agree in the upper 20 bits of their fraction are sorted afterwards.
+    A radix sort by the upper half of the weights, after which those that agree in the upper 20 bits of their fraction are sorted.
     """
-    keys = _keys(np.ascontiguousarray(weights, np.float64))
-    keys.sort()
-    return _by_weight(weights, keys)
+    return _by_weight(np.ascontiguousarray(weights, np.float64))
 
 
 @kernel
-def _keys(weights: Floats) -> NDArray[np.uint64]:
-    """Return (n,) sort keys that rise as the weights fall and, for equal upper halves of the weights, as the position rises."""
-    keys = np.empty(weights.size, np.uint64)
-    bits = (weights + 0.0).view(np.uint64)  # the sum turns -0.0 into 0.0
-    for i in range(weights.size):
-        upper = bits[i] >> _HALF
-        if bits[i] >> _LAST_BIT == 0:  # not negative: the bits rise with the weight
-            upper = upper ^ (_POSITION >> np.uint64(1))
-        keys[i] = (upper << _HALF) | np.uint64(i)
-    return keys
-
-
-@kernel
-def _by_weight(weights: Floats, keys: NDArray[np.uint64]) -> Ints:
-    """Turn sorted keys into (n,) positions by falling weight, by sorting the runs of equal upper halves."""
-    order = np.empty(weights.size, np.int64)
-    for i in range(order.size):
-        order[i] = np.int64(keys[i] & _POSITION)
+def _by_weight(weights: Floats) -> Ints:
+    """Return (n,) positions by falling weight."""
+    upper = _rising_as_weights_fall(weights)
+    order, other = np.arange(weights.size), np.empty(weights.size, np.int64)
+    for shift in range(0, 33, _DIGIT):
+        _by_digit(upper, shift, order, other)
+        order, other = other, order
     start = 0
     while start < order.size:
         end = start + 1
-        while end < order.size and keys[end] >> _HALF == keys[start] >> _HALF:
+        while end < order.size and upper[order[end]] == upper[order[start]]:
             end += 1
         if end - start > _SHORT:
             run = order[start:end]
@@ -60,6 +44,32 @@ def _by_weight(weights: Floats, keys: NDArray[np.uint64]) -> Ints:
             _insert(weights, order, start, end)
         start = end
     return order
+
+
+@kernel
+def _rising_as_weights_fall(weights: Floats) -> NDArray[np.uint32]:
+    """Return the (n,) upper halves of the weights' bits, so changed that their order is the reverse of that of the weights."""
+    keys = np.empty(weights.size, np.uint32)
+    bits = (weights + 0.0).view(np.int64)  # the sum turns -0.0 into 0.0
+    for i in range(weights.size):
+        half = bits[i] >> 32
+        keys[i] = np.uint32(half & 0xFFFFFFFF if half < 0 else half ^ 0x7FFFFFFF)
+    return keys
+
+
+@kernel
+def _by_digit(keys: NDArray[np.uint32], shift: int, order: Ints, into: Ints) -> None:
+    """Put positions into the order of one digit of their keys; those of equal digits keep their order."""
+    starts = np.zeros((1 << _DIGIT) + 1, np.int64)
+    mask = (1 << _DIGIT) - 1
+    for i in range(keys.size):
+        starts[((keys[i] >> shift) & mask) + 1] += 1
+    for digit in range(1 << _DIGIT):
+        starts[digit + 1] += starts[digit]
+    for i in order:
+        digit = (keys[i] >> shift) & mask
+        into[starts[digit]] = i
+        starts[digit] += 1
 
 
 @kernel

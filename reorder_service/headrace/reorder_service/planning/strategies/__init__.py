@@ -12,6 +12,7 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
+from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.strategies import arrival, colocated, disttrain, entrain, joint, orchmllm, taper
@@ -82,7 +83,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
         )
     chosen, slots = run_strategy(strategy, batch)
     if batch.execution.colocated:
-        predicted, in_flight = colocated.predict(batch, slots), None
+        predicted, in_flight = predict(batch, slots), None
     else:
         work = planned_work(batch, slots)
         predicted, in_flight = simulate(work), work.execution.in_flight

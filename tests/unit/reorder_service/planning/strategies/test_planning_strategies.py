@@ -179,6 +179,7 @@ import json
 import numpy as np
 from headrace.plan import Topology
 from headrace.reorder_service.planning import STRATEGIES, plan
+from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.search import arrangement, balance
 balance.SEARCH_STEPS, arrangement.ACTION_BUDGET = 1000, 10_000  # interpreted code is slow
 rng = np.random.default_rng(5)
@@ -186,6 +187,10 @@ costs = {unit: rng.lognormal(0, 1, 60) for unit in ("encoder", "llm")}
 topology = Topology(replicas=3, microbatches=6, stages={"encoder": 1, "llm": 3})
 for strategy in sorted(STRATEGIES):
     print(json.dumps(plan(strategy, np.arange(60), costs, topology, seed=0).to_json()))
+for meet in ("microbatch", "step"):
+    execution = Execution(colocated=meet, max_tokens=40)
+    tokens = np.ceil(costs["llm"]).astype(int)
+    print(json.dumps(plan("auto", np.arange(60), costs, topology, seed=0, execution=execution, tokens=tokens).to_json()))
 """
 
 
