@@ -239,9 +239,13 @@ class JobSpec(SpecSection):
     orchmllm: OrchMLLMSettings = OrchMLLMSettings()
     """How strategy `orchmllm`, asked for or tried by `auto`, balances each unit."""
     pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
-    """Pack the samples of a global batch into sequences of this many tokens, and plan these packs. The samples of a pack stay in
-    one microbatch, one after the other (`PackedMicrobatch.pack_offsets` of the trainer), and each pack is assumed to cost the LLM
-    its full length, as with a trainer that pads to it. Headrace's own does not pad. None: samples are planned singly."""
+    """Pack the samples of a global batch into sequences of at most this many tokens, and plan these packs. The samples of a pack
+    stay in one microbatch, one after the other (`PackedMicrobatch.pack_offsets` of the trainer). None: samples are planned
+    singly."""
+    pad_to_max_length: bool = False
+    """Pad each pack at its end to exactly `pack_tokens`, so that sequences have one shape. Padding changes neither loss nor
+    gradients, and costs the LLM the memory and the time of full packs, with which packs are planned then. The option is called so
+    in NeMo and Megatron-Bridge."""
     window: Annotated[int, Field(ge=1, le=limits.MAX_WINDOW)] = 4
     """Most global batches that are planned ahead of the last committed one."""
     window_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -302,6 +306,12 @@ class JobSpec(SpecSection):
                 f"window ({self.window}) x global_batch ({self.global_batch}) are {samples} samples planned ahead, and at most "
                 f"{limits.MAX_WINDOW_SAMPLES} are: lower one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _only_packs_are_padded(self) -> Self:
+        if self.pad_to_max_length and self.pack_tokens is None:
+            raise ValueError("pad_to_max_length is set without pack_tokens, the length to pad to: set it too")
         return self
 
     @model_validator(mode="after")

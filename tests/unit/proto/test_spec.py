@@ -90,6 +90,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"steps": 0}, "steps", "greater than or equal to 1"),
     ({"pack_tokens": 1 << 25}, "pack_tokens", "less than or equal to 16777216"),
     ({"pack_tokens": 512}, "job spec", "below text.max_tokens (32768)"),
+    ({"pad_to_max_length": True}, "job spec", "pad_to_max_length is set without pack_tokens"),
     ({"topology": {"stages": {"encoder": 1, "vision": 1, "llm": 1}}}, "topology.stages", "audio"),
     ({"strategy": "magic"}, "strategy", "no strategy 'magic'; there are random, disttrain"),
     ({"model": "huge"}, "model", "no model 'huge'"),

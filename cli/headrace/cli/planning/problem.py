@@ -54,7 +54,7 @@ class Problem:
             )  # fmt: skip
             if pack_tokens is None or table.tokens is None:
                 return cls(samples=samples, batch=samples, packs=None, **units)
-            batch, packs = pack_batch(samples, table.tokens, pack_tokens)
+            batch, packs = pack_batch(samples, table.tokens, pack_tokens, padded=True)
         except ValueError as err:
             raise UserError(f"{table.name}: {err}") from err
         return cls(samples=samples, batch=batch, packs=packs, **units)
