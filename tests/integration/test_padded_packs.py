@@ -11,6 +11,7 @@ import yaml
 from headrace import trainer
 from headrace.cli.run.processes import Process, ProcessGroup, torchrun_environments
 from headrace.ledger import ledger_sha256
+from headrace.spec import JobSpec
 from tests.integration.trainers import losses, wait
 from tests.wire import free_ports
 
@@ -18,11 +19,14 @@ pytestmark = pytest.mark.integration
 
 PACK_TOKENS = 2048
 PADDED = {"pack_tokens": PACK_TOKENS, "pad_to_max_length": True, "text": {"max_tokens": PACK_TOKENS}}
-UNITS: dict[str, Any] = {"encoder": {}, "llm": {"pp": 2}}
-PLANNED = {"replicas": 1, "microbatches": 3, "stages": {"encoder": 1, "llm": 2}}
+COLOCATED = {"trainer": "colocated", "max_tokens": 3 * PACK_TOKENS}
+UNITS: dict[str, Any] = {"encoder": {}, "llm": {}}
+PLANNED = {"replicas": 1, "microbatches": 3, "stages": {"encoder": 1, "llm": 1}}
 
 
-@pytest.mark.parametrize("execution", [{}, {"trainer": "colocated", "max_tokens": 3 * PACK_TOKENS}], ids=["pipeline", "colocated"])
+@pytest.mark.parametrize(
+    "execution", [{}, {"trainer": "colocated", "max_tokens": 3 * PACK_TOKENS}], ids=["pipeline", "colocated"]
+)
 def test_every_pack_has_the_length_asked_for_and_every_sample_comes_once(calm, spec, undisturbed, execution) -> None:
     planned = {"replicas": 2, "microbatches": 3, "stages": {"encoder": 1, "llm": 1}}
     kind = execution.get("trainer", "pipeline")
@@ -39,28 +43,37 @@ def test_every_pack_has_the_length_asked_for_and_every_sample_comes_once(calm, s
     assert ledger_sha256(calm.ledger(job)) == undisturbed(4)
 
 
-@pytest.mark.parametrize("way", ["alone", "topology", pytest.param("nodes", marks=pytest.mark.slow)])
-def test_training_on_padded_packs_is_training_on_the_samples(calm, spec, tmp_path: Path, way: str) -> None:
-    trained = {}
-    for name, fields in (("plain", {}), ("padded", PADDED)):
-        job = calm.submit(spec(f"{name}-{way}", steps=3, topology=PLANNED, **fields))
-        arguments = ["train", "--endpoint", calm.endpoint, "--job", job, "--threads", "1"]
-        file = tmp_path / f"{way}.yaml"
-        world = {"alone": 1, "topology": 3, "nodes": 2}[way]
-        environments: list[dict[str, str]] = [{}] * world
-        if way == "topology":
-            file.write_text(yaml.safe_dump({"units": UNITS}))
-            environments = torchrun_environments(world, free_ports(1)[0])
-        if way == "nodes":
-            file.write_text(yaml.safe_dump({"units": {"encoder": {}, "llm": {}}, "nodes": 2, "max_failures": 0}))
-        if way != "alone":
-            arguments += [f"--{way}", str(file)]
-        with ProcessGroup() as group:
-            processes = [
-                group.add(Process("trainer", arguments, tmp_path / f"{job}-{rank}.log", environment))
-                for rank, environment in enumerate(environments)
-            ]
-            assert wait(processes) == [0] * world, processes[0].last_words()
-            trained[name] = losses(processes[0].log)
-    assert len(trained["padded"]) == 3
-    assert trained["padded"] == pytest.approx(trained["plain"], rel=1e-5)
+def train(cluster: Any, spec: JobSpec, folder: Path, documents: dict[str, Any], world: int) -> list[float]:
+    """The losses of a job. documents: of the option that names how to train, such as `topology`; empty: alone."""
+    arguments = ["train", "--endpoint", cluster.endpoint, "--job", cluster.submit(spec), "--threads", "1"]
+    for way, document in documents.items():
+        (folder / way).write_text(yaml.safe_dump(document))
+        arguments += [f"--{way}", str(folder / way)]
+    environments = torchrun_environments(world, free_ports(1)[0]) if "topology" in documents else [{}] * world
+    with ProcessGroup() as group:
+        processes = [
+            group.add(Process("trainer", arguments, folder / f"{spec.name}-{rank}.log", environment))
+            for rank, environment in enumerate(environments)
+        ]
+        assert wait(processes) == [0] * world, processes[0].last_words()
+        return losses(processes[0].log)
+
+
+@pytest.mark.parametrize(
+    ("documents", "world"),
+    [
+        pytest.param({}, 1, marks=pytest.mark.slow),
+        ({"topology": {"units": UNITS}}, 2),
+        pytest.param({"nodes": {"units": UNITS, "nodes": 2, "max_failures": 0}}, 2, marks=pytest.mark.slow),
+    ],
+    ids=["alone", "topology", "nodes"],
+)
+def test_training_on_padded_packs_is_training_on_the_samples(
+    calm, spec, tmp_path: Path, documents: dict[str, Any], world: int
+) -> None:
+    """Beside one process that trains on the samples alone."""
+    name = next(iter(documents), "alone")
+    plain = train(calm, spec(f"beside-{name}", steps=2, topology=PLANNED), tmp_path, {}, 1)
+    padded = train(calm, spec(f"padded-{name}", steps=2, topology=PLANNED, **PADDED), tmp_path, documents, world)
+    assert len(padded) == 2
+    assert padded == pytest.approx(plain, rel=1e-5)

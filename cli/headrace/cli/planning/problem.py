@@ -27,6 +27,8 @@ class Problem:
     """The batch to plan: of samples, or of the packs that they are in."""
     packs: NDArray[np.int64] | None
     """(n,) pack of each sample; None if samples are not packed."""
+    pack_fill: float = 1.0
+    """Share of the packs' length that samples fill; the rest is padding where packs are padded to one length."""
     time_unit: str = ""
     """Unit of the costs, like `s`; empty if unknown."""
     memory_unit: str = ""
@@ -57,12 +59,13 @@ class Problem:
             batch, packs = pack_batch(samples, table.tokens, pack_tokens, padded=True)
         except ValueError as err:
             raise UserError(f"{table.name}: {err}") from err
-        return cls(samples=samples, batch=batch, packs=packs, **units)
+        fill = float(table.tokens.sum()) / (len(batch.sample_ids) * pack_tokens)
+        return cls(samples=samples, batch=batch, packs=packs, pack_fill=fill, **units)
 
     @property
     def size(self) -> str:
-        """Size of the global batch in words, like `512 samples in 93 packs`."""
-        packs = "" if self.packs is None else f" in {count(len(self.batch.sample_ids), 'pack')}"
+        """Size of the global batch in words, like `512 samples in 93 packs (97% full)`."""
+        packs = "" if self.packs is None else f" in {count(len(self.batch.sample_ids), 'pack')} ({self.pack_fill:.0%} full)"
         return f"{count(len(self.samples.sample_ids), 'sample')}{packs}"
 
     @property
