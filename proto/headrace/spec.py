@@ -332,6 +332,19 @@ class JobSpec(SpecSection):
             )
         return self
 
+    def check_longest(self) -> None:
+        """Raise SpecError where the longest sample or pack that the job admits fits into no microbatch.
+
+        This is checked when a job is submitted and not whenever a spec is loaded: jobs that were taken up before go on.
+        """
+        limit = self.execution.max_tokens
+        name, longest = ("pack_tokens", self.pack_tokens) if self.pack_tokens else ("text.max_tokens", self.text.max_tokens)
+        if limit is not None and longest > limit:
+            raise SpecError(
+                f"{name} ({longest}) is above execution.max_tokens ({limit}): the longest sample or pack must fit into a "
+                f"microbatch; lower {name}, so that longer samples are refused as too_long, or raise execution.max_tokens"
+            )
+
     def with_topology(self, topology: TopologySpec) -> JobSpec:
         """Return the spec of the same job with another topology. Raises SpecError if the model does not fit the topology."""
         return load_spec_json(self.model_copy(update={"topology": topology}).to_json())
@@ -361,7 +374,9 @@ class JobSpec(SpecSection):
 
 def parse_spec(document: Any) -> JobSpec:
     """Return the validated job spec in plain data. Raises SpecError with one sentence that names the first wrong field."""
-    return parse(JobSpec, document, "job spec")
+    spec = parse(JobSpec, document, "job spec")
+    spec.check_longest()
+    return spec
 
 
 def load_spec_json(text: str) -> JobSpec:

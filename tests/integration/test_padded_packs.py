@@ -24,9 +24,7 @@ UNITS: dict[str, Any] = {"encoder": {}, "llm": {}}
 PLANNED = {"replicas": 1, "microbatches": 3, "stages": {"encoder": 1, "llm": 1}}
 
 
-@pytest.mark.parametrize(
-    "execution", [{}, {"trainer": "colocated", "max_tokens": 3 * PACK_TOKENS}], ids=["pipeline", "colocated"]
-)
+@pytest.mark.parametrize("execution", [{}, COLOCATED], ids=["pipeline", "colocated"])
 def test_every_pack_has_the_length_asked_for_and_every_sample_comes_once(calm, spec, undisturbed, execution) -> None:
     planned = {"replicas": 2, "microbatches": 3, "stages": {"encoder": 1, "llm": 1}}
     kind = execution.get("trainer", "pipeline")

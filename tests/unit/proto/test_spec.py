@@ -184,6 +184,24 @@ def test_numbers_that_are_what_they_look_like_and_texts_in_quotes_are_taken(tmp_
     assert (spec.name, spec.sources[0].name, spec.seed, spec.global_batch, spec.share) == ("010", "1:30:00", 0, 1000, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "text.max_tokens (32768) is above execution.max_tokens (16384)"),
+        ({"pack_tokens": 20_000, "text": {"max_tokens": 100}}, "pack_tokens (20000) is above execution.max_tokens (16384)"),
+    ],
+)
+def test_a_job_whose_longest_sample_fits_no_microbatch_is_refused_but_goes_on_where_it_was_taken(
+    fields: dict[str, Any], words: str
+) -> None:
+    document = {"name": "j", "sources": [{"path": "a"}], "execution": {"trainer": "colocated", "max_tokens": 16_384}}
+    with pytest.raises(SpecError) as raised:
+        parse_spec(document | fields)
+    assert words in str(raised.value)
+    assert load_spec_json(json.dumps(document | fields)).execution.max_tokens == 16_384
+    parse_spec(document | {"text": {"max_tokens": 16_384}})
+
+
 def test_further_errors_are_counted() -> None:
     with pytest.raises(SpecError, match=r"\(and 1 more\)"):
         parse_spec({**MINIMAL, "seed": -1, "steps": 0})
