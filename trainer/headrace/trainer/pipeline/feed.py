@@ -107,8 +107,11 @@ class StepFeed:
         return list(_runs(self._row_refs[sample] for sample in portion.samples if sample in self._row_refs))
 
     def packs(self, portion: Portion) -> list[list[int]]:
-        """Return the portion's samples by pack, in its order; empty if the job does not pack. A plan tears no pack apart."""
-        samples = portion.samples if self._packs else ()
+        """Return the samples of the LLM's portion by pack, in its order; empty in other units, and if the job does not pack.
+
+        A plan tears no pack apart.
+        """
+        samples = portion.samples if self._packs and portion.unit == LLM else ()
         return [list(of_pack) for _, of_pack in groupby(samples, self._packs.__getitem__)]
 
     def _tickets(self, portion: Portion) -> list[str]:
