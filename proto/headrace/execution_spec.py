@@ -87,7 +87,7 @@ class ExecutionSpec(SpecSection):
                 )
             if unit in shape.units and size.frozen_layers >= (layers := shape.units[unit].layers):
                 raise ValueError(
-                    f"execution: unit {unit!r} of the job's model has {layers} layers, but frozen_layers is {size.frozen_layers}: "
+                    f"execution: {unit!r} of the job's model has {layers} layers, but frozen_layers is {size.frozen_layers}: "
                     "lower it, or set frozen"
                 )
         if self.units.get(last := list(stages)[-1], UnitExecution()).frozen_projector:

@@ -38,7 +38,7 @@ def job(**execution: Any) -> JobSpec:
         ),
         (
             {"units": {"llm": {"frozen_layers": 4}}},
-            "unit 'llm' of the job's model has 4 layers, but frozen_layers is 4: lower it",
+            "'llm' of the job's model has 4 layers, but frozen_layers is 4: lower it",
         ),
         ({"memory_gib": 0}, "memory_gib"),
         ({"memory_gib": True}, "must be a number"),
