@@ -41,7 +41,7 @@ def test_a_limit_that_no_plan_keeps_fails_the_job_with_the_sentence_and_it_can_g
     execution = {"trainer": "colocated", "max_tokens": 2_000}
     job = calm.submit(spec("too-tight", steps=2, execution=execution, topology=planned, text={"max_tokens": 2_000}))
     message = calm.wait_for_state(job, "failed").message
-    assert "step 0 of job 'too-tight' cannot be planned: no plan was found within max_tokens: the 16 samples" in message
+    assert "of job 'too-tight' cannot be planned: no plan was found within max_tokens: the 16 samples" in message
     assert "its 1 microbatches room for 2,000 each" in message
 
 
