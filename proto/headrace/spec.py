@@ -21,6 +21,7 @@ from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.plan import GENERATOR, LLM, Topology
+from headrace.text_spec import TextSpec
 from headrace.user_document import SpecSection, parse_json
 from headrace.user_document import parse as parse
 from headrace.user_document import read_yaml as read_yaml
@@ -136,22 +137,6 @@ class AudioSpec(SpecSection):
                 f"hop_s {self.hop_s:g}, are {values:.0f} values, and at most {limits.MAX_SOUND_VALUES} are taken: lower one"
             )
         return self
-
-
-class TextSpec(SpecSection):
-    """The tokenizer and the prompt template that turn a sample's text into tokens."""
-
-    tokenizer: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
-    """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled tokenizer."""
-    template: Literal["chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision"] = "chatml"
-    """Prompt template that joins the turns of a sample into one sequence; each but chatml is that of the model of its name."""
-    image_token: str = ""
-    """Control token that stands for an image in the sequence. Empty: the template's own."""
-    audio_token: str = ""
-    """Control token that stands for a recording in the sequence. Empty: the template's own, if it has one; a template without one
-    takes recordings only if this is set."""
-    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] = 32_768
-    """Samples with more tokens than this are quarantined as too_long."""
 
 
 class TopologySpec(SpecSection):
@@ -317,13 +302,9 @@ class JobSpec(SpecSection):
         return self
 
     @model_validator(mode="after")
-    def _only_packs_are_padded(self) -> Self:
+    def _packs_hold_every_sample(self) -> Self:
         if self.pad_to_max_length and self.pack_tokens is None:
             raise ValueError("pad_to_max_length is set without pack_tokens, the length to pad to: set it too")
-        return self
-
-    @model_validator(mode="after")
-    def _packs_hold_every_sample(self) -> Self:
         if self.pack_tokens is not None and self.pack_tokens < self.text.max_tokens:
             raise ValueError(
                 f"pack_tokens ({self.pack_tokens}) is below text.max_tokens ({self.text.max_tokens}): "

@@ -46,7 +46,7 @@ class Problem:
         from headrace.reorder_service.planning.batch import make_batch
         from headrace.reorder_service.planning.packing import pack_batch
 
-        units = {"time_unit": table.time_unit, "memory_unit": table.memory_unit if table.memory else table.time_unit}
+        memory_unit = table.memory_unit if table.memory else table.time_unit
         if pack_tokens is not None:
             _check_lengths(table, pack_tokens)
         try:
@@ -55,12 +55,12 @@ class Problem:
                 execution=execution, memory=table.memory, transfer_bytes=table.transfer_bytes,
             )  # fmt: skip
             if pack_tokens is None or table.tokens is None:
-                return cls(samples=samples, batch=samples, packs=None, **units)
+                return cls(samples=samples, batch=samples, packs=None, time_unit=table.time_unit, memory_unit=memory_unit)
             batch, packs = pack_batch(samples, table.tokens, pack_tokens, padded=True)
         except ValueError as err:
             raise UserError(f"{table.name}: {err}") from err
         fill = float(table.tokens.sum()) / (len(batch.sample_ids) * pack_tokens)
-        return cls(samples=samples, batch=batch, packs=packs, pack_fill=fill, **units)
+        return cls(samples=samples, batch=batch, packs=packs, pack_fill=fill, time_unit=table.time_unit, memory_unit=memory_unit)
 
     @property
     def size(self) -> str:
