@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -43,6 +43,9 @@ class ExecutionSpec(SpecSection):
     """Number of parts of a unit on each of its stages; more than 1 only for 'interleaved'."""
     in_flight: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] | None = None
     """Most microbatches that a stage may hold under the 'eager' schedule. None: no limit."""
+    coefficients: dict[str, Any] | None = None
+    """Measured costs of the model's layers, in the form of the file that `headrace profile` writes. None: the operations counted
+    from the shape of the job's model at a nominal rate."""
     units: dict[str, UnitExecution] = Field(default_factory=dict)
     """The units of which something is frozen or checkpointed, by name; all others learn and keep their activations."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
@@ -66,6 +69,11 @@ class ExecutionSpec(SpecSection):
         if self.trainer == "colocated" and (self.schedule != "1f1b" or self.memory_gib is not None):
             raise ValueError("schedule and memory_gib are for pipelines; colocated ranks have max_tokens")
         return self
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nothing is said of the trainers, beside what the layers of their model cost."""
+        return self == ExecutionSpec(coefficients=self.coefficients)
 
     def check(self, stages: Mapping[str, int]) -> None:
         """Raise ValueError where the execution does not fit pipelines with these stages, by unit in pipeline order."""

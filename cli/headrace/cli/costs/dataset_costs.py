@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace.backward_factors import BackwardTimes
     from headrace.cli.costs.cost_table import CostTable, CostTableWriter
     from headrace.reorder_service.planning.cost_model.cost import SampleCosts
     from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
@@ -65,12 +64,10 @@ class Estimator:
         """Return the number of layers of each unit, which bounds its stages; `encoder` has those of vision and audio."""
         from headrace.reorder_service.planning.cost_model.cost import PARTS_OF, stacks_of
 
-        stacks = stacks_of(self._shape)
-        return {unit: sum(stacks[part].layers for part in PARTS_OF[unit]) for unit in self._units}
-
-    def backward_times(self) -> dict[str, BackwardTimes]:
-        """Return the measured times of the backward of each unit; empty without coefficients."""
-        return {} if self._measured is None else self._measured.backward_times(self._units)
+        layers = {part: stack.layers for part, stack in stacks_of(self._shape).items()}
+        if self._measured is not None:
+            layers |= {part: len(self._measured.parts[part].layers) for part in self._measured.huggingface}
+        return {unit: sum(layers[part] for part in PARTS_OF[unit]) for unit in self._units}
 
     def estimate(
         self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward_factors: Mapping[str, float] | None = None
@@ -109,6 +106,7 @@ class Estimator:
             name="the data set",
             time_unit=SECONDS,
             memory_unit=MEMORY_BYTES,
+            backward={} if self._measured is None else self._measured.backward_times(self._units),
         )
 
 

@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: whole replicas)",
     )
     parser.add_argument(
+        "--coefficients", type=Path, metavar="FILE", help="with --submit or --emulate: costs measured by `headrace profile`"
+    )
+    parser.add_argument(
         "--optimizer",
         type=Path,
         metavar="FILE.yaml",
@@ -128,13 +131,14 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from headrace.cli.jobs_client import JobsClient, state_name
-    from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
     from headrace.cluster_token import await_token_file
     from headrace.observability import metrics, tracing
     from headrace.observability.logs import configure_logging
     from headrace.transport import base
 
+    if args.coefficients is not None and args.submit is None:
+        raise UserError("--coefficients goes with --submit: a job that was submitted before keeps its own costs")
     if args.threads is not None and args.threads < 1:
         raise UserError(f"--threads must be at least 1, got {args.threads}")
     if args.checkpoint_every is not None and args.checkpoint_every < 1:
@@ -159,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
 
         device = local_device(args.device)
         topology = None if args.topology is None else load_topology_yaml(args.topology)
-        job = client.submit(_planned_for(read_spec(args.submit), topology)) if args.submit else args.job
+        job = client.submit(_planned_for(_read_spec(args, topology), topology)) if args.submit else args.job
         if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
             words = "nothing is left to train, and this is its summary; give it another name to train again"
             print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
@@ -207,11 +211,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _read_spec(args: argparse.Namespace, topology: PipelineTopology | None) -> JobSpec:
+    """Read the spec to submit, with the coefficients of --coefficients at the tensor-parallel widths of the topology."""
+    from headrace.cli.watch.submission import read_spec, with_coefficients
+
+    spec = read_spec(args.submit)
+    if args.coefficients is None:
+        return spec
+    widths = {} if topology is None else {unit: size.tp for unit, size in topology.units.items()}
+    return with_coefficients(spec, args.coefficients, widths)
+
+
 def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
     """Return the spec with the execution of trainers of that topology, unless it says itself how its trainers run plans."""
-    if topology is None or spec.execution != type(spec.execution)():
+    if topology is None or not spec.execution.says_nothing:
         return spec
-    return spec.with_execution(topology.execution)
+    return spec.with_execution(topology.execution.model_copy(update={"coefficients": spec.execution.coefficients}))
 
 
 def metrics_of_rank(listen: str) -> str:

@@ -240,7 +240,7 @@ class PipelineTopology(BaseModel):
 
     def check_execution(self, planned: ExecutionSpec) -> None:
         """Raise UserError where the job plans for trainers that run something else. A job that says nothing is not compared."""
-        if planned == ExecutionSpec():
+        if planned.says_nothing:
             return
         for name, ours, theirs in self._compared(planned):
             if ours != theirs:
@@ -309,13 +309,7 @@ class PipelineTopology(BaseModel):
             raise UserError(
                 f"unit {unit!r} has {shape.layers} layers, but frozen_layers is {size.frozen_layers}: lower it, or set frozen"
             )
-        divided = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mlp": shape.mlp}
-        for name, number in divided.items():
-            if number % size.tp:
-                raise UserError(
-                    f"tp {size.tp} of unit {unit!r} does not divide its {name} {number}: "
-                    f"set its tp to a divisor of {math.gcd(*divided.values())}"
-                )
+        check_width(unit, shape, size.tp)
 
     def _check_joint_encoder(self) -> None:
         size = self.units[ENCODER]
@@ -335,6 +329,17 @@ def unit_shapes(shape: ModelShape) -> dict[str, TransformerShape]:
     """Return the shape of each unit's transformer stack, by unit name. The joint encoder has the shape of the vision encoder."""
     stacks = {ENCODER: shape.vision, "vision": shape.vision, "audio": shape.audio, LLM: shape.llm}
     return stacks if shape.generator is None else {**stacks, GENERATOR: shape.generator}
+
+
+def check_width(unit: str, shape: TransformerShape, tp: int) -> None:
+    """Raise UserError unless a unit of that shape can be cut into `tp` slices of equally many heads and inner channels."""
+    divided = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mlp": shape.mlp}
+    for name, number in divided.items():
+        if number % tp:
+            raise UserError(
+                f"tp {tp} of unit {unit!r} does not divide its {name} {number}: "
+                f"set its tp to a divisor of {math.gcd(*divided.values())}"
+            )
 
 
 def load_topology_yaml(path: Path) -> PipelineTopology:

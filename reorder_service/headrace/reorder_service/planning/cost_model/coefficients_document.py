@@ -1,6 +1,6 @@
 """The content of a coefficients file, which `headrace profile` writes, from and to measured costs.
 
-    {"model": "tiny", "measured_on": {"device": "cpu", "dtype": "fp32"},
+    {"model": "7b", "measured_on": {"device": "cpu", "dtype": "fp32"},
      "units": {"vision": {"layers": 32, "quadratic_s": 1e-12, "linear_s": 2e-8, "constant_s": 1e-6,
                           "ends": {"projector": {"linear_s": 3e-8}},
                           "backward": {"input_gradients": 1.1, "weight_gradients": 0.9, "rerun": 1.0},
@@ -9,7 +9,8 @@
 
 A unit here is a part of the model (`coefficients.PARTS`). Its layers are a number of equal ones or a list of single ones. A layer
 is given by its coefficients, 0 if left out, or by measurements to which they are fitted. Everything but the layers may be left
-out. `slices` has an entry of the same form for each further tensor-parallel width; ends are whole on every slice.
+out. `slices` has an entry of the same form for each further tensor-parallel width; ends are whole on every slice. `huggingface`
+names the Hugging Face model of each unit that is not the named model's own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headrace.reorder_service.planning.cost_model.measured_costs import BACKWARD
 
 _FIELDS = tuple(f"{power}_s" for power in POWERS)
 _MEASURED = ("positions", "seconds")
-_HEAD = ("model", "measured_on")
+_HEAD = ("model", "huggingface", "measured_on")
 _BESIDE_LAYERS = ("ends", "backward", "tp", "slices")
 _MOST_LAYERS = 10_000
 _LARGEST = 1e9  # sums of costs stay far from the largest float
@@ -40,18 +41,17 @@ def parse_coefficients(document: Any, tp: Mapping[str, int] | None = None) -> Me
     units = document.get("units") if isinstance(document, Mapping) else None
     if not isinstance(units, Mapping) or not units or set(document) - {"units", *_HEAD}:
         raise ValueError(
-            f"a coefficients file has one field, 'units', with an entry for each unit, and perhaps {' and '.join(_HEAD)}"
+            f"a coefficients file has one field, 'units', with an entry for each unit, and perhaps {', '.join(_HEAD)}"
         )
     unknown = [unit for unit in units if unit not in PARTS]
     if unknown:
         raise ValueError(f"units: there is no unit {unknown[0]!r} to give coefficients for; there are {', '.join(PARTS)}")
-    model, measured_on = document.get("model", ""), document.get("measured_on", {})
+    model = document.get("model", "")
     if not isinstance(model, str):
         raise ValueError(f"model must be a name, got {model!r}")
-    if not isinstance(measured_on, Mapping) or not all(isinstance(text, str) for text in measured_on.values()):
-        raise ValueError(f"measured_on must be texts by name, got {measured_on!r}")
+    huggingface, measured_on = (_texts(name, document.get(name, {})) for name in ("huggingface", "measured_on"))
     parts = {unit: _part(f"units.{unit}", entry, (tp or {}).get(unit)) for unit, entry in units.items()}
-    return MeasuredCosts(parts=parts, model=model, measured_on=dict(measured_on))
+    return MeasuredCosts(parts=parts, model=model, huggingface=huggingface, measured_on=measured_on)
 
 
 def document_of(costs: MeasuredCosts) -> dict[str, Any]:
@@ -95,6 +95,12 @@ def _part(where: str, entry: Any, tp: int | None) -> PartCosts:
         backward=_backward(where, entry),
         tp=own if tp is None else tp,
     )
+
+
+def _texts(where: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
+        raise ValueError(f"{where} must be texts by name, got {value!r}")
+    return dict(value)
 
 
 def _mapping(where: str, value: Any) -> Mapping[str, Any]:

@@ -43,6 +43,8 @@ class MeasuredCosts:
     """Costs by part of the model (`coefficients.PARTS`)."""
     model: str = ""
     """Name of the measured model; empty if it is not known."""
+    huggingface: Mapping[str, str] = field(default_factory=dict)
+    """Name of the Hugging Face model of each part that is not the named model's own; its layers are not compared with a shape."""
     measured_on: Mapping[str, str] = field(default_factory=dict)
     """How the times were taken, for people to read: the device, the dtype."""
 
@@ -80,6 +82,8 @@ class MeasuredCosts:
         for part, costs in self.parts.items():
             if part not in stacks:
                 raise ValueError(f"{ours} a part {part!r}, but model {name!r} has only {', '.join(stacks)}: {remedy}")
+            if part in self.huggingface:
+                continue
             most = stacks[part].layers + (0 if costs.ends else _MOST_ENDS)
             if not stacks[part].layers <= len(costs.layers) <= most:
                 raise ValueError(

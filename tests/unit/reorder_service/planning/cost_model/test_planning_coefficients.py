@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -216,6 +217,7 @@ costs = st.builds(
     MeasuredCosts,
     parts=st.dictionaries(st.sampled_from(["vision", "audio", "llm", "generator"]), part, min_size=1),
     model=st.sampled_from(["", "tiny"]),
+    huggingface=st.dictionaries(st.just("llm"), st.text(max_size=5)),
     measured_on=st.dictionaries(st.sampled_from(["device", "dtype"]), st.text(max_size=5)),
 )
 
@@ -272,6 +274,10 @@ def of_tiny(**layers: int) -> MeasuredCosts:
 def test_the_costs_of_another_model_are_refused_with_both_numbers(measured: MeasuredCosts, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         measured.check_model("tiny", MODEL_SHAPES["tiny"], ("encoder", "llm"))
+
+
+def test_the_layers_of_a_hugging_face_model_are_not_compared_with_those_of_the_named_one() -> None:
+    replace(of_tiny(llm=24), huggingface={"llm": "Qwen2.5-0.5B"}).check_model("tiny", MODEL_SHAPES["tiny"], ("encoder", "llm"))
 
 
 def test_ends_may_be_counted_among_the_layers_unless_they_are_given_apart() -> None:
