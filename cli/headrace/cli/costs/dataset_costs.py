@@ -62,9 +62,9 @@ class Estimator:
 
     def layers(self) -> dict[str, int]:
         """Return the number of layers of each unit, which bounds its stages; `encoder` has those of vision and audio."""
-        from headrace.reorder_service.planning.cost_model.cost import PARTS_OF, stacks_of
+        from headrace.reorder_service.planning.cost_model.cost import PARTS_OF
 
-        layers = {part: stack.layers for part, stack in stacks_of(self._shape).items()}
+        layers = {part: stack.layers for part, stack in self._shape.units.items()}
         if self._measured is not None:
             layers |= {part: len(self._measured.parts[part].layers) for part in self._measured.huggingface}
         return {unit: sum(layers[part] for part in PARTS_OF[unit]) for unit in self._units}

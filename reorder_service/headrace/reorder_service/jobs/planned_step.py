@@ -164,8 +164,7 @@ class PlannedStep:
         probes = [self.probes[int(i)] for i in self.sample_ids]
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
         tokens = np.array([probe.num_tokens for probe in probes], np.int64)
-        execution = execution_of(spec.execution, topology, spec.orchmllm)
-        costs = measured_costs(spec.execution)
+        execution, costs = execution_of(spec, topology), measured_costs(spec.execution)
         estimated = estimate(
             probes,
             shape,
@@ -174,7 +173,7 @@ class PlannedStep:
             vocab=vocab,
             units=units,
             measured=None if costs is None else costs.coefficients,
-            checkpointing=spec.execution.named("checkpointing"),
+            checkpointing=spec.execution.of_units("checkpointing"),
             backward_factors=execution.backward_factors,
         )
         self.costs = estimated.seconds

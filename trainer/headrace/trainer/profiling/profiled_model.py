@@ -16,7 +16,7 @@ from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.models.multimodal import MultimodalModel
-from headrace.trainer.pipeline.topology import check_width, unit_shapes
+from headrace.trainer.pipeline.topology import check_width
 
 IMAGE_TOKEN, AUDIO_TOKEN = 0, 1
 DEFAULT_VOCABULARY = 32_000
@@ -42,7 +42,7 @@ class ProfiledModel:
     def check_widths(self, parts: Iterable[str], widths: Iterable[int]) -> None:
         """Raise UserError for a tensor-parallel width that does not divide the heads or the MLP of one of the parts."""
         for part, width in product(parts, widths):
-            check_width(part, unit_shapes(self.shape)[part], width)
+            check_width(part, self.shape.units[part], width)
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def estimate(
     Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
     _check(units, shape)
-    stacks = stacks_of(shape)
+    stacks = shape.units
     layers = nominal_coefficients(shape, image=image, audio=audio, vocab=vocab) if measured is None else measured
     lengths = {
         VISION: _Lengths.of([probe.image_patches for probe in probes]),
@@ -102,12 +102,6 @@ def estimate(
         kept = {part: 0 if idle else kept_bytes(stacks[part], unit in checkpointing) for part in PARTS_OF[unit]}
         memory[unit] = np.sum([lengths[part].sums * float(amount) for part, amount in kept.items()], axis=0)
     return SampleCosts(seconds=_by_unit(units, seconds), memory_bytes=memory, transfer_bytes=_by_unit(units, transfer))
-
-
-def stacks_of(shape: ModelShape) -> dict[str, TransformerShape]:
-    """Return the stack of layers of each part of a model."""
-    stacks = {VISION: shape.vision, AUDIO: shape.audio, LLM: shape.llm}
-    return stacks if shape.generator is None else {**stacks, GENERATOR: shape.generator}
 
 
 def nominal_coefficients(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0) -> Coefficients:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from headrace.backward_factors import BackwardTimes
 from headrace.model_shape import ModelShape
-from headrace.reorder_service.planning.cost_model.coefficients import Coefficients, LayerCost, total
-from headrace.reorder_service.planning.cost_model.cost import PARTS_OF, stacks_of
+from headrace.reorder_service.planning.cost_model.coefficients import PARTS, Coefficients, LayerCost, total
+from headrace.reorder_service.planning.cost_model.cost import PARTS_OF
 
 BACKWARD_FIELDS = ("input_gradients", "weight_gradients", "rerun")
 """Fields of BackwardTimes."""
@@ -78,7 +78,7 @@ class MeasuredCosts:
         """
         ours = f"the coefficients are of model {self.model!r} and have" if self.model else "the coefficients have"
         remedy = f"measure it with `headrace profile {name}`"
-        stacks = stacks_of(shape)
+        stacks = {part: shape.units[part] for part in PARTS if part in shape.units}
         for part, costs in self.parts.items():
             if part not in stacks:
                 raise ValueError(f"{ours} a part {part!r}, but model {name!r} has only {', '.join(stacks)}: {remedy}")
