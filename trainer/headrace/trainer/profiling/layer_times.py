@@ -15,7 +15,7 @@ from headrace.sample import Probe
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.profiling.layer_kinds import Kind, kinds_of, randomise
 from headrace.trainer.profiling.profiled_batch import BatchShape, batch_shape, mixed_batch, profiled_batch
-from headrace.trainer.profiling.profiled_model import AUDIO_TOKEN, IMAGE_TOKEN, ProfiledModel
+from headrace.trainer.profiling.profiled_model import ProfiledModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,10 @@ class LayerTimer:
         """Return the median seconds of forward and backward of the whole model on `mixed_probes`, after one run to warm up."""
         model = self._profiled.model
         batch = mixed_batch(
-            probes, image=self._profiled.image, audio=self._profiled.audio, placeholders=(IMAGE_TOKEN, AUDIO_TOKEN)
+            probes,
+            image=self._profiled.image,
+            audio=self._profiled.audio,
+            placeholders=(model.image_token_id, model.audio_token_id),
         ).to(self._device)
         randomise(model, self._device)
         model.requires_grad_(True)
@@ -102,7 +105,8 @@ class LayerTimer:
                 kind.release()
 
     def _batch(self, shape: BatchShape) -> PackedMicrobatch:
-        token_ids = (max(IMAGE_TOKEN, AUDIO_TOKEN) + 1, self._profiled.vocab_size)
+        model = self._profiled.model
+        token_ids = (max(model.image_token_id, model.audio_token_id) + 1, self._profiled.vocab_size)
         return profiled_batch(shape, image=self._profiled.image, audio=self._profiled.audio, token_ids=token_ids)
 
     def _measure(self, kind: Kind, batch: PackedMicrobatch) -> _Seconds:

@@ -18,7 +18,7 @@ from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.topology import check_width
 
-IMAGE_TOKEN, AUDIO_TOKEN = 0, 1
+_IMAGE_TOKEN, _AUDIO_TOKEN = 0, 1
 DEFAULT_VOCABULARY = 32_000
 """Size of the vocabulary where the model's shape has none of its own."""
 
@@ -69,8 +69,8 @@ def profiled_model(
                 vocab_size=vocabulary,
                 image=image,
                 audio=audio,
-                image_token_id=IMAGE_TOKEN,
-                audio_token_id=AUDIO_TOKEN,
+                image_token_id=_IMAGE_TOKEN,
+                audio_token_id=_AUDIO_TOKEN,
             )
         return ProfiledModel(model=model, shape=shape, image=image, audio=audio, vocab_size=vocabulary)
     try:
@@ -85,7 +85,7 @@ def profiled_model(
         vocab_size=vocabulary,
         image=image,
         audio=audio,
-        image_token_id=IMAGE_TOKEN,
-        audio_token_id=AUDIO_TOKEN,
+        image_token_id=_IMAGE_TOKEN,
+        audio_token_id=_AUDIO_TOKEN,
     )
     return ProfiledModel(model=model, shape=adapted_shape, image=image, audio=audio, vocab_size=vocabulary)
