@@ -76,10 +76,10 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} must be at least 1, got {number}")
     if len(counts) < _FEWEST_COUNTS:
         raise UserError(f"--tokens needs at least {_FEWEST_COUNTS} different numbers for a curve, got {args.tokens}")
+    if args.out.is_dir():
+        raise UserError(f"--out {args.out} is a folder: name a file in it")
     part_file = args.out.with_name(args.out.name + ".part")
     try:
-        if args.out.is_dir():
-            raise UserError(f"--out {args.out} is a folder: name a file in it")
         part_file.touch()
     except OSError as err:
         raise UserError(f"cannot write to {args.out}: {err.strerror}; name another file with --out") from err

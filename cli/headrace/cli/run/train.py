@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
 
         device = local_device(args.device)
         topology = None if args.topology is None else load_topology_yaml(args.topology)
-        job = client.submit(_planned_for(_read_spec(args, topology), topology)) if args.submit else args.job
+        job = client.submit(_spec_of(args, topology)) if args.submit else args.job
         if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
             words = "nothing is left to train, and this is its summary; give it another name to train again"
             print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
@@ -212,11 +212,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read_spec(args: argparse.Namespace, topology: PipelineTopology | None) -> JobSpec:
-    """Read the spec to submit, with the coefficients of --coefficients at the tensor-parallel widths of the topology."""
+def _spec_of(args: argparse.Namespace, topology: PipelineTopology | None) -> JobSpec:
+    """Return the spec to submit for trainers of that topology, with the costs of --coefficients at its tensor-parallel widths."""
     from headrace.cli.watch.submission import read_spec, with_coefficients
 
-    spec = read_spec(args.submit)
+    spec = _planned_for(read_spec(args.submit), topology)
     if args.coefficients is None:
         return spec
     widths = {} if topology is None else {unit: size.tp for unit, size in topology.units.items()}
