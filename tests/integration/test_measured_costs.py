@@ -21,7 +21,8 @@ def test_a_profile_goes_into_a_job_whose_samples_stay_the_same(
 ) -> None:
     monkeypatch.setattr(profiled_batch, "PACKED_POSITIONS", 64)
     file = tmp_path / "tiny.json"
-    assert main(["profile", "tiny", "--tokens", "16,32,64", "--repeats", "1", "--vocab", "64", "--out", str(file)]) == 0
+    sizes = ["--tokens", "16,32,64", "--repeats", "3", "--vocab", "64", "--threads", "1"]
+    assert main(["profile", "tiny", *sizes, "--out", str(file)]) == 0
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump(json.loads(spec("measured", steps=3).to_json())))
     submit = ["job", "submit", str(job), "--endpoint", calm.endpoint, "--coefficients"]
@@ -30,6 +31,7 @@ def test_a_profile_goes_into_a_job_whose_samples_stay_the_same(
         assert loader.spec.execution.coefficients is not None
         assert loader.spec.execution.coefficients["model"] == "tiny"
         for step in loader:
+            assert list(step)
             loader.commit(step)
     assert ledger_sha256(calm.ledger("measured")) == undisturbed(3)
 

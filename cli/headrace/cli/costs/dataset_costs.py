@@ -82,7 +82,7 @@ class Estimator:
         try:
             return estimate(
                 probes, self._shape, image=self._spec.image, audio=self._spec.audio, vocab=self._vocab, units=self._units,
-                measured=self._measured and self._measured.coefficients,
+                measured=None if self._measured is None else self._measured.coefficients,
                 checkpointing=checkpointing, backward_factors=backward_factors,
             )  # fmt: skip
         except ValueError as err:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from headrace.backward_factors import BackwardTimes
@@ -81,11 +81,11 @@ def part_costs(kinds: Sequence[FittedKind], tp: int = 1) -> PartCosts:
 
 
 def _backward(kinds: Sequence[FittedKind]) -> BackwardTimes:
-    """Return the times of the backward of all layers and ends over those of their forward: means over positions."""
+    """Return the times of the backward of all layers and ends over those of their forward: medians over positions."""
     forward = _sums(kinds, lambda kind: kind.times.forward_s)
 
     def ratio(pick: Callable[[FittedKind], Sequence[float]]) -> float:
-        return fmean(part / whole for part, whole in zip(_sums(kinds, pick), forward, strict=True))
+        return median(part / whole for part, whole in zip(_sums(kinds, pick), forward, strict=True))
 
     return BackwardTimes(
         input_gradients=ratio(lambda kind: kind.times.input_gradients_s),

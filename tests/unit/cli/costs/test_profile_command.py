@@ -19,7 +19,7 @@ from headrace.trainer.profiling import profiled_batch
 from headrace.trainer.profiling.layer_times import KindTimes, LayerTimer
 
 POSITIONS = (64.0, 256.0, 1024.0)
-COUNTS = ["--tokens", "16,32,64", "--repeats", "1", "--threads", "1", "--vocab", "64"]
+COUNTS = ["--tokens", "16,32,64", "--repeats", "3", "--threads", "1", "--vocab", "64"]
 
 
 @pytest.fixture(autouse=True)

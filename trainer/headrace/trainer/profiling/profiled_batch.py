@@ -91,7 +91,7 @@ def profiled_batch(shape: BatchShape, *, image: ImageSpec, audio: AudioSpec, tok
 
 def mixed_probes(image: ImageSpec, audio: AudioSpec) -> list[Probe]:
     """Return samples of several sizes, with a square image, a recording, both or neither, for a whole model."""
-    probes = []
+    probes: list[Probe] = []
     for text, side, seconds in _MIXED:
         patches, frames = (side * image.merge) ** 2, math.ceil(seconds / audio.hop_s)
         num_tokens = text + side**2 + math.ceil(frames / audio.frames_per_token)
