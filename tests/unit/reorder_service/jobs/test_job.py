@@ -112,6 +112,14 @@ async def test_submitting_the_same_spec_again_and_at_once_gives_one_job(start: S
     assert await service.store.jobs() == ["job"]
 
 
+async def test_a_job_with_the_costs_of_another_model_is_not_taken(start: Start) -> None:
+    service = await start()
+    coefficients = {"units": {"llm": {"layers": 28, "linear_s": 1.0}}}
+    with pytest.raises(SpecError, match="have 28 layers of llm, but model 'tiny' has 4"):
+        await submit(service, join=False, execution={"coefficients": coefficients})
+    assert await service.store.jobs() == []
+
+
 async def test_a_submission_that_was_cut_off_is_taken_up_by_the_next(start: Start) -> None:
     service = await start()
     spec = parse_spec({"name": "cut", "sources": [{"path": "/d"}]})
