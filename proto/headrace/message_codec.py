@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
+from headrace.measured import MeasuredWork
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
+from headrace.schedule import Kind
 from headrace.v1 import common_pb2, sessions_pb2
 
 
@@ -74,6 +76,32 @@ def vocabulary_message(vocabulary: Vocabulary) -> common_pb2.Vocabulary:
 
 def vocabulary_value(message: common_pb2.Vocabulary) -> Vocabulary:
     return Vocabulary(size=message.size, image_token=message.image_token, audio_token=message.audio_token)
+
+
+def measured_message(work: MeasuredWork) -> sessions_pb2.MeasuredWork:
+    return sessions_pb2.MeasuredWork(
+        unit=work.unit,
+        replica=work.replica,
+        stage=work.stage,
+        kind=work.kind,
+        microbatches=work.microbatches,
+        seconds=work.seconds,
+    )
+
+
+def measured_value(message: sessions_pb2.MeasuredWork) -> MeasuredWork:
+    """Return the measured work in a message of `measured_message`; seconds are rounded to float32.
+
+    Raises ValueError where there is no such kind, or not one time a microbatch.
+    """
+    return MeasuredWork(
+        unit=message.unit,
+        replica=message.replica,
+        stage=message.stage,
+        kind=Kind(message.kind),
+        microbatches=tuple(message.microbatches),
+        seconds=tuple(seconds for _, seconds in zip(message.microbatches, message.seconds, strict=True)),
+    )
 
 
 def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:

@@ -78,6 +78,9 @@ def _progress(job: dict[str, Any]) -> Text:
         f"planned ahead {job['planned_steps']}",
         f"quarantined {job['quarantined']}",
     ]
+    if job["forecast_error"] is not None:
+        measured, error = seconds(job["measured_step_s"]), f"{job['forecast_error']:+.0%}"
+        parts.append(f"step {measured}, forecast {seconds(job['forecast_step_s'])} ({error})")
     return Text("  ".join(parts))
 
 
@@ -136,9 +139,7 @@ def _ranks(ranks: list[dict[str, Any]], max_rows: int) -> Table:
     if len(ranks) > max_rows:
         ranks = sorted(ranks, key=lambda rank: (rank["next_step"], -(rank["data_wait_fraction"] or 0.0)))
     for rank in ranks[:max_rows]:
-        table.add_row(
-            str(rank["rank"]), str(rank["next_step"]), _seconds(rank["data_wait_s"]), _share(rank["data_wait_fraction"])
-        )
+        table.add_row(str(rank["rank"]), str(rank["next_step"]), seconds(rank["data_wait_s"]), _share(rank["data_wait_fraction"]))
     _count_others(table, len(ranks), max_rows)
     return table
 
@@ -192,7 +193,8 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:
+    """Write a short time in seconds or milliseconds; None as a dash."""
     if value is None:
         return "–"
     return f"{value:.1f} s" if value >= 1.0 else f"{value * 1e3:.0f} ms"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,6 +48,8 @@ class Execution:
 
     A unit that is not named has WEIGHT_GRADIENTS, but not more than its whole backward.
     """
+    microbatch_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Seconds that a microbatch takes in all stages of a unit together, besides those of its samples, indexed by Kind."""
     latency_s: float = 0.0
     """Latency of one transfer between two stages."""
     bytes_per_s: float = math.inf

@@ -62,7 +62,8 @@ class Work:
     def of(cls, batch: Batch, slots: Slots) -> Work:
         """Compute the work of a plan, given by its slots, under the batch's execution.
 
-        A microbatch's cost in a unit is spread evenly over the unit's stages and chunks. With split backward, a sample's
+        A microbatch's cost in a unit is spread evenly over the unit's stages and chunks. Where it has samples that cost the unit
+        something, what each microbatch takes besides (`Execution.microbatch_s`) is added. With split backward, a sample's
         backward runs in every unit at the position that its microbatch has in the last unit; otherwise with its microbatch.
 
         Empty microbatches are left out. If replicas exchange samples, all run the microbatches that hold a sample on any of
@@ -91,7 +92,11 @@ class Work:
         if replicas_coupled:
             occupied = np.tile(occupied.any(axis=0), (topology.replicas, 1))
         shape = (topology.replicas, topology.microbatches, unit_of_stage.size, len(Kind))
-        seconds = np.stack([forth_s, back_s, back_s], axis=-1) * (factors * per_action[:, None])
+        seconds = np.stack([forth_s, back_s, back_s], axis=-1) * factors
+        if execution.microbatch_s:
+            fixed_s = np.array([execution.microbatch_s.get(unit, (0.0, 0.0, 0.0)) for unit in batch.units])
+            seconds += fixed_s * (seconds > 0)
+        seconds *= per_action[:, None]
         return cls(
             topology=topology,
             execution=execution,
