@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 
+from headrace.errors import UserError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
 from headrace.measured import MeasuredWork
 from headrace.plan import Microbatch, StepPlan, Topology
@@ -92,15 +93,21 @@ def measured_message(work: MeasuredWork) -> sessions_pb2.MeasuredWork:
 def measured_value(message: sessions_pb2.MeasuredWork) -> MeasuredWork:
     """Return the measured work in a message of `measured_message`; seconds are rounded to float32.
 
-    Raises ValueError where there is no such kind, or not one time a microbatch.
+    Raises UserError where there is no such kind, or not one time a microbatch.
     """
+    microbatches, seconds = tuple(message.microbatches), tuple(message.seconds)
+    if len(microbatches) != len(seconds) or message.kind not in list(Kind):
+        raise UserError(
+            f"measured work of kind {message.kind} has {len(microbatches)} microbatches and {len(seconds)} times: kinds are 0 to "
+            f"{max(Kind)}, and each microbatch has one time"
+        )
     return MeasuredWork(
         unit=message.unit,
         replica=message.replica,
         stage=message.stage,
         kind=Kind(message.kind),
-        microbatches=tuple(message.microbatches),
-        seconds=tuple(seconds for _, seconds in zip(message.microbatches, message.seconds, strict=True)),
+        microbatches=microbatches,
+        seconds=seconds,
     )
 
 

@@ -15,7 +15,7 @@ MAX_RECOVERIES = 3
 MAX_ENDED = 3  # jobs that have ended to list; further ones are counted
 PLAIN_ROWS = 10  # of each table, if the height is not limited
 MIN_ROWS = 3
-_OTHER_LINES, _LINES_PER_JOB = 5, 9  # besides the rows of the preprocessors, and of ranks and sources
+_OTHER_LINES, _LINES_PER_JOB = 5, 10  # besides the rows of the preprocessors, and of ranks and sources
 _NAME_CHARS = 16
 
 
@@ -30,7 +30,7 @@ def picture(figures: dict[str, Any], *, width: int, height: int | None = None, t
     max_rows = PLAIN_ROWS if height is None else _rows_that_fit(height, shown, figures["preprocessors"])
     parts: list[RenderableType] = [Text(trouble, style="bold red") if trouble else _service(figures)]
     for job in shown:
-        parts += ["", _head(job), _progress(job), _bottleneck(job["bottleneck"])]
+        parts += ["", _head(job), _progress(job), *_step_times(job), _bottleneck(job["bottleneck"])]
         if job["nodes"]:
             parts += ["", *_nodes(job["nodes"], job["recoveries"])]
         if job["sources"] or job["ranks"]:
@@ -78,10 +78,15 @@ def _progress(job: dict[str, Any]) -> Text:
         f"planned ahead {job['planned_steps']}",
         f"quarantined {job['quarantined']}",
     ]
-    if job["forecast_error"] is not None:
-        measured, error = seconds(job["measured_step_s"]), f"{job['forecast_error']:+.0%}"
-        parts.append(f"step {measured}, forecast {seconds(job['forecast_step_s'])} ({error})")
     return Text("  ".join(parts))
+
+
+def _step_times(job: dict[str, Any]) -> list[Text]:
+    """Return a line on what a step takes and what it was forecast to take; none before there is a forecast."""
+    if job["forecast_error"] is None:
+        return []
+    measured, forecast = seconds(job["measured_step_s"]), seconds(job["forecast_step_s"])
+    return [Text(f"step {measured}, forecast {forecast} ({job['forecast_error']:+.0%})")]
 
 
 def _bottleneck(finding: dict[str, str]) -> Table:

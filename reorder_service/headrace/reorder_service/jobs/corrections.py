@@ -14,7 +14,7 @@ from headrace.observability.logs import pairs
 from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.measurements import observation
 from headrace.reorder_service.jobs.planned_step import PlannedStep
-from headrace.reorder_service.planning.cost_model.correction import Correction, fit
+from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction, fit
 from headrace.reorder_service.store.state import StateStore
 from headrace.spec import JobSpec, TopologySpec
 
@@ -43,19 +43,16 @@ class Corrections:
         async with self._deciding:
             if self._known is not None and self._known[0] == first:
                 return self._known[1]
-            correction = await self._recorded(first)
-            if correction is None:
+            text = await self._store.load_correction(self._job, first)
+            if text is None:
                 measured = [step for step in committed if step.commits and step.plan and step.plan.generation == generation]
-                correction = await asyncio.to_thread(self._fit, measured, topology)
-                if correction is None:  # as the steps before, if there are any
-                    correction = await self._recorded(first - PERIOD_STEPS) or Correction()
-                await self._store.save_correction(self._job, first, correction.to_json())
+                fitted = await asyncio.to_thread(self._fit, measured, topology)
+                former = await self._store.load_correction(self._job, first - PERIOD_STEPS)
+                text = fitted.to_json() if fitted is not None else former or UNCORRECTED.to_json()
+                await self._store.save_correction(self._job, first, text)
+            correction = Correction.from_json(text)  # also a new one: what is recorded is what counts
             self._known = first, correction
             return correction
-
-    async def _recorded(self, first: int) -> Correction | None:
-        text = await self._store.load_correction(self._job, first) if first >= 0 else None
-        return None if text is None else Correction.from_json(text)
 
     def _fit(self, steps: Sequence[PlannedStep], topology: TopologySpec) -> Correction | None:
         """Return a correction fitted to these steps; None where they are too few, or their trainers have measured nothing."""

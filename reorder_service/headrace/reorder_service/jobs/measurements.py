@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headrace.limits import MAX_REPLICAS
 from headrace.measured import ALL_UNITS, MeasuredWork
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.batch import Floats, slots_of
@@ -33,11 +34,11 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
     outside_s = min(commit.outside_s for commit in step.commits.values())
     if execution.colocated:
         loads = [estimated_s(u, Kind.FORWARD) * (1.0 + execution.backward_factor(unit)) for u, unit in enumerate(units)]
-        measured_s, actions = _sums(work, *shape)
-        ranks = Ranks(estimated_s=np.stack(loads, axis=-1), measured_s=np.where(actions > 0, measured_s, np.nan))
+        [measured_s] = _sums(work, 1, *shape)
+        ranks = Ranks(estimated_s=np.stack(loads, axis=-1), measured_s=np.where(measured_s > 0, measured_s, np.nan))
         return Observation(ranks=ranks, outside_s=outside_s)
     lines = {
-        (unit, kind): _line(of_kind, estimated_s(u, kind))
+        (unit, kind): _line(of_kind, estimated_s(u, kind), step.plan.topology.stages[unit])
         for u, unit in enumerate(units)
         for kind in Kind
         if (of_kind := [one for one in work if (one.unit, one.kind) == (unit, kind)])
@@ -45,29 +46,32 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
     return Observation(units=lines, outside_s=outside_s)
 
 
-def _line(work: Sequence[MeasuredWork], estimated_s: Floats) -> Line:
+def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Line:
     """Join the measured seconds of a unit's actions of one kind with the (D, K) estimated ones.
 
     Where the unit has not as many replicas as the plan, whose samples are then dealt out anew, microbatches of one index are
     added up.
     """
-    replicas = 1 + max(one.replica for one in work)
-    measured_s, actions = _sums(work, replicas, estimated_s.shape[1])
+    replicas = min(MAX_REPLICAS, 1 + max(one.replica for one in work))
+    of_stages = _sums(work, stages, replicas, estimated_s.shape[1])
+    measured_s, actions = of_stages.sum(axis=0), (of_stages > 0).any(axis=0).astype(np.float64)
     if replicas != len(estimated_s):
         measured_s, actions, estimated_s = (each.sum(axis=0) for each in (measured_s, actions, estimated_s))
     taken = actions > 0
-    return Line(estimated_s=estimated_s[taken], actions=actions[taken], measured_s=measured_s[taken])
+    return Line(
+        estimated_s=estimated_s[taken],
+        actions=actions[taken],
+        measured_s=measured_s[taken],
+        stage_s=of_stages.sum(axis=(1, 2)),
+    )
 
 
-def _sums(work: Sequence[MeasuredWork], replicas: int, microbatches: int) -> tuple[Floats, Floats]:
-    """Return the (replicas, microbatches) measured seconds of all stages together, and how often there was anything to do."""
-    seconds = np.zeros((replicas, microbatches))
-    stages = sorted({one.stage for one in work})
-    actions = np.zeros((len(stages), replicas, microbatches))
+def _sums(work: Sequence[MeasuredWork], stages: int, replicas: int, microbatches: int) -> Floats:
+    """Return the (stages, replicas, microbatches) measured seconds; what lies outside of these is left out."""
+    seconds = np.zeros((stages, replicas, microbatches))
     for one in work:
-        if one.replica < replicas:
-            inside = np.array(one.microbatches) < microbatches
-            at = np.array(one.microbatches)[inside]
-            seconds[one.replica, at] += np.array(one.seconds)[inside]
-            actions[stages.index(one.stage), one.replica, at] = 1
-    return seconds, actions.max(axis=0)
+        if 0 <= one.stage < stages and 0 <= one.replica < replicas:
+            at, values = np.array(one.microbatches, np.int64), np.array(one.seconds)
+            inside = (at >= 0) & (at < microbatches) & np.isfinite(values) & (values > 0)
+            np.add.at(seconds, (one.stage, one.replica, at[inside]), values[inside])
+    return seconds

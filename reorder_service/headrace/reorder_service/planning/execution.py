@@ -50,6 +50,8 @@ class Execution:
     """
     microbatch_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds that a microbatch takes in all stages of a unit together, besides those of its samples, indexed by Kind."""
+    stage_loads: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """Time of each stage of a unit over an even share, one entry a Kind; a unit that is not named has even stages."""
     latency_s: float = 0.0
     """Latency of one transfer between two stages."""
     bytes_per_s: float = math.inf

@@ -35,6 +35,8 @@ class UnitCorrection:
     """Measured seconds over estimated forward seconds; 0 for a kind of action that the unit does not have."""
     microbatch_s: Sequence[float] = (0.0, 0.0, 0.0)
     """Seconds that a microbatch takes besides, in all stages of the unit together."""
+    stages: Sequence[Sequence[float]] = ()
+    """Seconds of each stage over an even share, one entry a kind; empty: all stages are even."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Correction:
     """Seconds of a step before and after all microbatches, such as those of the optimizer."""
 
     def to_json(self) -> str:
+        """Return a document of the correction, from which `from_json` makes an equal one."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -75,7 +78,10 @@ class Correction:
             factors[unit] = (backward + of_weights) / forward
             weights[unit] = of_weights / forward
         fixed = {unit: tuple(lines.microbatch_s) for unit, lines in self.units.items()}
-        return replace(execution, backward_factors=factors, weight_gradient_factors=weights, microbatch_s=fixed)
+        stages = {unit: lines.stages for unit, lines in self.units.items() if lines.stages}
+        return replace(
+            execution, backward_factors=factors, weight_gradient_factors=weights, microbatch_s=fixed, stage_loads=stages
+        )
 
 
 UNCORRECTED = Correction()
@@ -91,6 +97,8 @@ class Line:
     """(m,) number of actions."""
     measured_s: Floats
     """(m,) measured seconds in all stages."""
+    stage_s: Floats
+    """(S,) measured seconds of each stage of the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,10 +138,10 @@ def fit(observed: Sequence[Observation], execution: Execution, units: Sequence[s
         return Correction(units=lines, outside_s=outside_s)
     measured: dict[str, UnitCorrection] = {}
     for unit in units:
-        lines_of = [_fit_line([one.units[unit, kind] for one in observed if (unit, kind) in one.units]) for kind in Kind]
-        scale, fixed = zip(*lines_of, strict=True)
+        of_kinds = [[one.units[unit, kind] for one in observed if (unit, kind) in one.units] for kind in Kind]
+        scale, fixed = zip(*map(_fit_line, of_kinds), strict=True)
         if _LEAST_SCALE < scale[Kind.FORWARD] < _MOST_SCALE and sum(scale) <= _LARGEST_FACTOR * scale[Kind.FORWARD]:
-            measured[unit] = UnitCorrection(scale=scale, microbatch_s=fixed)
+            measured[unit] = UnitCorrection(scale=scale, microbatch_s=fixed, stages=_stage_loads(of_kinds))
     return Correction(units=measured, outside_s=outside_s)
 
 
@@ -155,6 +163,19 @@ def _fit_line(lines: Sequence[Line]) -> tuple[float, float]:
         slope, constant = _least_squares(x[keep], y[keep], n[keep])
         keep = _inliers(y - slope * x - constant, floor=0.01 * float(np.median(y)))
     return slope, constant
+
+
+def _stage_loads(of_kinds: Sequence[Sequence[Line]]) -> list[list[float]]:
+    """Return the seconds of each stage of a unit over an even share, one entry a kind: the medians of all steps."""
+    num_stages = max(line.stage_s.size for lines in of_kinds for line in lines)
+    loads = np.ones((num_stages, len(of_kinds)))
+    for kind, lines in enumerate(of_kinds):
+        shares = [line.stage_s / line.stage_s.mean() for line in lines if line.stage_s.sum() > 0]
+        median = np.median(shares, axis=0) if shares else np.zeros(1)
+        if median.sum() > 0:
+            loads[:, kind] = median / median.mean()
+    result: list[list[float]] = loads.tolist()
+    return result
 
 
 def _least_squares(x: Floats, y: Floats, weights: Floats) -> tuple[float, float]:

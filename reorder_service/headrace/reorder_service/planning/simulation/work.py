@@ -62,9 +62,10 @@ class Work:
     def of(cls, batch: Batch, slots: Slots) -> Work:
         """Compute the work of a plan, given by its slots, under the batch's execution.
 
-        A microbatch's cost in a unit is spread evenly over the unit's stages and chunks. Where it has samples that cost the unit
-        something, what each microbatch takes besides (`Execution.microbatch_s`) is added. With split backward, a sample's
-        backward runs in every unit at the position that its microbatch has in the last unit; otherwise with its microbatch.
+        A microbatch's cost in a unit is spread over the unit's stages and their chunks, evenly unless `Execution.stage_loads`
+        says otherwise. If it is not 0, what each microbatch takes besides (`Execution.microbatch_s`) is added. With split
+        backward, a sample's backward runs in every unit at the position that its microbatch has in the last unit; otherwise with
+        its microbatch.
 
         Empty microbatches are left out. If replicas exchange samples, all run the microbatches that hold a sample on any of
         them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself.
@@ -100,13 +101,24 @@ class Work:
         return cls(
             topology=topology,
             execution=execution,
-            seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape),
+            seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape) * _stage_loads(topology, execution),
             memory=np.stack((forth_memory, back_memory)) * (per_action * has_backward),
             occupied=occupied,
             links=_links(batch, slots, back, has_backward, per_action) if deferred or _transfers_take_time(batch) else None,
             replicas_coupled=replicas_coupled,
             lower_bound_s=lower_bound(batch),
         )
+
+
+def _stage_loads(topology: Topology, execution: Execution) -> Floats:
+    """Return (S, kinds) the time of each stage over an even share of its unit's; 1.0 where all stages are even."""
+    loads = np.ones((topology.num_stages, len(Kind)))
+    first = 0
+    for unit, stages in topology.stages.items():
+        if unit in execution.stage_loads and len(execution.stage_loads[unit]) == stages:
+            loads[first : first + stages] = execution.stage_loads[unit]
+        first += stages
+    return loads
 
 
 def lower_bound(batch: Batch) -> float:
