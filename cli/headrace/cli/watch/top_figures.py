@@ -46,6 +46,7 @@ def _job(looks: Sequence[Look]) -> dict[str, Any]:
         "data_wait_fraction": data_wait(looks),
         **step_times(status),
         "bottleneck": dataclasses.asdict(bottleneck(looks)),
+        "warning": status.warning or None,
         "sources": _sources(status),
         "ranks": [] if status.HasField("snapshot") else [_rank(rank) for rank in status.ranks],
         "nodes": _nodes(status.snapshot) if status.HasField("snapshot") else None,

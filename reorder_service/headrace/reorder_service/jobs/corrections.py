@@ -56,7 +56,7 @@ class Corrections:
 
     def _fit(self, steps: Sequence[PlannedStep], topology: TopologySpec) -> Correction | None:
         """Return a correction fitted to these steps; None where they are too few, or their trainers have measured nothing."""
-        execution = execution_of(self._spec.execution, topology.topology(), self._spec.orchmllm)
+        execution = execution_of(self._spec, topology.topology())
         observed = [one for step in steps if (one := observation(step, execution)) is not None]
         correction = fit(observed, execution, tuple(topology.stages)) if len(observed) >= LEAST_STEPS else Correction()
         if not correction.units:

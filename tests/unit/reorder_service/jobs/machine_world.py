@@ -50,7 +50,7 @@ def train(spec: JobSpec, step: PlannedStep, truth: Correction) -> None:
     """Commit a step as trainers would whose actions take what `truth` makes of the estimates."""
     assert step.plan is not None
     topology = step.plan.topology
-    execution = truth.execution(execution_of(spec.execution, topology, spec.orchmllm))
+    execution = truth.execution(execution_of(spec, topology))
     execution = replace(execution, in_flight=step.plan.in_flight)
     batch = make_batch(step.sample_ids, truth.seconds(step.estimated), topology, 0, execution=execution)
     slots = slots_of(step.plan, step.sample_ids)

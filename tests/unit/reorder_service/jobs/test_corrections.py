@@ -111,7 +111,7 @@ def test_trainers_of_another_kind_than_the_job_says_tell_nothing_about_it() -> N
     colocated, pipeline = job(trainer="colocated"), job()
     step = planned(colocated)
     train(colocated, step, COLOCATED)
-    execution = execution_of(pipeline.execution, step.plan.topology, pipeline.orchmllm)  # type: ignore[union-attr]
+    execution = execution_of(pipeline, step.plan.topology)  # type: ignore[union-attr]
     assert observation(step, execution) is None
 
 
@@ -119,7 +119,7 @@ def test_what_a_stranger_reports_of_stages_and_microbatches_that_are_not_there_i
     spec = job()
     step = planned(spec)
     train(spec, step, MACHINE)
-    execution = execution_of(spec.execution, step.plan.topology, spec.orchmllm)  # type: ignore[union-attr]
+    execution = execution_of(spec, step.plan.topology)  # type: ignore[union-attr]
     known = observation(step, execution)
     strange = MeasuredWork(unit="llm", replica=0, stage=7, kind=Kind.FORWARD, microbatches=(0, -1, 99), seconds=(1.0, 1.0, 1.0))
     infinite = MeasuredWork(
