@@ -36,13 +36,16 @@ GOAL_PERCENT = 5.0
 _COMMITTED = re.compile(r"committed job=(\S+) step=(\d+) .*forecast_s=(\S+) measured_s=(\S+)")
 
 
+PLAIN: dict[str, dict[str, Any]] = {"encoder": {}, "llm": {}}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A job and its trainers."""
 
     name: str
     execution: dict[str, Any] = field(default_factory=dict)
-    units: dict[str, dict[str, Any]] | None = field(default_factory=lambda: {"encoder": {}, "llm": {}})
+    units: dict[str, dict[str, Any]] | None = field(default_factory=lambda: dict(PLAIN))
     """The units of the trainers' topology; None: ranks that have all units."""
     replicas: int = 1
 

@@ -7,6 +7,7 @@ a step again, after a restart or when the job goes back, finds the same correcti
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
 
@@ -48,9 +49,9 @@ class Corrections:
                 measured = [step for step in committed if step.commits and step.plan and step.plan.generation == generation]
                 fitted = await asyncio.to_thread(self._fit, measured, topology)
                 former = await self._store.load_correction(self._job, first - PERIOD_STEPS)
-                text = fitted.to_json() if fitted is not None else former or UNCORRECTED.to_json()
+                text = former if fitted is None and former else json.dumps((fitted or UNCORRECTED).to_document())
                 await self._store.save_correction(self._job, first, text)
-            correction = Correction.from_json(text)  # also a new one: what is recorded is what counts
+            correction = Correction.from_document(json.loads(text))  # also a new one: what is recorded is what counts
             self._known = first, correction
             return correction
 

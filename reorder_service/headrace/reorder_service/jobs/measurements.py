@@ -29,7 +29,8 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
 
     def estimated_s(u: int, kind: Kind) -> Floats:
         slot = (forth if kind == Kind.FORWARD else back)[u]
-        return np.bincount(slot, weights=step.estimated[units[u]], minlength=shape[0] * shape[1]).reshape(shape)
+        sums = np.bincount(slot, weights=step.estimated[units[u]], minlength=shape[0] * shape[1])
+        return sums.astype(np.float64, copy=False).reshape(shape)
 
     outside_s = min(commit.outside_s for commit in step.commits.values())
     if execution.colocated:
@@ -54,9 +55,10 @@ def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Lin
     """
     replicas = min(MAX_REPLICAS, 1 + max(one.replica for one in work))
     of_stages = _sums(work, stages, replicas, estimated_s.shape[1])
-    measured_s, actions = of_stages.sum(axis=0), (of_stages > 0).any(axis=0).astype(np.float64)
+    measured_s: Floats = np.asarray(of_stages.sum(axis=0))
+    actions = (of_stages > 0).any(axis=0).astype(np.float64)
     if replicas != len(estimated_s):
-        measured_s, actions, estimated_s = (each.sum(axis=0) for each in (measured_s, actions, estimated_s))
+        measured_s, actions, estimated_s = (np.asarray(each.sum(axis=0)) for each in (measured_s, actions, estimated_s))
     taken = actions > 0
     return Line(
         estimated_s=estimated_s[taken],

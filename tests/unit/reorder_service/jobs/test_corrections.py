@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -137,11 +138,11 @@ async def test_a_job_that_goes_back_plans_its_steps_with_the_recorded_correction
     run = await submit(await start(), window=4)
     await consume(run, run.open_session(0, 1), stop=5)
     recorded = await run._store.load_correction(run.name, PERIOD_STEPS)
-    assert recorded == UNCORRECTED.to_json()
+    assert recorded == json.dumps(UNCORRECTED.to_document())
     special = Correction(units={"llm": UnitCorrection(scale=(7.0, 14.0, 0.0))})
-    await run._store.save_correction(run.name, PERIOD_STEPS, special.to_json())
+    await run._store.save_correction(run.name, PERIOD_STEPS, json.dumps(special.to_document()))
     await run.rewind(0)
     async for event in told_by(run.open_session(0, 1)):
         if isinstance(event, PlannedStep) and event.index == 0:
             break
-    assert await run._store.load_correction(run.name, PERIOD_STEPS) == special.to_json()
+    assert await run._store.load_correction(run.name, PERIOD_STEPS) == json.dumps(special.to_document())

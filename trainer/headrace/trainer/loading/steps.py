@@ -46,7 +46,7 @@ class Step:
     started_s: float = field(default_factory=time.perf_counter)
     measured: StepWork | None = None
     """What was measured of the step, where its microbatches are not iterated over; None: what the loop over them took."""
-    _laps: Stopwatch[tuple[int, int]] = field(default_factory=lambda: Stopwatch(on_gpu=torch.cuda.is_initialized()))
+    _laps: Stopwatch[tuple[int, int]] = field(default_factory=lambda: Stopwatch(on_gpu=_uses_gpu()))
     """The time between a microbatch and the request for the next one, by replica and index."""
 
     @property
@@ -80,3 +80,7 @@ class Step:
             for replica, seconds in of_replicas.items()
         ]
         return StepWork(work=work, span_s=sum(laps.values()))
+
+
+def _uses_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

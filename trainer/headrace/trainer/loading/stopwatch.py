@@ -44,7 +44,7 @@ class Stopwatch(Generic[Key]):
     def _now(self) -> float | torch.cuda.Event:
         if not self._on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

@@ -7,13 +7,13 @@ measured seconds = scale x estimated forward seconds + seconds a microbatch.
 
 from __future__ import annotations
 
-import json
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.execution import Execution
@@ -47,14 +47,13 @@ class Correction:
     outside_s: float = 0.0
     """Seconds of a step before and after all microbatches, such as those of the optimizer."""
 
-    def to_json(self) -> str:
-        """Return a document of the correction, from which `from_json` makes an equal one."""
-        return json.dumps(asdict(self))
+    def to_document(self) -> dict[str, Any]:
+        """Return the correction as plain data, from which `from_document` makes an equal one."""
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, text: str) -> Correction:
-        """Return the correction in a document of `to_json`."""
-        document = json.loads(text)
+    def from_document(cls, document: Mapping[str, Any]) -> Correction:
+        """Return the correction in a document of `to_document`."""
         units = {unit: UnitCorrection(**lines) for unit, lines in document["units"].items()}
         return cls(units=units, outside_s=document["outside_s"])
 
@@ -212,9 +211,26 @@ def _fit_ranks(ranks: Sequence[Ranks], *, meet_at_microbatches: bool) -> Floats:
         size[size == 0] = 1.0
         keep = np.ones(y.size, np.bool_)
         for _ in range(_ROUNDS):
-            scales = nnls(x[keep] / size, y[keep])[0] / size
+            scales = _non_negative(x[keep] / size, y[keep]) / size
             keep = _inliers(y - x @ scales, floor=0.01 * float(np.median(y)))
     return scales
+
+
+def _non_negative(x: Floats, y: Floats) -> Floats:
+    """Return the (U,) least-squares solution without negative entries: the best of all choices of entries that are not 0.
+
+    U is the number of units, four at the most.
+    """
+    gram, target = x.T @ x, x.T @ y
+    best, least = np.zeros(x.shape[1]), 0.0
+    for size in range(1, x.shape[1] + 1):
+        for chosen in itertools.combinations(range(x.shape[1]), size):
+            solution = np.zeros_like(best)
+            solution[list(chosen)] = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], target[list(chosen)], rcond=None)[0]
+            loss = float(solution @ gram @ solution - 2.0 * solution @ target)  # less the square of y
+            if (solution >= 0).all() and loss < least:
+                best, least = solution, loss
+    return best
 
 
 def _rows(ranks: Sequence[Ranks], scales: Floats, *, meet_at_microbatches: bool) -> Iterable[tuple[Floats, Floats]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -93,6 +95,8 @@ def test_a_unit_that_was_not_measured_goes_by_the_mean_of_the_others() -> None:
 
 
 def test_a_document_of_a_correction_comes_back_to_the_last_bit() -> None:
-    correction = Correction.from_json(fit(steps(1 / 3, 0.1), Execution(), UNITS).to_json())
-    assert Correction.from_json(correction.to_json()) == correction
-    assert Correction.from_json(UNCORRECTED.to_json()) == UNCORRECTED
+    for correction in (fit(steps(1 / 3, 0.1), Execution(), UNITS), UNCORRECTED):
+        document = json.loads(json.dumps(correction.to_document()))
+        back = Correction.from_document(document)
+        assert json.loads(json.dumps(back.to_document())) == document
+        assert back.seconds({"llm": np.ones(1)}) == correction.seconds({"llm": np.ones(1)})
