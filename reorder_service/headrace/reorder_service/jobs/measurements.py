@@ -55,16 +55,16 @@ def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Lin
     """
     replicas = min(MAX_REPLICAS, 1 + max(one.replica for one in work))
     of_stages = _sums(work, stages, replicas, estimated_s.shape[1])
-    measured_s: Floats = np.asarray(of_stages.sum(axis=0))
+    measured_s = _over_first(of_stages)
     actions = (of_stages > 0).any(axis=0).astype(np.float64)
     if replicas != len(estimated_s):
-        measured_s, actions, estimated_s = (np.asarray(each.sum(axis=0)) for each in (measured_s, actions, estimated_s))
+        measured_s, actions, estimated_s = _over_first(measured_s), _over_first(actions), _over_first(estimated_s)
     taken = actions > 0
     return Line(
         estimated_s=estimated_s[taken],
         actions=actions[taken],
         measured_s=measured_s[taken],
-        stage_s=of_stages.sum(axis=(1, 2)),
+        stage_s=np.array([float(of_stage.sum()) for of_stage in of_stages]),
     )
 
 
@@ -77,3 +77,9 @@ def _sums(work: Sequence[MeasuredWork], stages: int, replicas: int, microbatches
             inside = (at >= 0) & (at < microbatches) & np.isfinite(values) & (values > 0)
             np.add.at(seconds, (one.stage, one.replica, at[inside]), values[inside])
     return seconds
+
+
+def _over_first(values: Floats) -> Floats:
+    """Return the sums over the first axis."""
+    sums: Floats = np.add.reduce(values, axis=0)
+    return sums
