@@ -56,7 +56,7 @@ def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Lin
     replicas = min(MAX_REPLICAS, 1 + max(one.replica for one in work))
     of_stages = _sums(work, stages, replicas, estimated_s.shape[1])
     measured_s = _over_first(of_stages)
-    actions = (of_stages > 0).any(axis=0).astype(np.float64)
+    actions: Floats = np.asarray(np.any(of_stages > 0, axis=0), np.float64)
     if replicas != len(estimated_s):
         measured_s, actions, estimated_s = _over_first(measured_s), _over_first(actions), _over_first(estimated_s)
     taken = actions > 0

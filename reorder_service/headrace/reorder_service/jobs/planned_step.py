@@ -202,7 +202,7 @@ class PlannedStep:
         if spec.pack_tokens is None:
             plan = plan_of(spec.strategy, batch, generation, speeds)
         else:
-            of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
+            of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
             self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
             plan = plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
         if correction.units and plan.predicted is not None:
