@@ -61,6 +61,9 @@ bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and w
 bench-colocated: setup  ## measure plans for ranks that have all units, beside arrival order, LPT and pipeline plans (a minute)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.colocated
 
+bench-forecast: setup  ## measure live jobs' forecast step time beside what their steps take: leave the machine alone meanwhile (five minutes)
+	@$(BIN)/python -m benchmarks.forecast
+
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)
 	@$(BIN)/python -m benchmarks.scale
 
@@ -83,4 +86,4 @@ lock: setup  ## pin what `make setup`, CI and the images install to the newest r
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-scale chaos chaos-trainer verify stubs
+.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-scale chaos chaos-trainer verify stubs

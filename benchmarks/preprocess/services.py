@@ -27,6 +27,7 @@ class Services:
 
     endpoint: str
     reorder_pid: int
+    reorder_log: Path
     preprocessor_pids: Sequence[int]
 
     @property
@@ -58,7 +59,12 @@ def services(preprocessors: Sequence[Sequence[str]], *, cores: Sequence[str] = (
         for process in started:
             process.endpoint()
         try:
-            yield Services(endpoint=endpoint, reorder_pid=reorder.pid, preprocessor_pids=[process.pid for process in started])
+            yield Services(
+                endpoint=endpoint,
+                reorder_pid=reorder.pid,
+                reorder_log=reorder.log,
+                preprocessor_pids=[process.pid for process in started],
+            )
         finally:
             for process in started:
                 process.terminate()

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 
+from headrace.errors import UserError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
+from headrace.measured import MeasuredWork
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
+from headrace.schedule import Kind
 from headrace.v1 import common_pb2, sessions_pb2
 
 
@@ -74,6 +77,38 @@ def vocabulary_message(vocabulary: Vocabulary) -> common_pb2.Vocabulary:
 
 def vocabulary_value(message: common_pb2.Vocabulary) -> Vocabulary:
     return Vocabulary(size=message.size, image_token=message.image_token, audio_token=message.audio_token)
+
+
+def measured_message(work: MeasuredWork) -> sessions_pb2.MeasuredWork:
+    return sessions_pb2.MeasuredWork(
+        unit=work.unit,
+        replica=work.replica,
+        stage=work.stage,
+        kind=work.kind,
+        microbatches=work.microbatches,
+        seconds=work.seconds,
+    )
+
+
+def measured_value(message: sessions_pb2.MeasuredWork) -> MeasuredWork:
+    """Return the measured work in a message of `measured_message`; seconds are rounded to float32.
+
+    Raises UserError where there is no such kind, or not one time a microbatch.
+    """
+    microbatches, seconds = tuple(message.microbatches), tuple(message.seconds)
+    if len(microbatches) != len(seconds) or message.kind not in list(Kind):
+        raise UserError(
+            f"measured work of kind {message.kind} has {len(microbatches)} microbatches and {len(seconds)} times: kinds are 0 to "
+            f"{max(Kind)}, and each microbatch has one time"
+        )
+    return MeasuredWork(
+        unit=message.unit,
+        replica=message.replica,
+        stage=message.stage,
+        kind=Kind(message.kind),
+        microbatches=microbatches,
+        seconds=seconds,
+    )
 
 
 def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:

@@ -97,6 +97,13 @@ MEMBERS = Gauge("headrace_reorder_members", "Preprocessors that are connected.",
 LEASES = Gauge("headrace_reorder_leases", "Orders that preprocessors are carrying out.", registry=REORDER)
 PARTS = Gauge("headrace_reorder_parts", "Parts of planned steps.", ["place"], registry=REORDER)
 PLANNED_STEPS = Gauge("headrace_reorder_planned_steps", "Steps that are planned and not committed.", registry=REORDER)
+STEP_SECONDS = Histogram(
+    "headrace_reorder_step_seconds",
+    "Time of a committed step, as forecast and as measured.",
+    ["time"],
+    registry=REORDER,
+    buckets=_SECONDS,
+)
 JOBS = Gauge("headrace_reorder_jobs", "Jobs that have not ended.", registry=REORDER)
 SAMPLES_PLACED = Counter(
     "headrace_reorder_samples_placed_total", "Samples of orders that preprocessors took.", ["shard"], registry=REORDER

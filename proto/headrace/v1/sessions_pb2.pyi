@@ -180,7 +180,7 @@ class ReportLostReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("session", "step", "rejections", "loss", "step_s", "data_wait_s", "wait")
+    __slots__ = ("session", "step", "rejections", "loss", "step_s", "data_wait_s", "wait", "measured", "outside_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,8 @@ class CommitRequest(_message.Message):
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     DATA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_S_FIELD_NUMBER: _ClassVar[int]
     session: str
     step: int
     rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
@@ -195,7 +197,25 @@ class CommitRequest(_message.Message):
     step_s: float
     data_wait_s: float
     wait: bool
-    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ...) -> None: ...
+    measured: _containers.RepeatedCompositeFieldContainer[MeasuredWork]
+    outside_s: float
+    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ..., measured: _Optional[_Iterable[_Union[MeasuredWork, _Mapping]]] = ..., outside_s: _Optional[float] = ...) -> None: ...
+
+class MeasuredWork(_message.Message):
+    __slots__ = ("unit", "replica", "stage", "kind", "microbatches", "seconds")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    replica: int
+    stage: int
+    kind: int
+    microbatches: _containers.RepeatedScalarFieldContainer[int]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, unit: _Optional[str] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("committed", "missing")

@@ -12,7 +12,8 @@ from rich.table import Table
 from headrace.cli.jobs_client import JobsClient, state_name
 from headrace.cli.watch.bottleneck import bottleneck, is_over
 from headrace.cli.watch.rates import Look
-from headrace.cli.watch.top_table import span
+from headrace.cli.watch.top_figures import step_times
+from headrace.cli.watch.top_table import seconds, span
 from headrace.ledger import ledger_sha256
 from headrace.printable import printable
 from headrace.v1.jobs_pb2 import JobStatus
@@ -23,7 +24,7 @@ MAX_QUARANTINE_ROWS = 12
 def summarise(client: JobsClient, job: str) -> dict[str, Any]:
     """Return the summary in its public JSON form, without `picture`.
 
-    Losses are null if no step reported one, `bottleneck` if the job is over.
+    Losses are null if no step reported one, step times until one was forecast, `bottleneck` if the job is over.
     """
     status = client.show(job)
     spec = json.loads(status.spec_json)
@@ -45,6 +46,7 @@ def summarise(client: JobsClient, job: str) -> dict[str, Any]:
         "first_loss": _number(status.first_loss),
         "last_loss": _number(status.last_loss),
         "data_wait_fraction": status.data_wait_s / status.step_s if status.step_s else 0.0,
+        **step_times(status),
         "quarantined": [
             {"sample": item.name, "reason": str(item.reason), "detail": item.detail} for item in client.quarantine(job)
         ],
@@ -75,6 +77,9 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
     if summary["steps"]:
         table.add_row("samples", f"{summary['samples']}, {summary['samples_per_s']:.1f} per second")
         table.add_row("data wait", f"{summary['data_wait_fraction']:.1%} of the trainer's time")
+    if summary["forecast_error"] is not None:
+        times = f"{seconds(summary['measured_step_s'])}, forecast {seconds(summary['forecast_step_s'])}"
+        table.add_row("step", f"{times} ({summary['forecast_error']:+.1%})")
     if summary["last_loss"] is not None:
         table.add_row("loss", f"{_text(summary['first_loss'])} at first, {summary['last_loss']:.3f} at last")
     if summary["bottleneck"]:

@@ -44,12 +44,23 @@ def _job(looks: Sequence[Look]) -> dict[str, Any]:
         "samples_per_s": samples_per_s(looks),
         "steps_per_s": steps_per_s(looks),
         "data_wait_fraction": data_wait(looks),
+        **step_times(status),
         "bottleneck": dataclasses.asdict(bottleneck(looks)),
         "warning": status.warning or None,
         "sources": _sources(status),
         "ranks": [] if status.HasField("snapshot") else [_rank(rank) for rank in status.ranks],
         "nodes": _nodes(status.snapshot) if status.HasField("snapshot") else None,
         "recoveries": [_recovery(recovered) for recovered in status.recoveries],
+    }
+
+
+def step_times(status: JobStatus) -> dict[str, float | None]:
+    """Return the forecast and the measured seconds of a step, and the error of the forecast; None until there is a forecast."""
+    forecast_s, measured_s = status.forecast_step_s or None, status.measured_step_s or None
+    return {
+        "forecast_step_s": forecast_s,
+        "measured_step_s": measured_s,
+        "forecast_error": forecast_s / measured_s - 1.0 if forecast_s and measured_s else None,
     }
 
 

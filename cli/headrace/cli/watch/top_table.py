@@ -16,7 +16,7 @@ _WARNING_LINES = 3  # that a warning takes in a terminal of 80 columns
 MAX_ENDED = 3  # jobs that have ended to list; further ones are counted
 PLAIN_ROWS = 10  # of each table, if the height is not limited
 MIN_ROWS = 3
-_OTHER_LINES, _LINES_PER_JOB = 5, 9  # besides the rows of the preprocessors, and of ranks and sources
+_OTHER_LINES, _LINES_PER_JOB = 5, 10  # besides the rows of the preprocessors, and of ranks and sources
 _NAME_CHARS = 16
 
 
@@ -31,7 +31,7 @@ def picture(figures: dict[str, Any], *, width: int, height: int | None = None, t
     max_rows = PLAIN_ROWS if height is None else _rows_that_fit(height, shown, figures["preprocessors"])
     parts: list[RenderableType] = [Text(trouble, style="bold red") if trouble else _service(figures)]
     for job in shown:
-        parts += ["", _head(job), _progress(job), _bottleneck(job["bottleneck"])]
+        parts += ["", _head(job), _progress(job), *_step_times(job), _bottleneck(job["bottleneck"])]
         if job["warning"]:
             parts.append(Text(job["warning"], style="yellow"))
         if job["nodes"]:
@@ -83,6 +83,14 @@ def _progress(job: dict[str, Any]) -> Text:
         f"quarantined {job['quarantined']}",
     ]
     return Text("  ".join(parts))
+
+
+def _step_times(job: dict[str, Any]) -> list[Text]:
+    """Return a line on what a step takes and what it was forecast to take; none before there is a forecast."""
+    if job["forecast_error"] is None:
+        return []
+    measured, forecast = seconds(job["measured_step_s"]), seconds(job["forecast_step_s"])
+    return [Text(f"step {measured}, forecast {forecast} ({job['forecast_error']:+.0%})")]
 
 
 def _bottleneck(finding: dict[str, str]) -> Table:
@@ -140,9 +148,7 @@ def _ranks(ranks: list[dict[str, Any]], max_rows: int) -> Table:
     if len(ranks) > max_rows:
         ranks = sorted(ranks, key=lambda rank: (rank["next_step"], -(rank["data_wait_fraction"] or 0.0)))
     for rank in ranks[:max_rows]:
-        table.add_row(
-            str(rank["rank"]), str(rank["next_step"]), _seconds(rank["data_wait_s"]), _share(rank["data_wait_fraction"])
-        )
+        table.add_row(str(rank["rank"]), str(rank["next_step"]), seconds(rank["data_wait_s"]), _share(rank["data_wait_fraction"]))
     _count_others(table, len(ranks), max_rows)
     return table
 
@@ -196,7 +202,8 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
 
 
-def _seconds(value: float | None) -> str:
+def seconds(value: float | None) -> str:
+    """Write a short time in seconds or milliseconds; None as a dash."""
     if value is None:
         return "–"
     return f"{value:.1f} s" if value >= 1.0 else f"{value * 1e3:.0f} ms"

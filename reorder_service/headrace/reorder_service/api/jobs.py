@@ -125,6 +125,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def _status(self, run: JobRun) -> jobs_pb2.JobStatus:
         service = self._leadership.service
         nodes = service.nodes[run.name]
+        forecast_step_s, measured_step_s = run.cursor.step_times
         return jobs_pb2.JobStatus(
             job=run.name,
             state=jobs_pb2.JobState.Value(f"JOB_STATE_{run.cursor.state}"),
@@ -139,6 +140,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             last_loss=run.cursor.progress.last_loss,
             data_wait_s=run.cursor.progress.data_wait_s,
             step_s=run.cursor.progress.step_s,
+            forecast_step_s=forecast_step_s,
+            measured_step_s=measured_step_s,
             preprocessors=[
                 jobs_pb2.PreprocessorStatus(
                     preprocessor=m.name,

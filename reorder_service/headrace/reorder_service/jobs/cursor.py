@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 
 from headrace.errors import ConflictError
-from headrace.observability import tracing
+from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
@@ -70,6 +71,13 @@ class Cursor:
     def planned(self) -> list[PlannedStep]:
         """The planned steps that are not committed, in order."""
         return [step for _, step in sorted(self.steps.items()) if step.plan is not None]
+
+    @property
+    def step_times(self) -> tuple[float, float]:
+        """The means of the forecast and the measured seconds of the latest committed steps that were forecast; zeros without."""
+        forecast = [step for step in self.recent if not math.isnan(step.forecast_s)]
+        count = max(1, len(forecast))
+        return sum(step.forecast_s for step in forecast) / count, sum(step.measured_s for step in forecast) / count
 
     def find_part(self, ticket: str) -> PlannedPart | None:
         """Return the part with a ticket; None where no uncommitted step has it."""
@@ -138,6 +146,10 @@ class Cursor:
         self.recent.append(step)
         self.committed += 1
         self.progress = self.progress.after(record)
+        if not math.isnan(step.forecast_s):
+            metrics.STEP_SECONDS.labels("forecast").observe(step.forecast_s)
+            metrics.STEP_SECONDS.labels("measured").observe(step.measured_s)
         tracing.ended(tracing.ROOT, step.trace, step.began_s, samples=len(record.samples))
-        log.info("committed %s", pairs(job=self._job, step=step.index, samples=len(record.samples), loss=record.loss))
+        times = {"forecast_s": step.forecast_s, "measured_s": step.measured_s}
+        log.info("committed %s", pairs(job=self._job, step=step.index, samples=len(record.samples), loss=record.loss, **times))
         return step

@@ -265,7 +265,7 @@ class JobRun:
             return
         refs = await self._planner.in_worker_thread(self.batches.refs, index)
         step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
-        await self._planner.plan(step, self.topology, self.generation)
+        await self._planner.plan(step, self.topology, self.generation, tuple(self.cursor.recent))
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
         await self._planner.hand_out(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import message_codec
+from headrace.measured import MeasuredWork
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
@@ -21,6 +22,7 @@ from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.jobs.job_execution import execution_of, measured_costs
 from headrace.reorder_service.jobs.left_out import Agreement
 from headrace.reorder_service.planning.batch import make_batch
+from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction
 from headrace.reorder_service.planning.cost_model.cost import estimate
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.strategies import plan_of
@@ -64,6 +66,9 @@ class RankCommit:
     loss: float
     step_s: float
     data_wait_s: float
+    outside_s: float = 0.0
+    """Seconds before and after all microbatches."""
+    measured: tuple[MeasuredWork, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -82,7 +87,12 @@ class PlannedStep:
     substitutes: dict[int, SampleRef] = field(default_factory=dict)
     """Place of a refused sample -> the sample that stands in for it."""
     sample_ids: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    estimated: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    """Estimated forward seconds of each sample by unit, before they are corrected by what trainers have measured."""
     costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    """The corrected ones, which the plan is made from."""
+    forecast_s: float = math.nan
+    """The step's time as it was forecast with measured costs; NaN where there were none, or the simulator cannot say."""
     packs: dict[int, int] = field(default_factory=dict)
     """Sample -> number of its pack; empty where the job does not pack."""
     num_bytes: int | None = None
@@ -148,8 +158,10 @@ class PlannedStep:
             self._whole = message_codec.plan_message(self.plan).SerializeToString()
         return self._whole
 
-    def make_plan(self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int) -> StepPlan:
-        """Return a plan for the step's good samples, and fill `costs`, `packs` and `num_bytes`.
+    def make_plan(
+        self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int, correction: Correction = UNCORRECTED
+    ) -> StepPlan:
+        """Return a plan for the step's good samples, and fill `estimated`, `costs`, `packs`, `forecast_s` and `num_bytes`.
 
         Changes nothing else, so it may run in a worker thread. vocab: size of the job's vocabulary, 0 if it is not known.
         """
@@ -176,23 +188,32 @@ class PlannedStep:
             checkpointing=spec.execution.of_units("checkpointing"),
             backward_factors=execution.backward_factors,
         )
-        self.costs = estimated.seconds
+        self.estimated, self.costs = estimated.seconds, correction.seconds(estimated.seconds)
         batch = make_batch(
             self.sample_ids,
             self.costs,
             topology,
             seed,
-            execution=execution,
+            execution=correction.execution(execution),
             memory=estimated.memory_bytes,
             transfer_bytes=estimated.transfer_bytes,
             tokens=tokens,
         )
         speeds = np.array(topology_spec.speeds, np.float64) if topology_spec.speeds else None
         if spec.pack_tokens is None:
-            return plan_of(spec.strategy, batch, generation, speeds)
-        of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
-        self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
-        return plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
+            plan = plan_of(spec.strategy, batch, generation, speeds)
+        else:
+            of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
+            self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
+            plan = plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
+        if correction.units and plan.predicted is not None:
+            self.forecast_s = plan.predicted.iteration_s + correction.outside_s
+        return plan
+
+    @property
+    def measured_s(self) -> float:
+        """What the step took on its slowest rank, without waiting for data; NaN before a commit."""
+        return max((commit.step_s - commit.data_wait_s for commit in self.commits.values()), default=math.nan)
 
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
         """Return the entries for ledger and quarantine once every rank has committed. `source_of`: returns a shard's source."""

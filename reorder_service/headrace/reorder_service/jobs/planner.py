@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.batch_size import BatchSize
+from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
@@ -42,6 +43,7 @@ class Planner:
         self._manifest = manifest
         self._store = store
         self._orders = orders
+        self._corrections = Corrections(record.job, spec, store)
         self._batch_size = BatchSize(spec)
 
     @property
@@ -58,8 +60,13 @@ class Planner:
         async with self._store.fatal_jobs.guard_planning(self._job):
             return await asyncio.to_thread(work, *args)
 
-    async def plan(self, step: PlannedStep, topology: TopologySpec, generation: int) -> None:
-        """Probe a step's samples, plan it and cut it into parts. Raises JobFailedError where no preprocessor can probe them."""
+    async def plan(
+        self, step: PlannedStep, topology: TopologySpec, generation: int, committed: Sequence[PlannedStep] = ()
+    ) -> None:
+        """Probe a step's samples, plan it and cut it into parts. `committed`: the latest steps, by which costs are corrected.
+
+        Raises JobFailedError where no preprocessor can probe the samples.
+        """
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
             step.substitutes = {ref.sample_id: ref for ref in substitutes}
@@ -70,12 +77,13 @@ class Planner:
             await self._store.save_probes(self._job, step.index, *found)
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
         vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
+        correction = await self._corrections.of_step(step.index, committed, topology, generation)
 
         def ticket(part: str) -> str:
             return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
 
         def plan_and_cut() -> StepPlan:
-            plan = step.make_plan(self._spec, topology, vocab=vocab, generation=generation)
+            plan = step.make_plan(self._spec, topology, vocab=vocab, generation=generation, correction=correction)
             step.cut(plan, part_samples=self._spec.part_samples, ticket=ticket)
             return plan
 

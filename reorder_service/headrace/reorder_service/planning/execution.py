@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,6 +48,10 @@ class Execution:
 
     A unit that is not named has WEIGHT_GRADIENTS, but not more than its whole backward.
     """
+    microbatch_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Seconds that a microbatch takes in all stages of a unit together, besides those of its samples, indexed by Kind."""
+    stage_loads: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    """Time of each stage of a unit over an even share, one entry a Kind; a unit that is not named has even stages."""
     latency_s: float = 0.0
     """Latency of one transfer between two stages."""
     bytes_per_s: float = math.inf

@@ -9,6 +9,8 @@ all under `headrace:{job}:`:
     shards       list    the manifest: JSON [sources, urls, names] of PAGE_SHARDS shards each; complete once there is a vocabulary
     indexed      string  rows of the shards, 8 hexadecimal digits each; NULs where they are not known
     window       hash    step -> results of probing its samples, for steps that are not committed
+    corrections  hash    step -> JSON of the Correction (planning.cost_model.correction) with which the steps from that one on are
+                         planned, up to the next entry; kept when the job goes back
     quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
     ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, delivered, sums), one entry a committed step; the
                          sums are over all steps so far, so that nobody needs to read all entries
@@ -110,7 +112,7 @@ class StateStore:
             "mixture": "[]",
         }
         key = _key(job, "job")
-        left = [_key(job, what) for what in ("shards", "indexed", "window", "quarantine", "ledger", "nodes")]
+        left = [_key(job, what) for what in ("shards", "indexed", "window", "corrections", "quarantine", "ledger", "nodes")]
         return await self.database.write(
             ("UNLINK", *left),  # what is left of a former job of that name whose record is gone
             ("LREM", "headrace:jobs", 0, job),
@@ -244,6 +246,15 @@ class StateStore:
         message = StepProbed.FromString(base64.b64decode(text))
         probes = {item.sample_id: probe_value(item) for item in message.probes}
         return probes, [rejection_value(item) for item in message.rejections], [ref_value(ref) for ref in message.substitutes]
+
+    async def save_correction(self, job: str, step: int, correction: str) -> None:
+        """Save with which correction of the costs the steps from `step` on are planned."""
+        await self.database.write(_hset(_key(job, "corrections"), {str(step): correction}))
+
+    async def load_correction(self, job: str, step: int) -> str | None:
+        """Return what `save_correction` has saved for `step`; None where it has saved nothing."""
+        text: str | None = await self._read(self._redis.hget(_key(job, "corrections"), str(step)))
+        return text
 
     async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
         """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next step.

@@ -230,3 +230,14 @@ def test_a_job_that_is_not_there_ends_it() -> None:
 def test_an_interval_is_positive(interval: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--interval", interval]) == 2
     assert capsys.readouterr().err == f"headrace top: --interval must be above 0 seconds, got {interval}\n"
+
+
+def test_the_forecast_of_a_step_stands_beside_what_it_took_once_there_is_one() -> None:
+    def line(item: JobStatus) -> list[str]:
+        return [text for text in shown(item) if "forecast" in text]
+
+    assert line(status()) == []
+    known = status(forecast_step_s=0.97, measured_step_s=1.0)
+    assert [text.strip() for text in line(known)] == ["step 1.0 s, forecast 970 ms (-3%)"]
+    [job] = figures([[Look(at_s=0.0, status=known)]])["jobs"]
+    assert (job["forecast_step_s"], job["measured_step_s"], job["forecast_error"]) == (0.97, 1.0, pytest.approx(-0.03))

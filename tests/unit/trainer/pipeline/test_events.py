@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.schedule import Action, Kind
-from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s, duration_s, trace
+from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s, duration_s, measured_work, trace
 from headrace.trainer.pipeline.topology import Place
 
 FORWARD, BACKWARD = Action(kind=Kind.FORWARD, microbatch=3), Action(kind=Kind.BACKWARD, microbatch=3)
@@ -81,3 +81,23 @@ def test_the_clock_with_the_least_interrupted_reading_counts(monkeypatch: pytest
     monkeypatch.setattr("headrace.trainer.pipeline.events.time.monotonic", lambda: next(monotonic))
     monkeypatch.setattr("headrace.trainer.pipeline.events.time.time", lambda: next(unix))
     assert clock_origin_s() == 1_000.0
+
+
+def test_measured_work_is_an_actions_time_without_waiting_for_messages_or_data_over_all_chunks() -> None:
+    def event(kind: Kind, microbatch: int, chunk: int, start_s: float, computed_s: float = 0.5) -> Event:
+        action = Action(kind=kind, microbatch=microbatch, chunk=chunk)
+        return Event(LLM_0, action, start_s, start_s + 10.0, 3.0, computed_s, data_wait_s=1.0)
+
+    events = [event(Kind.FORWARD, 2, 0, 0.0), event(Kind.FORWARD, 2, 1, 10.0), event(Kind.BACKWARD, 2, 0, 20.0)]
+    nothing = event(Kind.FORWARD, 5, 0, 30.0, computed_s=0.0)
+    forward, backward = measured_work([*events, nothing])
+    assert (forward.unit, forward.replica, forward.stage) == ("llm", 0, 0)
+    assert (forward.kind, forward.microbatches, forward.seconds) == (Kind.FORWARD, (2,), (12.0,))
+    assert (backward.kind, backward.microbatches, backward.seconds) == (Kind.BACKWARD, (2,), (6.0,))
+    on_gpu = {event.action: 0.25 for event in events}
+    assert [work.seconds for work in measured_work(events, on_gpu)] == [(0.5,), (0.25,)]
+
+
+def test_only_the_first_of_the_slices_of_a_stage_tells_its_work() -> None:
+    action = Action(kind=Kind.FORWARD, microbatch=0)
+    assert measured_work([Event(Place("llm", 0, 0, 1), action, 0.0, 1.0, 0.0, 1.0)]) == []

@@ -219,7 +219,7 @@ class StepLoader:
         metrics.DATA_WAIT_SECONDS.observe(step.data_wait_s)
         with tracing.span("commit", step._trace, rank=self._rank):
             wait = _CONSUMERS.commit(self, step.index)
-            self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s, wait=wait)
+            self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s, measured=step.work(), wait=wait)
         with self._changed:
             self._committed = step.index + 1
             plan = self._plans.pop(step.index, None)

@@ -23,7 +23,8 @@ from headrace.errors import (
     lost_commits,
 )
 from headrace.manifest import Vocabulary
-from headrace.message_codec import rejection_message, rejection_value, vocabulary_value
+from headrace.measured import StepWork
+from headrace.message_codec import measured_message, rejection_message, rejection_value, vocabulary_value
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA
 from headrace.spec import JobSpec, load_spec_json
@@ -223,15 +224,26 @@ class SessionClient:
         self._call(self._stub.ReportLost, sessions_pb2.ReportLostRequest(ticket=ticket, lease=lease))
 
     def commit(
-        self, step: int, rejected: Sequence[Rejected], loss: float, step_s: float, data_wait_s: float, *, wait: bool = False
+        self,
+        step: int,
+        rejected: Sequence[Rejected],
+        loss: float,
+        step_s: float,
+        data_wait_s: float,
+        *,
+        measured: StepWork | None = None,
+        wait: bool = False,
     ) -> bool:
         """Commit a step, and return whether all ranks have now and it is in the ledger. `wait`: wait until that is so."""
+        measured = measured or StepWork(span_s=step_s)
         request = sessions_pb2.CommitRequest(
             step=step,
             rejections=[rejection_message(item) for item in rejected],
             loss=loss,
             step_s=step_s,
             data_wait_s=data_wait_s,
+            measured=map(measured_message, measured.work),
+            outside_s=max(0.0, step_s - data_wait_s - measured.span_s),
         )
         with self._lock:
             self._unsettled[step] = request

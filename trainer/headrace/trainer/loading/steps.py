@@ -6,9 +6,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import torch
+
+from headrace.measured import ALL_UNITS, MeasuredWork, StepWork
 from headrace.quarantine import Rejected
+from headrace.schedule import Kind
 from headrace.ticket import step_of
 from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.loading.stopwatch import Stopwatch
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -39,6 +44,10 @@ class Step:
     """Whether all of this step's microbatches were handed out."""
     data_wait_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
+    measured: StepWork | None = None
+    """What was measured of the step, where its microbatches are not iterated over; None: what the loop over them took."""
+    _laps: Stopwatch[tuple[int, int]] = field(default_factory=lambda: Stopwatch(on_gpu=_uses_gpu()))
+    """The time between a microbatch and the request for the next one, by replica and index."""
 
     @property
     def _trace(self) -> str:
@@ -46,4 +55,32 @@ class Step:
         return step_of(self._tickets[0]) if self._tickets else ""
 
     def __iter__(self) -> Iterator[Microbatch]:
-        return self._microbatches
+        for microbatch in self._microbatches:
+            self._laps.start()
+            yield microbatch
+            self._laps.stop((microbatch.replica, microbatch.index))
+
+    def work(self) -> StepWork:
+        """Return what was measured of the step. On a GPU this waits for its microbatches."""
+        if self.measured is not None:
+            return self.measured
+        laps = self._laps.seconds()
+        of_replicas: dict[int, dict[int, float]] = {}
+        for (replica, index), lap_s in laps.items():
+            of_replicas.setdefault(replica, {})[index] = lap_s
+        work = [
+            MeasuredWork(
+                unit=ALL_UNITS,
+                replica=replica,
+                stage=0,
+                kind=Kind.FORWARD,
+                microbatches=tuple(seconds),
+                seconds=tuple(seconds.values()),
+            )
+            for replica, seconds in of_replicas.items()
+        ]
+        return StepWork(work=work, span_s=sum(laps.values()))
+
+
+def _uses_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -142,7 +142,7 @@ def emulate(step: EmulatedStep) -> Emulated:
     executor.run(routes, data.__getitem__)
     executor.wire.flush()
     return Emulated(
-        recording=executor.recording,
+        recording=executor.clock.recording(),
         asked_s=sum(part.asked_s for part in parts),
         slept_s=sum(part.slept_s for part in parts),
     )

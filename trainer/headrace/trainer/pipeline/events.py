@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.schedule import Action
+from headrace.measured import MeasuredWork
+from headrace.schedule import Action, Kind
 from headrace.trainer.pipeline.topology import Place
 
 _US_PER_S = 1e6
@@ -29,6 +30,8 @@ class Event:
     """Seconds of the action that the process waited for messages, mostly at its start."""
     compute_s: float
     """Seconds of the action that the stage computed."""
+    data_wait_s: float = 0.0
+    """Seconds of the action that the process waited for the data of this action or the next."""
 
     @property
     def drawn_start_s(self) -> float:
@@ -38,7 +41,7 @@ class Event:
     @property
     def overhead_s(self) -> float:
         """Seconds of the action spent neither waiting nor computing: bookkeeping, and posting and sending messages."""
-        return self.end_s - self.start_s - self.wait_s - self.compute_s
+        return self.end_s - self.start_s - self.wait_s - self.data_wait_s - self.compute_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,30 @@ def clock_origin_s() -> float:
         before_s, unix_s, after_s = time.monotonic(), time.time(), time.monotonic()
         readings.append((after_s - before_s, unix_s - (before_s + after_s) / 2))
     return min(readings)[1]
+
+
+def measured_work(events: Sequence[Event], on_gpu: Mapping[Action, float] | None = None) -> list[MeasuredWork]:
+    """Return the seconds of a stage's actions that computed something, by kind; only the first TP slice tells its own.
+
+    `on_gpu`: seconds of the device for each action; None: the stage computes on the host, and its events have its seconds.
+    """
+    seconds: dict[Kind, dict[int, float]] = {}
+    for event in events:
+        if event.compute_s > 0.0 and event.place.slice == 0:
+            of_kind, microbatch = seconds.setdefault(event.action.kind, {}), event.action.microbatch
+            own_s = event.end_s - event.drawn_start_s - event.data_wait_s if on_gpu is None else on_gpu.get(event.action, 0.0)
+            of_kind[microbatch] = of_kind.get(microbatch, 0.0) + own_s
+    return [
+        MeasuredWork(
+            unit=(place := events[0].place).unit,
+            replica=place.replica,
+            stage=place.stage,
+            kind=kind,
+            microbatches=tuple(of_kind),
+            seconds=tuple(of_kind.values()),
+        )
+        for kind, of_kind in seconds.items()
+    ]
 
 
 def duration_s(recordings: Iterable[Recording]) -> float:

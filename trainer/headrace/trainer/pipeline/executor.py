@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,9 +16,9 @@ from torch import Tensor
 from headrace.schedule import ZERO_BUBBLE, Action, Kind
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.loss import StepLoss
+from headrace.trainer.pipeline.action_clock import ActionClock
 from headrace.trainer.pipeline.chunk import Chunk, Output
 from headrace.trainer.pipeline.deadlock import actions_of, check_order, check_rows
-from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s
 from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.send_receive import Wire
@@ -118,8 +117,8 @@ class Executor:
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Ranks of the stages of this replica and TP slice, in stage order."""
         self.wire = Wire(chunks[0].device, dtype, group, wait)
-        self.recording = Recording((), 0.0)
-        """The events of the last step."""
+        self.clock = ActionClock(place, self.wire, chunks[0].device)
+        """The clock of the last step."""
 
     def run(self, routes: Routes, feed: Feed) -> Totals:
         """Run forward and backward of all that the plan gives this process, adding to the gradients of its parameters.
@@ -134,16 +133,13 @@ class Executor:
         actions = self.actions(routes)
         check_rows(self.topology, self.place, actions, run.num_rows)
         moves = [run.moves(action) for action in actions]
-        times: list[tuple[float, float, float, float]] = []
-        for of_action, coming in pairwise([*moves, []]):
-            start_s, waited_s, computed_s = time.monotonic(), self.wire.waited_s, run.computed_s
-            if not times:
-                run.post(of_action)
-            run.post(coming)  # one action ahead
-            run.take(of_action)
-            times.append((start_s, time.monotonic(), self.wire.waited_s - waited_s, run.computed_s - computed_s))
-        events = [Event(self.place, action, *taken) for action, taken in zip(actions, times, strict=True)]
-        self.recording = Recording(events, clock_origin_s())
+        for number, (of_action, coming) in enumerate(pairwise([*moves, []])):
+            with run.clock.timing(actions[number]):
+                if number == 0:
+                    run.post(of_action)
+                run.post(coming)  # one action ahead
+                run.take(of_action)
+        self.clock = run.clock
         return run.totals
 
     def actions(self, routes: Routes) -> Sequence[Action]:
@@ -156,8 +152,7 @@ class _Run:
 
     def __init__(self, executor: Executor, routes: Routes, feed: Feed) -> None:
         self.totals = Totals()
-        self.computed_s = 0.0
-        """Seconds that the stages have computed so far in this step."""
+        self.clock = ActionClock(executor.place, executor.wire, executor.chunks[0].device)
         self._place, self._flow, self._units_needing_gradient = executor.place, executor.flow, executor.units_needing_gradient
         self._chunks, self._wire, self._peers = executor.chunks, executor.wire, executor.peers
         self._routes, self._feed, self._exchanges = routes, feed, executor.exchanges
@@ -252,9 +247,8 @@ class _Run:
         else:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived)
-        began_s = time.monotonic()
-        output = move.chunk(cargo.data, hidden, tokens)
-        self.computed_s += time.monotonic() - began_s
+        with self.clock.computing():
+            output = move.chunk(cargo.data, hidden, tokens)
         if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
         if output.loss is not None:
@@ -288,13 +282,11 @@ class _Run:
             if rows.requires_grad:  # False in a frozen LLM if the portion has no media
                 ends.append(rows)
                 gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
-        began_s = time.monotonic()
         if ends:
-            with self._as_in_forward():
+            with self.clock.computing(), self._as_in_forward():
                 torch.autograd.backward(ends, gradients)
             if self._defers_weights:
                 self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
-        self.computed_s += time.monotonic() - began_s
         if move.sends_gradient and move.target is not None and held.hidden is not None:
             self._wire.send(_gradient_of(held.hidden), *move.target)
         arriving = self._cargo[move.portion].arriving
@@ -317,10 +309,8 @@ class _Run:
         compute = self._deferred_weights.pop(move.portion, None)
         if compute is None:
             return
-        began_s = time.monotonic()
-        with self._as_in_forward():
+        with self.clock.computing(), self._as_in_forward():
             compute()
-        self.computed_s += time.monotonic() - began_s
 
     def _as_in_forward(self) -> AbstractContextManager[object]:
         """Return a context for a backward with autocast off, so that its dtypes are those of its forward."""
@@ -338,7 +328,8 @@ class _Run:
     # -- data -----------------------------------------------------------------------------------------------------------
 
     def _load(self, number: int) -> _Cargo:
-        data = self._feed(self._portions[number])
+        with self.clock.waiting_for_data():
+            data = self._feed(self._portions[number])
         num_rows = self._chunks[0].num_rows(data)
         arriving = self._arriving(number, data) if num_rows and self._is_first else ()
         leaving = self._leaving(number, data) if num_rows and self._is_last else ()

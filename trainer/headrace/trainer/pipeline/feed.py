@@ -15,6 +15,7 @@ import torch
 
 from headrace import message_codec
 from headrace.errors import UserError
+from headrace.measured import StepWork
 from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
@@ -217,10 +218,13 @@ class PipelineLoader(PortionLoader):
         super().commit(step, loss=loss)
         self._needed.pop(step.index, None)  # present if the step is committed again without being handed out
 
-    def commit_fed(self, step: Step, feed: StepFeed, *, loss: float) -> None:
-        """Commit a step that this process has applied, with the rejected samples and the waiting time of its feed."""
+    def commit_fed(self, step: Step, feed: StepFeed, *, loss: float, measured: StepWork) -> None:
+        """Commit a step that this process has applied, with the rejected samples and the waiting time of its feed. `measured`: as
+        `Step.measured`.
+        """
         step.rejected, step.consumed = feed.rejected, True
         step.data_wait_s += feed.data_wait_s
+        step.measured = measured
         self.commit(step, loss=loss)
 
 

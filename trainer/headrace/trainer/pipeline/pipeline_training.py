@@ -137,7 +137,7 @@ def _train(
             result = step.run(feed.routes, feed, settings.rate(planned.index))
         except UserError as err:
             raise UserError(f"step {planned.index}: {err}") from err
-        loader.commit_fed(planned, feed, loss=result.recorded_loss)
+        loader.commit_fed(planned, feed, loss=result.recorded_loss, measured=step.measured())
         log_step(job, planned, result, step.non_finite_samples)
         committed = planned.index + 1
         if writer is not None and committed % every == 0:

@@ -62,8 +62,10 @@ class Work:
     def of(cls, batch: Batch, slots: Slots) -> Work:
         """Compute the work of a plan, given by its slots, under the batch's execution.
 
-        A microbatch's cost in a unit is spread evenly over the unit's stages and chunks. With split backward, a sample's
-        backward runs in every unit at the position that its microbatch has in the last unit; otherwise with its microbatch.
+        A microbatch's cost in a unit is spread over the unit's stages and their chunks, evenly unless `Execution.stage_loads`
+        says otherwise. If it is not 0, what each microbatch takes besides (`Execution.microbatch_s`) is added. With split
+        backward, a sample's backward runs in every unit at the position that its microbatch has in the last unit; otherwise with
+        its microbatch.
 
         Empty microbatches are left out. If replicas exchange samples, all run the microbatches that hold a sample on any of
         them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself.
@@ -91,17 +93,32 @@ class Work:
         if replicas_coupled:
             occupied = np.tile(occupied.any(axis=0), (topology.replicas, 1))
         shape = (topology.replicas, topology.microbatches, unit_of_stage.size, len(Kind))
-        seconds = np.stack([forth_s, back_s, back_s], axis=-1) * (factors * per_action[:, None])
+        seconds = np.stack([forth_s, back_s, back_s], axis=-1) * factors
+        if execution.microbatch_s:
+            fixed_s = np.array([execution.microbatch_s.get(unit, (0.0, 0.0, 0.0)) for unit in batch.units])
+            seconds += fixed_s * (seconds > 0)
+        seconds *= per_action[:, None]
         return cls(
             topology=topology,
             execution=execution,
-            seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape),
+            seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape) * _stage_loads(topology, execution),
             memory=np.stack((forth_memory, back_memory)) * (per_action * has_backward),
             occupied=occupied,
             links=_links(batch, slots, back, has_backward, per_action) if deferred or _transfers_take_time(batch) else None,
             replicas_coupled=replicas_coupled,
             lower_bound_s=lower_bound(batch),
         )
+
+
+def _stage_loads(topology: Topology, execution: Execution) -> Floats:
+    """Return (S, kinds) the time of each stage over an even share of its unit's; 1.0 where all stages are even."""
+    loads = np.ones((topology.num_stages, len(Kind)))
+    first = 0
+    for unit, stages in topology.stages.items():
+        if unit in execution.stage_loads and len(execution.stage_loads[unit]) == stages:
+            loads[first : first + stages] = execution.stage_loads[unit]
+        first += stages
+    return loads
 
 
 def lower_bound(batch: Batch) -> float:

@@ -1,0 +1,67 @@
+"""The corrections of a job's costs: fitted to what its latest steps took, and recorded before anything is planned with them.
+
+All steps of a period are planned with one correction, which is in the store since the first of them was planned. So whoever plans
+a step again, after a restart or when the job goes back, finds the same correction and makes the same plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+
+from headrace.observability.logs import pairs
+from headrace.reorder_service.jobs.job_execution import execution_of
+from headrace.reorder_service.jobs.measurements import observation
+from headrace.reorder_service.jobs.planned_step import PlannedStep
+from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction, fit
+from headrace.reorder_service.store.state import StateStore
+from headrace.spec import JobSpec, TopologySpec
+
+log = logging.getLogger(__name__)
+
+PERIOD_STEPS = 4
+LEAST_STEPS = 3  # measured steps that a fit needs: the first one of a trainer is slower than all others
+
+
+class Corrections:
+    """The corrections of one job, by the step from which they hold."""
+
+    def __init__(self, job: str, spec: JobSpec, store: StateStore) -> None:
+        self._job = job
+        self._spec = spec
+        self._store = store
+        self._known: tuple[int, Correction] | None = None  # the latest one asked for, and its first step
+        self._deciding = asyncio.Lock()
+
+    async def of_step(self, index: int, committed: Sequence[PlannedStep], topology: TopologySpec, generation: int) -> Correction:
+        """Return the correction with which step `index` is planned: the recorded one, or a new one, which is then recorded.
+
+        `committed`: the latest committed steps, to which a new one is fitted. `generation`: theirs, if they count.
+        """
+        first = index - index % PERIOD_STEPS
+        async with self._deciding:
+            if self._known is not None and self._known[0] == first:
+                return self._known[1]
+            text = await self._store.load_correction(self._job, first)
+            if text is None:
+                measured = [step for step in committed if step.commits and step.plan and step.plan.generation == generation]
+                fitted = await asyncio.to_thread(self._fit, measured, topology)
+                former = await self._store.load_correction(self._job, first - PERIOD_STEPS)
+                text = former if fitted is None and former else json.dumps((fitted or UNCORRECTED).to_document())
+                await self._store.save_correction(self._job, first, text)
+            correction = Correction.from_document(json.loads(text))  # also a new one: what is recorded is what counts
+            self._known = first, correction
+            return correction
+
+    def _fit(self, steps: Sequence[PlannedStep], topology: TopologySpec) -> Correction | None:
+        """Return a correction fitted to these steps; None where they are too few, or their trainers have measured nothing."""
+        execution = execution_of(self._spec, topology.topology())
+        observed = [one for step in steps if (one := observation(step, execution)) is not None]
+        correction = fit(observed, execution, tuple(topology.stages)) if len(observed) >= LEAST_STEPS else Correction()
+        if not correction.units:
+            return None
+        scales = {unit: ":".join(f"{scale:.3g}" for scale in lines.scale) for unit, lines in correction.units.items()}
+        log.info("costs corrected %s", pairs(job=self._job, steps=len(observed), outside_s=correction.outside_s, **scales))
+        return correction

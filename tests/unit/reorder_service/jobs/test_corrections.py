@@ -1,0 +1,148 @@
+"""What trainers have measured corrects the costs of later steps, and is recorded before anything is planned with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headrace.measured import MeasuredWork
+from headrace.reorder_service.jobs.corrections import LEAST_STEPS, PERIOD_STEPS, Corrections
+from headrace.reorder_service.jobs.job_execution import execution_of
+from headrace.reorder_service.jobs.measurements import observation
+from headrace.reorder_service.jobs.planned_step import PlannedStep
+from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction, UnitCorrection
+from headrace.reorder_service.store.state import StateStore
+from headrace.schedule import Kind
+from headrace.spec import JobSpec
+from tests.unit.reorder_service.job_world import Start, consume, submit, told_by
+from tests.unit.reorder_service.jobs.machine_world import STAGES, job, planned, train
+
+MACHINE = Correction(
+    units={
+        "vision": UnitCorrection(scale=(3.0, 5.0, 0.0), microbatch_s=(1e-4, 2e-4, 0.0)),
+        "llm": UnitCorrection(scale=(1.0, 2.2, 0.0), microbatch_s=(3e-4, 5e-4, 0.0), stages=((0.9, 0.8, 1.0), (1.1, 1.2, 1.0))),
+    },
+    outside_s=0.02,
+)
+SPLIT = Correction(
+    units={
+        unit: replace(lines, scale=(lines.scale[0], 1.1, 0.8), microbatch_s=(1e-4,) * 3) for unit, lines in MACHINE.units.items()
+    }
+)
+FROZEN = Correction(units={**MACHINE.units, "vision": UnitCorrection(scale=(3.0, 0.0, 0.0))})
+COLOCATED = Correction(units={"vision": UnitCorrection(scale=(3.0, 6.0, 0.0)), "llm": UnitCorrection(scale=(1.0, 2.0, 0.0))})
+
+
+async def lived(corrections: Corrections, spec: JobSpec, machine: Correction, steps: int) -> list[PlannedStep]:
+    """Steps that were planned, trained and committed one after the other."""
+    done: list[PlannedStep] = []
+    for index in range(steps):
+        correction = await corrections.of_step(index, done, spec.topology, 1)
+        done.append(planned(spec, index, correction))
+        train(spec, done[-1], machine)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("machine", "execution"),
+    [
+        (MACHINE, {}),
+        (MACHINE, {"schedule": "gpipe"}),
+        (MACHINE, {"schedule": "eager", "in_flight": 4}),
+        (MACHINE, {"schedule": "interleaved", "chunks": 2}),
+        (SPLIT, {"schedule": "zero-bubble"}),
+        (FROZEN, {"units": {"vision": {"frozen": True, "frozen_projector": True}}}),
+        (MACHINE, {"units": {"llm": {"checkpointing": True}}}),
+        (COLOCATED, {"trainer": "colocated", "meet": "microbatch"}),
+        (COLOCATED, {"trainer": "colocated", "meet": "step"}),
+    ],
+    ids=["1f1b", "gpipe", "eager", "interleaved", "zero-bubble", "frozen", "checkpointing", "meet-microbatch", "meet-step"],
+)
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_a_job_whose_costs_are_wrong_by_three_in_one_unit_learns_what_its_steps_take(
+    store: StateStore, machine: Correction, execution: dict[str, Any]
+) -> None:
+    spec = job(**execution)
+    steps = await lived(Corrections("job", spec, store), spec, machine, 3 * PERIOD_STEPS)
+    for step in steps[-PERIOD_STEPS:]:
+        assert step.forecast_s == pytest.approx(step.measured_s, rel=0.01)
+
+
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_the_correction_makes_the_plans_of_somebody_who_knew_the_costs_all_along(store: StateStore) -> None:
+    spec = job("disttrain")
+    [*_, last] = await lived(Corrections("job", spec, store), spec, MACHINE, 3 * PERIOD_STEPS)
+    knowing = planned(spec, last.index, MACHINE)
+    assert last.plan is not None
+    assert knowing.plan is not None
+    assert last.plan.replicas == knowing.plan.replicas
+    assert planned(spec, last.index).plan.replicas != knowing.plan.replicas  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_whoever_plans_a_step_again_finds_the_correction_that_it_was_planned_with(store: StateStore) -> None:
+    spec = job()
+    steps = await lived(Corrections("job", spec, store), spec, MACHINE, 2 * PERIOD_STEPS + 1)
+    another = Corrections("job", spec, store)  # of a process that took over
+    for step in reversed(steps):
+        correction = await another.of_step(step.index, steps[:LEAST_STEPS], spec.topology, 1)
+        again = planned(spec, step.index, correction)
+        assert again.plan == step.plan
+
+
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_before_enough_steps_are_measured_a_correction_stays_as_it_was(store: StateStore) -> None:
+    spec = job()
+    corrections = Corrections("job", spec, store)
+    measured = [planned(spec, index) for index in range(LEAST_STEPS)]
+    for step in measured:
+        train(spec, step, MACHINE)
+    assert await corrections.of_step(0, (), spec.topology, 1) == UNCORRECTED
+    assert await corrections.of_step(PERIOD_STEPS, measured[1:], spec.topology, 1) == UNCORRECTED
+    fitted = await corrections.of_step(2 * PERIOD_STEPS, measured, spec.topology, 1)
+    assert fitted.units.keys() == STAGES.keys()
+    former = measured  # of a generation whose plans may have been for other trainers
+    assert await corrections.of_step(3 * PERIOD_STEPS, former, spec.topology, 2) == fitted
+
+
+def test_trainers_of_another_kind_than_the_job_says_tell_nothing_about_it() -> None:
+    colocated, pipeline = job(trainer="colocated"), job()
+    step = planned(colocated)
+    train(colocated, step, COLOCATED)
+    execution = execution_of(pipeline, step.plan.topology)  # type: ignore[union-attr]
+    assert observation(step, execution) is None
+
+
+def test_what_a_stranger_reports_of_stages_and_microbatches_that_are_not_there_is_left_out() -> None:
+    spec = job()
+    step = planned(spec)
+    train(spec, step, MACHINE)
+    execution = execution_of(spec, step.plan.topology)  # type: ignore[union-attr]
+    known = observation(step, execution)
+    strange = MeasuredWork(unit="llm", replica=0, stage=7, kind=Kind.FORWARD, microbatches=(0, -1, 99), seconds=(1.0, 1.0, 1.0))
+    infinite = MeasuredWork(
+        unit="llm", replica=1, stage=0, kind=Kind.FORWARD, microbatches=(-1, 99, 0, 1), seconds=(1.0, 1.0, float("inf"), -1.0)
+    )
+    step.commits[0] = replace(step.commits[0], measured=(*step.commits[0].measured, strange, infinite))
+    noisy = observation(step, execution)
+    assert known is not None
+    assert noisy is not None
+    for key, line in known.units.items():
+        assert noisy.units[key].measured_s.tolist() == line.measured_s.tolist()
+
+
+async def test_a_job_that_goes_back_plans_its_steps_with_the_recorded_corrections(start: Start) -> None:
+    run = await submit(await start(), window=4)
+    await consume(run, run.open_session(0, 1), stop=5)
+    recorded = await run._store.load_correction(run.name, PERIOD_STEPS)
+    assert recorded == json.dumps(UNCORRECTED.to_document())
+    special = Correction(units={"llm": UnitCorrection(scale=(7.0, 14.0, 0.0))})
+    await run._store.save_correction(run.name, PERIOD_STEPS, json.dumps(special.to_document()))
+    await run.rewind(0)
+    async for event in told_by(run.open_session(0, 1)):
+        if isinstance(event, PlannedStep) and event.index == 0:
+            break
+    assert await run._store.load_correction(run.name, PERIOD_STEPS) == json.dumps(special.to_document())
