@@ -47,6 +47,9 @@ class ExecutionSpec(SpecSection):
     in_flight: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] | None = None
     """Most microbatches that a stage may hold under the 'eager' schedule. None: as many as a plan's activations leave within
     `memory_gib`, or no limit without it."""
+    correct_costs: bool = True
+    """Whether the costs are corrected by what the trainers measure while they train. Batches are the same either way; without it,
+    so are the plans of two runs, to the last bit of a loss."""
     coefficients: dict[str, Any] | None = None
     """Measured costs of the model's layers, in the form of the file that `headrace profile` writes. None: the operations counted
     from the shape of the job's model at a nominal rate."""
@@ -77,7 +80,7 @@ class ExecutionSpec(SpecSection):
     @property
     def says_nothing(self) -> bool:
         """Whether nothing is said of the trainers, beside what the layers of their model cost."""
-        return self == ExecutionSpec(coefficients=self.coefficients)
+        return self == ExecutionSpec(coefficients=self.coefficients, correct_costs=self.correct_costs)
 
     def check(self, stages: Mapping[str, int], shape: ModelShape) -> None:
         """Raise ValueError where the execution does not fit the job's model, or pipelines with these stages.

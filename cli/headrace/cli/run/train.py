@@ -240,7 +240,8 @@ def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
             file=sys.stderr,
         )
         return spec
-    return spec.with_execution(topology.execution.model_copy(update={"coefficients": spec.execution.coefficients}))
+    costs = {name: getattr(spec.execution, name) for name in ("coefficients", "correct_costs")}
+    return spec.with_execution(topology.execution.model_copy(update=costs))
 
 
 def _in_words(stages: Mapping[str, int]) -> str:

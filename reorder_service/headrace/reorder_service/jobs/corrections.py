@@ -40,6 +40,8 @@ class Corrections:
 
         `committed`: the latest committed steps, to which a new one is fitted. `generation`: theirs, if they count.
         """
+        if not self._spec.execution.correct_costs:
+            return UNCORRECTED
         first = index - index % PERIOD_STEPS
         async with self._deciding:
             if self._known is not None and self._known[0] == first:

@@ -83,6 +83,14 @@ async def test_the_correction_makes_the_plans_of_somebody_who_knew_the_costs_all
 
 
 @pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_a_job_that_asks_for_the_same_plans_in_every_run_is_not_corrected(store: StateStore) -> None:
+    spec = job(correct_costs=False)
+    steps = await lived(Corrections("job", spec, store), spec, MACHINE, 3 * PERIOD_STEPS)
+    for step in steps:
+        assert step.plan == planned(spec, step.index).plan
+
+
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
 async def test_whoever_plans_a_step_again_finds_the_correction_that_it_was_planned_with(store: StateStore) -> None:
     spec = job()
     steps = await lived(Corrections("job", spec, store), spec, MACHINE, 2 * PERIOD_STEPS + 1)
