@@ -14,6 +14,7 @@ from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.counted_shards import Manifest
+from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
 from headrace.reorder_service.jobs.work_orders import Orders
@@ -51,8 +52,11 @@ class Planner:
         async with self._store.fatal_jobs.guard_planning(self._job):
             return await asyncio.to_thread(work, *args)
 
-    async def plan(self, step: PlannedStep, topology: TopologySpec, generation: int) -> None:
-        """Probe a step's samples, plan it and cut it into parts. Raises JobFailedError where no preprocessor can probe them."""
+    async def plan(self, step: PlannedStep, topology: TopologySpec, generation: int, formation: Formation | None = None) -> None:
+        """Probe a step's samples, plan it and cut it into parts. Raises JobFailedError where no preprocessor can probe them.
+
+        formation: the pipelines of nodes to plan for; None: the topology's replicas.
+        """
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
             step.substitutes = {ref.sample_id: ref for ref in substitutes}
@@ -62,21 +66,14 @@ class Planner:
             found = step.probes, step.rejected, list(step.substitutes.values())
             await self._store.save_probes(self._job, step.index, *found)
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
-        vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
 
         def ticket(part: str) -> str:
             return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
 
-        def plan_and_cut() -> StepPlan:
-            plan = step.make_plan(self._spec, topology, vocab=vocab, generation=generation)
-            step.cut(plan, part_samples=self._spec.part_samples, ticket=ticket)
-            return plan
+        def cut(plan: StepPlan) -> None:
+            step.cut(plan, formation, part_samples=self._spec.part_samples, ticket=ticket)
 
-        with tracing.span("plan", step.trace, samples=len(step.probes)):
-            try:
-                plan = await self.in_worker_thread(plan_and_cut)
-            except ValueError as err:
-                raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
+        plan = await self._make(step, topology, generation, formation, cut)
         log.info(
             "planned %s",
             pairs(
@@ -89,6 +86,43 @@ class Planner:
                 bubble=plan.predicted.bubble if plan.predicted else 0.0,
             ),
         )
+
+    async def plan_again(self, step: PlannedStep, topology: TopologySpec, generation: int, formation: Formation | None) -> None:
+        """Plan a planned step for other pipelines. Its samples and its parts stay as they are."""
+        plan = await self._make(step, topology, generation, formation, StepPlan.check)
+        step.adopt(plan, formation)  # in the event loop, which serializes plans
+        log.info(
+            "planned again %s",
+            pairs(
+                job=self._job,
+                step=step.index,
+                nodes_generation=formation.generation if formation is not None else 0,
+                pipelines=len(plan.replicas),
+                bubble=plan.predicted.bubble if plan.predicted else 0.0,
+            ),
+        )
+
+    async def _make(
+        self,
+        step: PlannedStep,
+        topology: TopologySpec,
+        generation: int,
+        formation: Formation | None,
+        take: Callable[[StepPlan], None],
+    ) -> StepPlan:
+        """Plan a probed step, and pass the plan to `take`, in a worker thread. Raises JobFailedError where that fails."""
+        vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
+
+        def make_and_take() -> StepPlan:
+            plan = step.make_plan(self._spec, topology, formation, vocab=vocab, generation=generation)
+            take(plan)
+            return plan
+
+        with tracing.span("plan", step.trace, samples=len(step.probes)):
+            try:
+                return await self.in_worker_thread(make_and_take)
+            except ValueError as err:
+                raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
 
     async def hand_out(
         self,

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
 
 from headrace.errors import ConflictError
 from headrace.reorder_service.nodes.snapshots import Change, Successor
 from headrace.snapshot import is_rerouted
-from headrace.v1.membership_pb2 import NodesSpec, Snapshot
+from headrace.v1.membership_pb2 import Formation, NodesSpec, Snapshot
 
 LEASE_S = 1.0  # a node that is silent for so long is lost: three heartbeats
 REJOIN_S = 3.0  # how long a new leader waits for the former one's nodes: clients retry at least once a second
@@ -38,13 +39,22 @@ class Record:
     joined_generation: Mapping[str, int] = field(default_factory=dict)
     """Node of the snapshot -> generation with which it joined. A node that comes back and follows only an earlier generation
     holds nothing of the model."""
+    formations: tuple[Formation, ...] = ()
+    """The pipelines that the job's uncommitted steps are planned for, by rising generation."""
     job_generation: int
     """The job's generation, which counts its resets and changes of topology, when the membership began."""
 
     def to_json(self) -> str:
         """Return the record as JSON, for the store."""
         spec, snapshot = MessageToDict(self.spec), MessageToDict(self.snapshot)
-        fields = {"spec": spec, "snapshot": snapshot, "since": self.joined_generation, "job_generation": self.job_generation}
+        formations = [MessageToDict(formation) for formation in self.formations]
+        fields = {
+            "spec": spec,
+            "snapshot": snapshot,
+            "since": self.joined_generation,
+            "formations": formations,
+            "job_generation": self.job_generation,
+        }
         return json.dumps(fields, ensure_ascii=False)
 
     @classmethod
@@ -55,6 +65,7 @@ class Record:
             spec=ParseDict(fields["spec"], NodesSpec()),
             snapshot=ParseDict(fields["snapshot"], Snapshot()),
             joined_generation=fields["since"],
+            formations=tuple(ParseDict(formation, Formation()) for formation in fields.get("formations", ())),
             job_generation=fields["job_generation"],
         )
 
@@ -159,6 +170,19 @@ class Membership:
         """Note that training goes on under a generation: nodes that are not in its snapshot are needed no more."""
         self._under_way = generation
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
+
+    def form(self, formation: Formation, committed: int) -> bool:
+        """Note from which step on training goes on with which pipelines; return whether that is new.
+
+        Formations that no step from `committed` on, the number of committed steps, is planned for are dropped.
+        """
+        former = self.record.formations
+        if not formation.pipelines or (former and formation.generation <= former[-1].generation):
+            return False
+        begun = [one for one in former if one.first_step < formation.first_step]
+        kept = [one for one, following in pairwise([*begun, formation]) if following.first_step > committed]
+        self.record = replace(self.record, formations=(*kept, formation))
+        return True
 
     def cut_off(self, name: str, generation: int) -> None:
         """Note that a node was cut off from other nodes though none is lost, so that the next snapshot has all connect anew.

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator
 from headrace.errors import ConflictError, HeadraceError, SupersededError, UnavailableError, UserError
 from headrace.limits import MAX_NODE_NAME
 from headrace.observability.logs import pairs
+from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
-from headrace.reorder_service.nodes.snapshots import Change, Successor, next_snapshot, shape, templates_of
+from headrace.reorder_service.nodes.snapshots import Change, Successor, job_formation, next_snapshot, shape, templates_of
 from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_retry import retry_while_unavailable
@@ -83,6 +84,8 @@ class Nodes:
         self._templates: Templates | None = None
         self._streams: dict[str, NodeStream] = {}
         self._changed = asyncio.Event()
+        self._formed = asyncio.Event()
+        self._saving = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.snapshot = Snapshot()
         """The newest snapshot that a node may know. It is in the store, unless it only says why nodes were let go (`_forget`)."""
@@ -97,6 +100,7 @@ class Nodes:
         if document is not None:
             record = Record.of_json(document)
             self._membership, self.snapshot = Membership(self._run.name, record), record.snapshot
+            self._run.formations = _formations(record)
 
     def start(self) -> None:
         """Begin the watch over the nodes, if there is a membership. A former leader's nodes have REJOIN_S from now to connect."""
@@ -114,6 +118,7 @@ class Nodes:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_nodes())
                 group.create_task(self._make_snapshots())
+                group.create_task(self._plan_for_formations())
         except* Exception:
             log.exception("nodes let go on an internal error %s", pairs(job=self._run.name))
             self._forget("internal error; see the reorder service's log")
@@ -197,6 +202,8 @@ class Nodes:
         """Note that training goes on under a snapshot, and keep what the recovery took."""
         if (membership := self._membership_of(stream)) is not None:
             membership.recovered(message.generation)
+            if membership.form(message.formation, self._run.cursor.committed):
+                self._formed.set()
             self._changed.set()
             if message.generation not in {former.generation for former in self.recoveries}:  # nodes repeat it to a new leader
                 phases = {phase.name: phase.seconds for phase in message.phases}
@@ -273,6 +280,18 @@ class Nodes:
                 self._forget(str(err))
                 self._dismiss(err)
 
+    async def _plan_for_formations(self) -> None:
+        """Have the job's steps planned for each new formation until cancelled.
+
+        It is saved before: a later leader must plan the steps alike that nodes begin with these plans.
+        """
+        while True:
+            await self._formed.wait()
+            self._formed.clear()
+            if (membership := self._membership) is not None:
+                await self._save(membership.record)
+                await self._run.follow(_formations(membership.record))
+
     async def _take_in_changes(self, membership: Membership) -> bool:
         """Take in what has happened since the newest snapshot; return whether that may have left more to take in."""
         if why := self._end_of_job():
@@ -337,13 +356,23 @@ class Nodes:
 
     async def _publish(self, record: Record) -> None:
         """Save the record in the store, and then send its snapshot to all nodes."""
-        snapshot, streams, document = record.snapshot, self._streams, record.to_json()
+        snapshot, streams = record.snapshot, self._streams
         if not snapshot.nodes:  # nodes that come from now on begin a new membership
             self._membership, self._streams, self.snapshot = None, {}, snapshot
-        job = self._run.name
-        await retry_while_unavailable(lambda: self._store.save_membership(job, document), job=job)
+        await self._save(record)
         self.snapshot = snapshot
         for stream in streams.values():
             stream.tell(snapshot)
             if not snapshot.nodes:
                 stream.end()
+
+    async def _save(self, record: Record) -> None:
+        """Save a record in the store, or a newer one of the membership."""
+        job = self._run.name
+        async with self._saving:
+            document = (self._membership.record if self._membership is not None else record).to_json()
+            await retry_while_unavailable(lambda: self._store.save_membership(job, document), job=job)
+
+
+def _formations(record: Record) -> list[Formation]:
+    return [job_formation(formation, record.spec.profile) for formation in record.formations]

@@ -85,7 +85,10 @@ def plan_of_samples(plan_of_packs: StepPlan, batch: Batch, packs: Ints) -> StepP
     """Turn the plan of the packs that `pack_batch` made of `batch` into the plan of the samples of `batch`."""
     first_row = np.unique(packs, return_index=True)[1]
     slots = unpack(slots_of(plan_of_packs, batch.sample_ids[first_row]), packs)
-    return replace(plan_of_packs, replicas=batch.replicas(slots))
+    whole = replace(batch, topology=plan_of_packs.topology).replicas(slots)
+    lengths = [len(replica) for replica in plan_of_packs.replicas]
+    cut = whole if set(lengths) == {plan_of_packs.topology.microbatches} else [r[:n] for r, n in zip(whole, lengths, strict=True)]
+    return replace(plan_of_packs, replicas=cut)
 
 
 @kernel
