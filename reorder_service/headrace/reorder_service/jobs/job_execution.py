@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from headrace.backward_factors import backward_factors, weight_factor
 from headrace.execution_spec import ExecutionSpec
 from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.plan import Topology
+from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 
@@ -42,3 +44,15 @@ def execution_of(spec: ExecutionSpec, topology: Topology, orchmllm: OrchMLLMSett
             ranks_per_node=orchmllm.ranks_per_node,
         ),
     )
+
+
+def mean_microbatch(costs: Sequence[Mapping[str, Floats]], execution: Execution, topology: Topology) -> dict[str, float]:
+    """Return the seconds, forward and backward, that a mean microbatch takes in each unit; empty where no costs are known.
+
+    costs: of each global batch, by unit (n,) forward seconds of its samples.
+    """
+    count = len(costs) * topology.replicas * topology.microbatches
+    return {
+        unit: sum(float(of_batch[unit].sum()) for of_batch in costs) * sum(execution.factors(unit)) / count
+        for unit in (costs[0] if costs else ())
+    }

@@ -18,6 +18,7 @@ from headrace.snapshot import is_rerouted
 from headrace.v1.membership_pb2 import Formation, NodesSpec, Snapshot
 
 LEASE_S = 1.0  # a node that is silent for so long is lost: three heartbeats
+LEAST_SHARE = 1e-3  # of the time of all units: one that the job's first samples do not need gets layers and a node all the same
 REJOIN_S = 3.0  # how long a new leader waits for the former one's nodes: clients retry at least once a second
 
 
@@ -39,10 +40,29 @@ class Record:
     joined_generation: Mapping[str, int] = field(default_factory=dict)
     """Node of the snapshot -> generation with which it joined. A node that comes back and follows only an earlier generation
     holds nothing of the model."""
+    unit_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Predicted seconds of a mean microbatch in each unit, from the job's first samples; empty where none were known in time."""
     formations: tuple[Formation, ...] = ()
     """The pipelines that the job's uncommitted steps are planned for, by rising generation."""
     job_generation: int
     """The job's generation, which counts its resets and changes of topology, when the membership began."""
+
+    @property
+    def weighted_spec(self) -> NodesSpec:
+        """The spec with the layers' seconds in proportion to what the job's samples take in each unit, as far as that is known.
+
+        Within a unit the layers keep their proportions. A unit that takes next to nothing counts as LEAST_SHARE of all units.
+        """
+        spec = NodesSpec()
+        spec.CopyFrom(self.spec)
+        profile = spec.profile
+        if {unit.unit for unit in profile.units} == self.unit_seconds.keys():
+            least, end = LEAST_SHARE * sum(self.unit_seconds.values()), 0
+            for unit in profile.units:
+                layers, end = slice(end, end + unit.num_layers), end + unit.num_layers
+                scale = max(self.unit_seconds[unit.unit], least) / sum(profile.seconds[layers])
+                profile.seconds[layers] = [scale * seconds for seconds in profile.seconds[layers]]
+        return spec
 
     def to_json(self) -> str:
         """Return the record as JSON, for the store."""
@@ -52,6 +72,7 @@ class Record:
             "spec": spec,
             "snapshot": snapshot,
             "since": self.joined_generation,
+            "unit_seconds": dict(self.unit_seconds),
             "formations": formations,
             "job_generation": self.job_generation,
         }
@@ -65,6 +86,7 @@ class Record:
             spec=ParseDict(fields["spec"], NodesSpec()),
             snapshot=ParseDict(fields["snapshot"], Snapshot()),
             joined_generation=fields["since"],
+            unit_seconds=fields.get("unit_seconds", {}),
             formations=tuple(ParseDict(formation, Formation()) for formation in fields.get("formations", ())),
             job_generation=fields["job_generation"],
         )
@@ -170,6 +192,10 @@ class Membership:
         """Note that training goes on under a generation: nodes that are not in its snapshot are needed no more."""
         self._under_way = generation
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
+
+    def weigh(self, unit_seconds: Mapping[str, float]) -> None:
+        """Note what a mean microbatch takes in each unit, in seconds, from which the pipelines are planned."""
+        self.record = replace(self.record, unit_seconds=unit_seconds)
 
     def form(self, formation: Formation, committed: int) -> bool:
         """Note from which step on training goes on with which pipelines; return whether that is new.

@@ -6,16 +6,18 @@ import asyncio
 import logging
 import statistics
 from collections import deque
-from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from headrace.errors import ConflictError, HeadraceError, SupersededError, UnavailableError, UserError
 from headrace.limits import MAX_NODE_NAME
 from headrace.observability.logs import pairs
 from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.job_execution import execution_of, mean_microbatch
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
+from headrace.reorder_service.nodes.node_stream import NodeStream
 from headrace.reorder_service.nodes.snapshots import Change, Successor, job_formation, next_snapshot, shape, templates_of
 from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.store.state import StateStore
@@ -25,49 +27,9 @@ from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
+SAMPLES_S = 5.0  # how long pipelines wait for the job's first plan, without which nodes could not train anyway
 SETTLE_S = 0.005  # processes that are killed together are gone within milliseconds: this makes it one loss and one recovery
-PULSE_S = 0.5  # silence after which a node gets an empty message: without one it looks for another service
 NUM_RECOVERIES = 32  # latest recoveries that are kept to be shown
-
-
-class NodeStream:
-    """The messages to one node: the newest snapshot each time, skipping any replaced before it was sent."""
-
-    def __init__(self, node: str) -> None:
-        self.node = node
-        self._newest = Snapshot()
-        self._ended = False
-        self._error: HeadraceError | None = None
-        self._wake = asyncio.Event()
-
-    def tell(self, snapshot: Snapshot) -> None:
-        self._newest = snapshot
-        self._wake.set()
-
-    def end(self, error: HeadraceError | None = None) -> None:
-        """End the stream after the newest snapshot, with the error if there is one."""
-        self._ended, self._error = True, error
-        self._wake.set()
-
-    async def snapshots(self) -> AsyncIterator[Snapshot]:
-        """Yield each newer snapshot, and an empty one after PULSE_S without news. Raises the error that `end` was given."""
-        told = 0
-        while True:
-            self._wake.clear()
-            newest = self._newest
-            if newest.generation > told:
-                told = newest.generation
-                yield newest
-            elif self._ended:
-                break
-            else:
-                try:
-                    async with asyncio.timeout(PULSE_S):
-                        await self._wake.wait()
-                except TimeoutError:
-                    yield Snapshot()
-        if self._error is not None:
-            raise self._error
 
 
 class Nodes:
@@ -303,20 +265,33 @@ class Nodes:
             return await self._close(membership)
         if self._is_over:
             return False  # there never were enough nodes, and they hear of the end from their sessions
-        spec, former = membership.record.spec, membership.snapshot
+        former = membership.snapshot
         if self._templates is None:
-            templates = await asyncio.to_thread(templates_of, spec)
+            if not (membership.formed or membership.record.unit_seconds):
+                membership.weigh(await self._unit_seconds())
+            templates = await asyncio.to_thread(templates_of, membership.record.weighted_spec)
             if self._membership is not membership:  # all nodes left meanwhile, and others came
                 return True
             self._templates = templates
         change = membership.take_change()
         if change is None:
             return False
+        spec = membership.record.weighted_spec
         successor = await asyncio.to_thread(next_snapshot, spec, self._templates, former, change, step_s=self._step_s())
         if self._membership is membership and membership.adopt(successor, change):
             self._report(successor, change, former)
             await self._publish(membership.record)
         return True
+
+    async def _unit_seconds(self) -> dict[str, float]:
+        """Return what a mean microbatch of the first steps takes in each unit; empty where none is planned within SAMPLES_S."""
+        run = self._run
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SAMPLES_S):
+                await run.cursor.first_planned()
+        topology = run.topology.topology()
+        costs = [step.costs for step in run.cursor.planned if step.costs]
+        return mean_microbatch(costs, execution_of(run.spec.execution, topology, run.spec.orchmllm), topology)
 
     async def _close(self, membership: Membership) -> bool:
         """Publish the next snapshot for nodes that only save what they hold; return whether there was one."""
@@ -375,4 +350,5 @@ class Nodes:
 
 
 def _formations(record: Record) -> list[Formation]:
-    return [job_formation(formation, record.spec.profile) for formation in record.formations]
+    profile = record.weighted_spec.profile
+    return [job_formation(formation, profile) for formation in record.formations]

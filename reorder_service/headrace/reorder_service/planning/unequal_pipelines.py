@@ -91,6 +91,8 @@ def plan_for_pipelines(strategy: str, batch: Batch, pipelines: Sequence[Pipeline
             break
         slowness[busy] *= simulated_s[busy] / modelled_s[busy]
     depths = [share.work.execution.in_flight for share in best if share.work is not None]
+    in_flight = min((depth for depth in depths if depth is not None), default=None)
+    best = [_as_deep(share, in_flight) for share in best]
     chosen = "+".join(dict.fromkeys(share.strategy for share in best if share.strategy))
     return StepPlan(
         strategy=strategy,
@@ -104,7 +106,7 @@ def plan_for_pipelines(strategy: str, batch: Batch, pipelines: Sequence[Pipeline
         replicas=tuple(share.microbatches for share in best),
         predicted=_together(batch, pipelines, best),
         chosen="" if chosen == strategy else chosen,
-        in_flight=min((depth for depth in depths if depth is not None), default=None),
+        in_flight=in_flight,
     )
 
 
@@ -133,6 +135,14 @@ def _plan_one(strategy: str, batch: Batch, shape: PipelineShape, rows: Ints) -> 
     name, slots = run_strategy(strategy, part)
     work = simulated_work(part, slots, shape)
     return _Share(microbatches=part.replicas(slots)[0], strategy=name, work=work, predicted=simulate(work))
+
+
+def _as_deep(share: _Share, in_flight: int | None) -> _Share:
+    """Return the share with so many microbatches in flight: a plan has one depth for all pipelines."""
+    if share.work is None or share.work.execution.in_flight == in_flight:
+        return share
+    work = replace(share.work, execution=replace(share.work.execution, in_flight=in_flight))
+    return replace(share, work=work, predicted=simulate(work))
 
 
 def _rows_of(batch: Batch, rows: Ints, topology: Topology) -> Batch:

@@ -240,14 +240,20 @@ class PipelineTopology(BaseModel):
 
     def check_execution(self, planned: ExecutionSpec) -> None:
         """Raise UserError where the job plans for trainers that run something else. A job that says nothing is not compared."""
-        if planned == ExecutionSpec():
-            return
-        for name, ours, theirs in self._compared(planned):
+        for name, ours, theirs in self.differences(planned):
+            raise UserError(
+                f"the job plans for {name} {theirs}, but the topology of the trainers has {ours}: "
+                "change one of them; `headrace train --submit SPEC --topology FILE` plans a new job for its topology"
+            )
+
+    def differences(self, planned: ExecutionSpec) -> Iterator[tuple[str, str, str]]:
+        """Yield what the job plans for and these trainers do not run: its name, what they run, and what is planned, in words.
+
+        There are none where the job says nothing.
+        """
+        for name, ours, theirs in self._compared(planned) if planned != ExecutionSpec() else ():
             if ours != theirs:
-                raise UserError(
-                    f"the job plans for {name} {_in_words(theirs)}, but the topology of the trainers has {_in_words(ours)}: "
-                    "change one of them; `headrace train --submit SPEC --topology FILE` plans a new job for its topology"
-                )
+                yield name, _in_words(ours), _in_words(theirs)
 
     def _compared(self, planned: ExecutionSpec) -> Iterator[tuple[str, object, object]]:
         for name in ("trainer", "schedule", "chunks", "in_flight"):

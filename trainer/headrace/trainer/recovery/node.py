@@ -73,6 +73,7 @@ def train_recoverable(
                 f"the job plans for the units {', '.join(sorted(loader.spec.topology.stages))}, but the nodes have "
                 f"{', '.join(sorted(spec.units))}: name the same ones in the job's topology.stages"
             )
+        spec.check_execution(loader.spec.execution)
         name = model_name or loader.spec.model
         training = Training(
             loader,
