@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
+from headrace.execution_spec import ExecutionSpec
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.trainer.pipeline.topology import Place
 from headrace.trainer.recovery.layout import Layout, deal
@@ -154,3 +155,29 @@ def test_no_pipeline_waits_much_longer_than_another() -> None:
 def test_a_spec_without_an_llm_is_refused() -> None:
     with pytest.raises(ValueError, match="must name 'llm'"):
         RecoverySpec(nodes=2, units={"vision": RecoverableUnit()})
+
+
+@pytest.mark.parametrize(
+    ("planned", "words"),
+    [
+        ({"schedule": "eager"}, "plans for schedule eager, but the nodes' spec has 1f1b"),
+        ({"units": {"vision": {"frozen": True}}}, "plans for frozen units vision, but the nodes' spec has llm"),
+        (
+            {"units": {"llm": {"frozen": True}, "vision": {"checkpointing": True}}},
+            "plans for checkpointing units vision, but the nodes' spec has none",
+        ),
+    ],
+)
+def test_nodes_that_run_something_else_than_the_job_plans_for_are_told_both(planned: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        SPEC.check_execution(ExecutionSpec(**planned))
+
+
+def test_a_job_that_says_nothing_and_one_that_says_the_same_fit_the_nodes() -> None:
+    SPEC.check_execution(ExecutionSpec())
+    SPEC.check_execution(ExecutionSpec(units={"llm": {"frozen": True}}, memory_gib=3.0))
+
+
+def test_the_depth_of_an_eager_schedule_is_the_plans_and_needs_no_agreement() -> None:
+    eager = RecoverySpec(nodes=5, schedule="eager", units={"llm": RecoverableUnit()})
+    eager.check_execution(ExecutionSpec(schedule="eager", in_flight=3))
