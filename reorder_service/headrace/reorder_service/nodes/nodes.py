@@ -291,7 +291,7 @@ class Nodes:
                 await run.cursor.first_planned()
         topology = run.topology.topology()
         costs = [step.costs for step in run.cursor.planned if step.costs]
-        return mean_microbatch(costs, execution_of(run.spec.execution, topology, run.spec.orchmllm), topology)
+        return mean_microbatch(costs, execution_of(run.spec, topology), topology)
 
     async def _close(self, membership: Membership) -> bool:
         """Publish the next snapshot for nodes that only save what they hold; return whether there was one."""

@@ -18,7 +18,7 @@ from headrace.spec import AudioSpec, ImageSpec, parse, read_yaml
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.layer_partition import layer_costs
-from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, UnitTopology, unit_shapes
+from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, UnitTopology
 from headrace.v1 import membership_pb2
 
 Ints = npt.NDArray[np.int64]
@@ -74,10 +74,11 @@ class RecoverySpec(BaseModel):
     def check_execution(self, planned: ExecutionSpec) -> None:
         """Raise UserError where the job plans for pipelines that run something else. A job that says nothing is not compared.
 
-        How many microbatches are in flight is not compared: the nodes follow what their plans say.
+        How many microbatches are in flight is not compared, as the nodes follow what their plans say, nor are the stages, which
+        follow from the nodes.
         """
         pipeline = self.pipeline(dict.fromkeys(self.units, (0, 1)))
-        for name, ours, theirs in pipeline.differences(planned):
+        for name, ours, theirs in pipeline.differences(planned, pipeline.stages):
             if name != "in_flight":
                 raise UserError(
                     f"the job's execution plans for {name} {theirs}, but the nodes' spec has {ours}: change one of them"
@@ -120,7 +121,7 @@ def nodes_message(
         profile.memory_bytes = int(spec.memory_gib * 2**30)
     for unit in topology.units:
         seconds = rows.get(unit, 1) * np.sum(costs[unit], axis=0)
-        num_bytes = _layer_bytes(unit_shapes(shape)[unit], vocab_size if unit == LLM else 0, frozen=spec.units[unit].frozen)
+        num_bytes = _layer_bytes(shape.units[unit], vocab_size if unit == LLM else 0, frozen=spec.units[unit].frozen)
         if unit == ENCODER:  # it cannot be cut
             seconds, num_bytes = seconds.sum(keepdims=True), num_bytes.sum(keepdims=True)
         profile.units.add(unit=unit, num_layers=len(seconds))
