@@ -37,7 +37,8 @@ def lengths(step: Any) -> list[int]:
 async def test_uncommitted_steps_are_planned_again_from_the_first_one_that_the_pipelines_begin(start: Start) -> None:
     run = await submitted(start)
     session = run.open_session(0, 1, together=True)
-    first, second = (await told_steps(session, {0, 1})).values()
+    told = await told_steps(session, {0, 1})
+    first, second = told[0], told[1]
     before, parts = first.plan, dict(second.parts)
     await run.follow([formation(3, 1, (3, 1))])
     assert first.plan is before

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace import message_codec
 from headrace.plan import LLM, Topology
-from headrace.reorder_service.planning.batch import Batch, make_batch
+from headrace.reorder_service.planning.batch import Batch, make_batch, slots_of
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.simulation.simulator import simulate
@@ -110,11 +110,18 @@ def test_the_depth_that_all_pipelines_can_hold_is_planned_and_predicted() -> Non
     """Four stages hold more samples of the llm than one does, as each of them holds few layers of it."""
     four = PipelineShape(stages={"vision": (1.0,), LLM: (0.25,) * 4}, microbatches=10)
     batch = batch_of(60, schedule="eager", memory_limit=60.0)
-    depths = [plan_for_pipelines("disttrain", batch, [shape]).in_flight for shape in (four, TWO)]
-    both = plan_for_pipelines("disttrain", batch, [four, TWO])
-    shallow = replace(batch, execution=replace(batch.execution, in_flight=both.in_flight))
-    assert None not in (*depths, both.in_flight)
-    assert both.predicted == plan_for_pipelines("disttrain", shallow, [four, TWO]).predicted
+    plan = plan_for_pipelines("disttrain", batch, [four, TWO])
+    assert plan.in_flight is not None
+    assert plan.predicted is not None
+    execution = replace(batch.execution, in_flight=plan.in_flight)
+    seconds = []
+    for shape, microbatches in zip((four, TWO), plan.replicas, strict=True):
+        alone = replace(plan, topology=shape.topology, replicas=[microbatches])
+        ids = np.array(alone.sample_ids())
+        costs = dict(zip(batch.units, batch.costs[:, ids - 100], strict=True))
+        part = make_batch(ids, costs, shape.topology, 0, execution=execution)
+        seconds.append(simulate(simulated_work(part, slots_of(alone, ids), shape)).iteration_s)
+    assert plan.predicted.iteration_s == pytest.approx(max(seconds))
 
 
 def test_packs_keep_the_pipelines_and_their_microbatches() -> None:
