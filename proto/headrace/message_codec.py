@@ -120,6 +120,7 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
     microbatches = list(chain.from_iterable(plan.replicas))
     first_sample = min(plan.sample_ids(), default=0)
     samples = {unit: [microbatch.units.get(unit, ()) for microbatch in microbatches] for unit in topology.stages}
+    lengths = [len(replica) for replica in plan.replicas]
     return sessions_pb2.WholePlan(
         strategy=plan.strategy,
         seed=plan.seed,
@@ -127,6 +128,7 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
         chosen=plan.chosen,
         replicas=topology.replicas,
         microbatches=topology.microbatches,
+        lengths=lengths if set(lengths) != {topology.microbatches} else (),
         first_sample=first_sample,
         in_flight=plan.in_flight or 0,
         units=[
@@ -149,10 +151,8 @@ def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
         stages={unit.unit: unit.stages for unit in message.units},
     )
     samples = {unit.unit: _cut(unit, message.first_sample) for unit in message.units}
-    microbatches = [
-        Microbatch(units={unit: of_unit[slot] for unit, of_unit in samples.items()})
-        for slot in range(topology.replicas * topology.microbatches)
-    ]
+    bounds = [0, *accumulate(message.lengths or [topology.microbatches] * topology.replicas)]
+    microbatches = [Microbatch(units={unit: of_unit[slot] for unit, of_unit in samples.items()}) for slot in range(bounds[-1])]
     return StepPlan(
         strategy=message.strategy,
         seed=message.seed,
@@ -160,9 +160,7 @@ def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
         chosen=message.chosen,
         in_flight=message.in_flight or None,
         topology=topology,
-        replicas=tuple(
-            tuple(microbatches[r * topology.microbatches : (r + 1) * topology.microbatches]) for r in range(topology.replicas)
-        ),
+        replicas=tuple(tuple(microbatches[first:end]) for first, end in pairwise(bounds)),
     )
 
 

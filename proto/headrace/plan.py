@@ -74,7 +74,10 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """The plan of one global batch: `replicas[r][k]` is microbatch k of replica r."""
+    """The plan of one global batch: `replicas[r][k]` is microbatch k of replica r.
+
+    Replicas that are unequal pipelines may have different numbers of microbatches; `topology.microbatches` is then the largest.
+    """
 
     strategy: str
     seed: int

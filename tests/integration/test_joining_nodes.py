@@ -20,7 +20,7 @@ from headrace.errors import ConflictError, SupersededError, UserError
 from headrace.trainer.loading.session import SessionClient
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.node import Node
-from headrace.v1.membership_pb2 import NodeHello, NodesSpec, Snapshot
+from headrace.v1.membership_pb2 import Formation, NodeHello, NodesSpec, Snapshot
 from tests.integration.node import SPEC, membership
 
 pytestmark = pytest.mark.integration
@@ -77,7 +77,7 @@ def test_nodes_are_killed_hang_come_back_and_leave(calm, spec, join: Join, spawn
     lost = first.wait(1, TIMEOUT_S)
     assert (names(lost), lost.at_step_end, first.urgent) == ("abd", False, 2)
     assert second.wait(1, TIMEOUT_S) == lost
-    first.recovered(2, 7, {"detect": 0.02, "rebuild": 0.25})
+    first.recovered(Formation(generation=2), 7, {"detect": 0.02, "rebuild": 0.25})
     with calm.client() as client:
         while not (recoveries := client.show(job).recoveries):
             time.sleep(0.02)  # polls a real service

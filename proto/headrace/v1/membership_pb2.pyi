@@ -83,18 +83,30 @@ class Leave(_message.Message):
     def __init__(self, done: _Optional[bool] = ...) -> None: ...
 
 class Recovered(_message.Message):
-    __slots__ = ("generation", "step", "phases", "change", "choice")
+    __slots__ = ("generation", "step", "phases", "change", "choice", "formation")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     phases: _containers.RepeatedCompositeFieldContainer[Phase]
     change: str
     choice: str
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., change: _Optional[str] = ..., choice: _Optional[str] = ...) -> None: ...
+    formation: Formation
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., change: _Optional[str] = ..., choice: _Optional[str] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
+
+class Formation(_message.Message):
+    __slots__ = ("generation", "first_step", "pipelines")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    PIPELINES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    first_step: int
+    pipelines: _containers.RepeatedCompositeFieldContainer[Pipeline]
+    def __init__(self, generation: _Optional[int] = ..., first_step: _Optional[int] = ..., pipelines: _Optional[_Iterable[_Union[Pipeline, _Mapping]]] = ...) -> None: ...
 
 class CutOff(_message.Message):
     __slots__ = ("generation",)

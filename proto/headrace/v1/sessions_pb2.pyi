@@ -72,19 +72,23 @@ class PlanEvent(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ..., location: _Optional[_Union[PartLocation, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("step", "microbatches", "num_samples", "whole")
+    __slots__ = ("step", "microbatches", "num_samples", "whole", "formation", "seconds")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     step: int
     microbatches: _containers.RepeatedCompositeFieldContainer[RankMicrobatch]
     num_samples: int
     whole: WholePlan
-    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ...) -> None: ...
+    formation: int
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ..., formation: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WholePlan(_message.Message):
-    __slots__ = ("strategy", "seed", "generation", "chosen", "replicas", "microbatches", "first_sample", "units", "in_flight")
+    __slots__ = ("strategy", "seed", "generation", "chosen", "replicas", "microbatches", "first_sample", "units", "lengths", "in_flight")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +97,7 @@ class WholePlan(_message.Message):
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     seed: int
@@ -102,8 +107,9 @@ class WholePlan(_message.Message):
     microbatches: int
     first_sample: int
     units: _containers.RepeatedCompositeFieldContainer[PlannedUnit]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
     in_flight: int
-    def __init__(self, strategy: _Optional[str] = ..., seed: _Optional[int] = ..., generation: _Optional[int] = ..., chosen: _Optional[str] = ..., replicas: _Optional[int] = ..., microbatches: _Optional[int] = ..., first_sample: _Optional[int] = ..., units: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., in_flight: _Optional[int] = ...) -> None: ...
+    def __init__(self, strategy: _Optional[str] = ..., seed: _Optional[int] = ..., generation: _Optional[int] = ..., chosen: _Optional[str] = ..., replicas: _Optional[int] = ..., microbatches: _Optional[int] = ..., first_sample: _Optional[int] = ..., units: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., in_flight: _Optional[int] = ...) -> None: ...
 
 class PlannedUnit(_message.Message):
     __slots__ = ("unit", "stages", "counts", "samples")
@@ -118,22 +124,20 @@ class PlannedUnit(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., stages: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankMicrobatch(_message.Message):
-    __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "seconds", "packs")
+    __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "packs")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
     PACKS_FIELD_NUMBER: _ClassVar[int]
     replica: int
     index: int
     tickets: _containers.RepeatedScalarFieldContainer[str]
     num_samples: int
     parts: _containers.RepeatedCompositeFieldContainer[PartSamples]
-    seconds: float
     packs: _containers.RepeatedCompositeFieldContainer[Pack]
-    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ..., seconds: _Optional[float] = ..., packs: _Optional[_Iterable[_Union[Pack, _Mapping]]] = ...) -> None: ...
+    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ..., packs: _Optional[_Iterable[_Union[Pack, _Mapping]]] = ...) -> None: ...
 
 class Pack(_message.Message):
     __slots__ = ("sample_ids",)

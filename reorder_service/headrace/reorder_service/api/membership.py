@@ -9,7 +9,8 @@ import grpc
 
 from headrace.errors import UserError
 from headrace.reorder_service.leadership import Leadership
-from headrace.reorder_service.nodes.nodes import Nodes, NodeStream
+from headrace.reorder_service.nodes.node_stream import NodeStream
+from headrace.reorder_service.nodes.nodes import Nodes
 from headrace.rpc import stream_method
 from headrace.v1 import membership_pb2, membership_pb2_grpc
 

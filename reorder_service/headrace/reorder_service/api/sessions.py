@@ -71,6 +71,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.cursor.message}")
+        if run.formations and not (request.together or run.sessions.has_nodes):
+            await asyncio.shield(run.leave_formations())
         session = run.open_session(request.rank, request.num_ranks, generation, request.replicas, together=request.together)
         session.opened_at_step = request.resume_step if request.HasField("resume_step") else None
         return sessions_pb2.OpenReply(
@@ -191,14 +193,19 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
             tickets=step.tickets.get((r, k), ()),
             num_samples=step.sizes[r][k],
             parts=_part_samples(step, r, k) if session.replicas else (),
-            seconds=step.seconds[r][k],
             packs=[sessions_pb2.Pack(sample_ids=samples) for samples in step.packs_in(r, k)],
         )
         for k in range(max((len(step.sizes[r]) for r in replicas), default=0))
         for r in replicas
         if k < len(step.sizes[r])
     ]
-    return sessions_pb2.RankPlan(step=step.index, microbatches=microbatches, num_samples=len(step.probes))
+    return sessions_pb2.RankPlan(
+        step=step.index,
+        microbatches=microbatches,
+        num_samples=len(step.probes),
+        formation=step.formation.generation if step.formation is not None else 0,
+        seconds=step.seconds if step.formation is not None else (),
+    )
 
 
 def _part_samples(step: PlannedStep, replica: int, microbatch: int) -> list[sessions_pb2.PartSamples]:

@@ -118,6 +118,11 @@ class Cursor:
         planned = step is not None and step.plan is not None
         return planned or not to_come or session.over is not None or self.is_over
 
+    async def first_planned(self) -> None:
+        """Wait until an uncommitted step is planned, or the job is over."""
+        async with self._news:
+            await self._news.wait_for(lambda: bool(self.planned) or self.is_over)
+
     def forget_commits(self, rank: int | None = None) -> None:
         """Forget what a rank has committed of steps that are not in the ledger; None: what all ranks have."""
         for step in self.steps.values():

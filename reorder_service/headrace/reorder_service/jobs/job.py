@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 
 from headrace.errors import (
     ConflictError,
@@ -17,12 +17,14 @@ from headrace.errors import (
     first_error,
     lost_commits,
 )
+from headrace.limits import MAX_NODES
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
+from headrace.reorder_service.jobs.formation import Formation, formation_of
 from headrace.reorder_service.jobs.indexing import Indexing
 from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.jobs.planner import Planner
@@ -49,6 +51,8 @@ class JobRun:
         self.generation = record.generation
         """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
         self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
+        self.formations: Sequence[Formation] = ()
+        """The pipelines of nodes that the uncommitted steps are planned for; empty where the job has no nodes."""
         self.batches = GlobalBatches(self.spec, self.manifest, record.mixture)
         self.cursor = Cursor(record, self.spec.window, self.batches, store)
         self.sessions = Sessions(self.name)
@@ -57,6 +61,7 @@ class JobRun:
         self._orders = Orders(self.name, self.spec.share, fleet, self.manifest, lambda: self.sessions.share_parts)
         self._planner = Planner(record, self.spec, self.manifest, store, self._orders)
         self._order_error = ""
+        self._planning_again = asyncio.Lock()
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -265,9 +270,11 @@ class JobRun:
             return
         refs = await self._planner.in_worker_thread(self.batches.refs, index)
         step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
-        await self._planner.plan(step, self.topology, self.generation, tuple(self.cursor.recent))
+        formation, committed = formation_of(self.formations, index), tuple(self.cursor.recent)
+        await self._planner.plan(step, self.topology, self.generation, formation, committed)
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
+        await self._plan_for_formation(step)
         await self._planner.hand_out(
             step,
             on_placed=self.sessions.tell_location,
@@ -276,6 +283,37 @@ class JobRun:
             wanted=lambda: self.cursor.steps.get(step.index) is step and not self.cursor.is_over,
         )
         await self.cursor.notify()
+
+    async def follow(self, formations: Sequence[Formation]) -> None:
+        """Plan the uncommitted steps for these pipelines of the job's nodes, and tell the nodes again of those that change.
+
+        A step is planned for the newest formation that begins with it or before. Its samples and its parts stay as they are.
+        """
+        self.formations = formations
+        for step in self.cursor.planned:
+            await self._plan_for_formation(step)
+
+    async def leave_formations(self) -> None:
+        """Plan the uncommitted steps for the replicas of the topology again, where the job was trained by nodes before.
+
+        Must be shielded from cancellation.
+        """
+        async with self.cursor.moving:
+            if self.formations:
+                self.formations = ()
+                await self._restarted(asyncio.sleep(0), "planned for ranks, as no node is connected any more")
+
+    async def _plan_for_formation(self, step: PlannedStep) -> None:
+        async with self._planning_again:
+            while (formation := formation_of(self.formations, step.index)) != step.formation:
+                try:
+                    await self._planner.plan_again(step, self.topology, self.generation, formation)
+                except JobFailedError as err:
+                    self._order_failed(str(err))
+                    return
+                if self.cursor.steps.get(step.index) is not step:
+                    return
+                self.sessions.tell_step(step)
 
     def _order_failed(self, error: str) -> None:
         self._order_error = error
@@ -296,7 +334,11 @@ class JobRun:
         if generation not in (None, self.generation):
             raise self._stale()
         former = self.sessions.num_ranks
-        session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas, together=together)
+        topology = self.topology
+        most = topology.replicas
+        if together:  # their pipelines, each of which takes a microbatch or more, may be more than the topology's replicas
+            most = max(most, min(most * topology.microbatches, MAX_NODES))
+        session = self.sessions.open(rank, num_ranks, most, replicas, together=together)
         session.next_step = self.cursor.committed
         if self.sessions.num_ranks != former:  # the earlier commits of a rank were for other samples
             self.cursor.forget_commits()

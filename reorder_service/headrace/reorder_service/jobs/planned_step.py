@@ -16,16 +16,18 @@ import numpy.typing as npt
 from headrace import message_codec
 from headrace.measured import MeasuredWork
 from headrace.model_shape import MODEL_SHAPES
-from headrace.plan import Microbatch, StepPlan
+from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.quarantine import Rejected
 from headrace.reorder_service.fleet.member import Work
+from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job_execution import execution_of, measured_costs
 from headrace.reorder_service.jobs.left_out import Agreement
-from headrace.reorder_service.planning.batch import make_batch
+from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction
 from headrace.reorder_service.planning.cost_model.cost import estimate
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.strategies import plan_of
+from headrace.reorder_service.planning.unequal_pipelines import plan_for_pipelines
 from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord, added
 from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
@@ -101,8 +103,11 @@ class PlannedStep:
     _whole: bytes = b""
     sizes: list[tuple[int, ...]] = field(default_factory=list)
     """Number of samples in each microbatch of each replica."""
-    seconds: list[tuple[float, ...]] = field(default_factory=list)
-    """Predicted seconds of each microbatch of each replica, summed over all units, as far as its samples' costs are known."""
+    formation: Formation | None = None
+    """The pipelines of the job's nodes that `plan` is for; None: the replicas of the job's topology.
+
+    After another plan was made for other pipelines (`adopt`), the parts are still those of the first plan.
+    """
     parts: dict[str, PlannedPart] = field(default_factory=dict)
     """Ticket -> part of the step."""
     tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
@@ -111,21 +116,18 @@ class PlannedStep:
     messages: WeakKeyDictionary[object, bytes] = field(default_factory=WeakKeyDictionary)
     """Lane -> serialized plan of the step for its ranks, serialized once for each lane."""
 
-    def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:
+    def cut(self, plan: StepPlan, formation: Formation | None = None, *, part_samples: int, ticket: Callable[[str], str]) -> None:
         """Take the plan, and cut its microbatches into parts of at most `part_samples` samples from few shards each.
 
         The samples of a pack stay together: they follow each other in the parts of their microbatch. `ticket`: makes a part's
-        ticket from its name, which is unique in the job.
+        ticket from its name, which is unique in the job. `formation`: as for `adopt`.
 
         Raises ValueError for an invalid plan (headrace.plan.StepPlan.check).
         """
         plan.check()
         refs = {ref.sample_id: ref for ref in self.refs} | self.substitutes
-        of_units = [self.costs[unit] for unit in self.costs]
-        costs = dict(zip(self.sample_ids.tolist(), np.sum(of_units, axis=0).tolist(), strict=True)) if of_units else {}
         for r, replica in enumerate(plan.replicas):
             self.sizes.append(tuple(len(microbatch.sample_ids) for microbatch in replica))
-            self.seconds.append(tuple(sum(costs.get(i, 0.0) for i in microbatch.sample_ids) for microbatch in replica))
             for k, microbatch in enumerate(replica):
                 samples = sorted((refs[i] for i in microbatch.sample_ids), key=self._place_in_microbatch)
                 for n, start in enumerate(range(0, len(samples), part_samples)):
@@ -140,7 +142,24 @@ class PlannedStep:
                     )
                     self.parts[part.ticket] = part
                     self.tickets.setdefault((r, k), []).append(part.ticket)
-        self.plan = plan
+        self.adopt(plan, formation)
+
+    def adopt(self, plan: StepPlan, formation: Formation | None) -> None:
+        """Take a checked plan of the step's samples, which replaces any former one. formation: as the attribute."""
+        self.plan, self.formation, self._whole = plan, formation, b""
+        self.messages.clear()
+
+    @property
+    def seconds(self) -> list[float]:
+        """Predicted seconds of each microbatch of the plan, replica by replica, in all units together."""
+        assert self.plan is not None, "the step is planned"
+        of_units = list(self.costs.values())
+        costs = dict(zip(self.sample_ids.tolist(), np.sum(of_units, axis=0).tolist(), strict=True)) if of_units else {}
+        return [
+            sum(costs.get(sample, 0.0) for sample in microbatch.sample_ids)
+            for replica in self.plan.replicas
+            for microbatch in replica
+        ]
 
     def _place_in_microbatch(self, ref: SampleRef) -> tuple[int, int, int]:
         return self.packs.get(ref.sample_id, 0), ref.shard, ref.row
@@ -159,19 +178,29 @@ class PlannedStep:
         return self._whole
 
     def make_plan(
-        self, spec: JobSpec, topology_spec: TopologySpec, *, vocab: int, generation: int, correction: Correction = UNCORRECTED
+        self,
+        spec: JobSpec,
+        topology_spec: TopologySpec,
+        formation: Formation | None = None,
+        *,
+        vocab: int,
+        generation: int,
+        correction: Correction = UNCORRECTED,
     ) -> StepPlan:
         """Return a plan for the step's good samples, and fill `estimated`, `costs`, `packs`, `forecast_s` and `num_bytes`.
 
-        Changes nothing else, so it may run in a worker thread. vocab: size of the job's vocabulary, 0 if it is not known.
+        Changes nothing else, so it may run in a worker thread. formation: the pipelines of nodes to plan for; None: the
+        topology's replicas. vocab: size of the job's vocabulary, 0 if it is not known.
         """
         topology, seed = topology_spec.topology(), spec.seed + self.index
         self.num_bytes = sum(
             decoded_bytes(probe, patch=spec.image.patch, mel_bins=spec.audio.mel_bins) for probe in self.probes.values()
         )
         if not self.probes:
-            nothing = (Microbatch(units=dict.fromkeys(topology.stages, ())),) * topology.microbatches
-            replicas = (nothing,) * topology.replicas
+            nothing = Microbatch(units=dict.fromkeys(topology.stages, ()))
+            counts = [pipeline.microbatches for pipeline in formation.pipelines] if formation is not None else None
+            replicas = [(nothing,) * count for count in counts or [topology.microbatches] * topology.replicas]
+            topology = Topology(replicas=len(replicas), microbatches=max(map(len, replicas)), stages=topology.stages)
             return StepPlan(strategy=spec.strategy, seed=seed, topology=topology, replicas=replicas, generation=generation)
         probes = [self.probes[int(i)] for i in self.sample_ids]
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
@@ -200,12 +229,18 @@ class PlannedStep:
             tokens=tokens,
         )
         speeds = np.array(topology_spec.speeds, np.float64) if topology_spec.speeds else None
+
+        def plan_any(batch: Batch) -> StepPlan:
+            if formation is not None:
+                return plan_for_pipelines(spec.strategy, batch, formation.pipelines, generation)
+            return plan_of(spec.strategy, batch, generation, speeds)
+
         if spec.pack_tokens is None:
-            plan = plan_of(spec.strategy, batch, generation, speeds)
+            plan = plan_any(batch)
         else:
             of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
             self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
-            plan = plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
+            plan = plan_of_samples(plan_any(of_packs), batch, packs)
         if correction.units and plan.predicted is not None:
             self.forecast_s = plan.predicted.iteration_s + correction.outside_s
         return plan

@@ -16,9 +16,11 @@ from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.batch_size import BatchSize
 from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.counted_shards import Manifest
+from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
 from headrace.reorder_service.jobs.work_orders import Orders
+from headrace.reorder_service.planning.cost_model.correction import Correction
 from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec, TopologySpec
@@ -61,11 +63,17 @@ class Planner:
             return await asyncio.to_thread(work, *args)
 
     async def plan(
-        self, step: PlannedStep, topology: TopologySpec, generation: int, committed: Sequence[PlannedStep] = ()
+        self,
+        step: PlannedStep,
+        topology: TopologySpec,
+        generation: int,
+        formation: Formation | None = None,
+        committed: Sequence[PlannedStep] = (),
     ) -> None:
-        """Probe a step's samples, plan it and cut it into parts. `committed`: the latest steps, by which costs are corrected.
+        """Probe a step's samples, plan it and cut it into parts. Raises JobFailedError where no preprocessor can probe them.
 
-        Raises JobFailedError where no preprocessor can probe the samples.
+        formation: the pipelines of nodes to plan for; None: the topology's replicas. `committed`: the latest steps, by which
+        costs are corrected.
         """
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
@@ -76,22 +84,15 @@ class Planner:
             found = step.probes, step.rejected, list(step.substitutes.values())
             await self._store.save_probes(self._job, step.index, *found)
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
-        vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
-        correction = await self._corrections.of_step(step.index, committed, topology, generation)
 
         def ticket(part: str) -> str:
             return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
 
-        def plan_and_cut() -> StepPlan:
-            plan = step.make_plan(self._spec, topology, vocab=vocab, generation=generation, correction=correction)
-            step.cut(plan, part_samples=self._spec.part_samples, ticket=ticket)
-            return plan
+        def cut(plan: StepPlan) -> None:
+            step.cut(plan, formation, part_samples=self._spec.part_samples, ticket=ticket)
 
-        with tracing.span("plan", step.trace, samples=len(step.probes)):
-            try:
-                plan = await self.in_worker_thread(plan_and_cut)
-            except ValueError as err:
-                raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
+        correction = await self._corrections.of_step(step.index, committed, topology, generation)
+        plan = await self._make(step, topology, generation, formation, correction, cut)
         log.info(
             "planned %s",
             pairs(
@@ -108,6 +109,45 @@ class Planner:
             await self.in_worker_thread(self._batch_size.judge, topology.topology())
             if self.warning:
                 log.warning("could be planned better %s", pairs(job=self._job, why=self.warning))
+
+    async def plan_again(self, step: PlannedStep, topology: TopologySpec, generation: int, formation: Formation | None) -> None:
+        """Plan a planned step for other pipelines. Its samples and its parts stay as they are."""
+        correction = await self._corrections.of_step(step.index, (), topology, generation)
+        plan = await self._make(step, topology, generation, formation, correction, StepPlan.check)
+        step.adopt(plan, formation)  # in the event loop, which serializes plans
+        log.info(
+            "planned again %s",
+            pairs(
+                job=self._job,
+                step=step.index,
+                nodes_generation=formation.generation if formation is not None else 0,
+                pipelines=len(plan.replicas),
+                bubble=plan.predicted.bubble if plan.predicted else 0.0,
+            ),
+        )
+
+    async def _make(
+        self,
+        step: PlannedStep,
+        topology: TopologySpec,
+        generation: int,
+        formation: Formation | None,
+        correction: Correction,
+        take: Callable[[StepPlan], None],
+    ) -> StepPlan:
+        """Plan a probed step, and pass the plan to `take`, in a worker thread. Raises JobFailedError where that fails."""
+        vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
+
+        def make_and_take() -> StepPlan:
+            plan = step.make_plan(self._spec, topology, formation, vocab=vocab, generation=generation, correction=correction)
+            take(plan)
+            return plan
+
+        with tracing.span("plan", step.trace, samples=len(step.probes)):
+            try:
+                return await self.in_worker_thread(make_and_take)
+            except ValueError as err:
+                raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
 
     async def hand_out(
         self,

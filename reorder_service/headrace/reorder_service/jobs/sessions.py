@@ -187,6 +187,11 @@ class Sessions:
         """Whether several ranks may fetch the same part and must get the same samples, as the processes of one pipeline."""
         return any(session.replicas is not None for session in self.by_rank.values())
 
+    @property
+    def has_nodes(self) -> bool:
+        """Whether nodes that commit together are connected."""
+        return any(session.together and session.streaming for session in self.by_rank.values())
+
     def tell_step(self, step: PlannedStep) -> None:
         """Tell all sessions that a step is planned. The locations of its parts follow by `tell_location`."""
         for lane in self._lanes.values():

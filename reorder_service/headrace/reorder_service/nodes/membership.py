@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from google.protobuf.json_format import MessageToDict, ParseDict  # type: ignore[import-untyped]
 
 from headrace.errors import ConflictError
 from headrace.reorder_service.nodes.snapshots import Change, Successor
 from headrace.snapshot import is_rerouted
-from headrace.v1.membership_pb2 import NodesSpec, Snapshot
+from headrace.v1.membership_pb2 import Formation, NodesSpec, Snapshot
 
 LEASE_S = 1.0  # a node that is silent for so long is lost: three heartbeats
+LEAST_SHARE = 1e-3  # of the time of all units: one that the job's first samples do not need gets layers and a node all the same
 REJOIN_S = 3.0  # how long a new leader waits for the former one's nodes: clients retry at least once a second
 
 
@@ -38,13 +40,42 @@ class Record:
     joined_generation: Mapping[str, int] = field(default_factory=dict)
     """Node of the snapshot -> generation with which it joined. A node that comes back and follows only an earlier generation
     holds nothing of the model."""
+    unit_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Predicted seconds of a mean microbatch in each unit, from the job's first samples; empty where none were known in time."""
+    formations: tuple[Formation, ...] = ()
+    """The pipelines that the job's uncommitted steps are planned for, by rising generation."""
     job_generation: int
     """The job's generation, which counts its resets and changes of topology, when the membership began."""
+
+    @property
+    def weighted_spec(self) -> NodesSpec:
+        """The spec with the layers' seconds in proportion to what the job's samples take in each unit, as far as that is known.
+
+        Within a unit the layers keep their proportions. A unit that takes next to nothing counts as LEAST_SHARE of all units.
+        """
+        spec = NodesSpec()
+        spec.CopyFrom(self.spec)
+        profile = spec.profile
+        if {unit.unit for unit in profile.units} == self.unit_seconds.keys():
+            least, end = LEAST_SHARE * sum(self.unit_seconds.values()), 0
+            for unit in profile.units:
+                layers, end = slice(end, end + unit.num_layers), end + unit.num_layers
+                scale = max(self.unit_seconds[unit.unit], least) / sum(profile.seconds[layers])
+                profile.seconds[layers] = [scale * seconds for seconds in profile.seconds[layers]]
+        return spec
 
     def to_json(self) -> str:
         """Return the record as JSON, for the store."""
         spec, snapshot = MessageToDict(self.spec), MessageToDict(self.snapshot)
-        fields = {"spec": spec, "snapshot": snapshot, "since": self.joined_generation, "job_generation": self.job_generation}
+        formations = [MessageToDict(formation) for formation in self.formations]
+        fields = {
+            "spec": spec,
+            "snapshot": snapshot,
+            "since": self.joined_generation,
+            "unit_seconds": dict(self.unit_seconds),
+            "formations": formations,
+            "job_generation": self.job_generation,
+        }
         return json.dumps(fields, ensure_ascii=False)
 
     @classmethod
@@ -55,6 +86,8 @@ class Record:
             spec=ParseDict(fields["spec"], NodesSpec()),
             snapshot=ParseDict(fields["snapshot"], Snapshot()),
             joined_generation=fields["since"],
+            unit_seconds=fields.get("unit_seconds", {}),
+            formations=tuple(ParseDict(formation, Formation()) for formation in fields.get("formations", ())),
             job_generation=fields["job_generation"],
         )
 
@@ -159,6 +192,23 @@ class Membership:
         """Note that training goes on under a generation: nodes that are not in its snapshot are needed no more."""
         self._under_way = generation
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
+
+    def weigh(self, unit_seconds: Mapping[str, float]) -> None:
+        """Note what a mean microbatch takes in each unit, in seconds, from which the pipelines are planned."""
+        self.record = replace(self.record, unit_seconds=unit_seconds)
+
+    def form(self, formation: Formation, committed: int) -> bool:
+        """Note from which step on training goes on with which pipelines; return whether that is new.
+
+        Formations that no step from `committed` on, the number of committed steps, is planned for are dropped.
+        """
+        former = self.record.formations
+        if not formation.pipelines or (former and formation.generation <= former[-1].generation):
+            return False
+        begun = [one for one in former if one.first_step < formation.first_step]
+        kept = [one for one, following in pairwise([*begun, formation]) if following.first_step > committed]
+        self.record = replace(self.record, formations=(*kept, formation))
+        return True
 
     def cut_off(self, name: str, generation: int) -> None:
         """Note that a node was cut off from other nodes though none is lost, so that the next snapshot has all connect anew.

@@ -6,16 +6,19 @@ import asyncio
 import logging
 import statistics
 from collections import deque
-from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from headrace.errors import ConflictError, HeadraceError, SupersededError, UnavailableError, UserError
 from headrace.limits import MAX_NODE_NAME
 from headrace.observability.logs import pairs
+from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.job_execution import execution_of, mean_microbatch
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
-from headrace.reorder_service.nodes.snapshots import Change, Successor, next_snapshot, shape, templates_of
+from headrace.reorder_service.nodes.node_stream import NodeStream
+from headrace.reorder_service.nodes.snapshots import Change, Successor, job_formation, next_snapshot, shape, templates_of
 from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_retry import retry_while_unavailable
@@ -24,49 +27,9 @@ from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
+SAMPLES_S = 5.0  # how long pipelines wait for the job's first plan, without which nodes could not train anyway
 SETTLE_S = 0.005  # processes that are killed together are gone within milliseconds: this makes it one loss and one recovery
-PULSE_S = 0.5  # silence after which a node gets an empty message: without one it looks for another service
 NUM_RECOVERIES = 32  # latest recoveries that are kept to be shown
-
-
-class NodeStream:
-    """The messages to one node: the newest snapshot each time, skipping any replaced before it was sent."""
-
-    def __init__(self, node: str) -> None:
-        self.node = node
-        self._newest = Snapshot()
-        self._ended = False
-        self._error: HeadraceError | None = None
-        self._wake = asyncio.Event()
-
-    def tell(self, snapshot: Snapshot) -> None:
-        self._newest = snapshot
-        self._wake.set()
-
-    def end(self, error: HeadraceError | None = None) -> None:
-        """End the stream after the newest snapshot, with the error if there is one."""
-        self._ended, self._error = True, error
-        self._wake.set()
-
-    async def snapshots(self) -> AsyncIterator[Snapshot]:
-        """Yield each newer snapshot, and an empty one after PULSE_S without news. Raises the error that `end` was given."""
-        told = 0
-        while True:
-            self._wake.clear()
-            newest = self._newest
-            if newest.generation > told:
-                told = newest.generation
-                yield newest
-            elif self._ended:
-                break
-            else:
-                try:
-                    async with asyncio.timeout(PULSE_S):
-                        await self._wake.wait()
-                except TimeoutError:
-                    yield Snapshot()
-        if self._error is not None:
-            raise self._error
 
 
 class Nodes:
@@ -83,6 +46,8 @@ class Nodes:
         self._templates: Templates | None = None
         self._streams: dict[str, NodeStream] = {}
         self._changed = asyncio.Event()
+        self._formed = asyncio.Event()
+        self._saving = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.snapshot = Snapshot()
         """The newest snapshot that a node may know. It is in the store, unless it only says why nodes were let go (`_forget`)."""
@@ -97,6 +62,7 @@ class Nodes:
         if document is not None:
             record = Record.of_json(document)
             self._membership, self.snapshot = Membership(self._run.name, record), record.snapshot
+            self._run.formations = _formations(record)
 
     def start(self) -> None:
         """Begin the watch over the nodes, if there is a membership. A former leader's nodes have REJOIN_S from now to connect."""
@@ -114,6 +80,7 @@ class Nodes:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch_nodes())
                 group.create_task(self._make_snapshots())
+                group.create_task(self._plan_for_formations())
         except* Exception:
             log.exception("nodes let go on an internal error %s", pairs(job=self._run.name))
             self._forget("internal error; see the reorder service's log")
@@ -197,6 +164,8 @@ class Nodes:
         """Note that training goes on under a snapshot, and keep what the recovery took."""
         if (membership := self._membership_of(stream)) is not None:
             membership.recovered(message.generation)
+            if membership.form(message.formation, self._run.cursor.committed):
+                self._formed.set()
             self._changed.set()
             if message.generation not in {former.generation for former in self.recoveries}:  # nodes repeat it to a new leader
                 phases = {phase.name: phase.seconds for phase in message.phases}
@@ -273,6 +242,18 @@ class Nodes:
                 self._forget(str(err))
                 self._dismiss(err)
 
+    async def _plan_for_formations(self) -> None:
+        """Have the job's steps planned for each new formation until cancelled.
+
+        It is saved before: a later leader must plan the steps alike that nodes begin with these plans.
+        """
+        while True:
+            await self._formed.wait()
+            self._formed.clear()
+            if (membership := self._membership) is not None:
+                await self._save(membership.record)
+                await self._run.follow(_formations(membership.record))
+
     async def _take_in_changes(self, membership: Membership) -> bool:
         """Take in what has happened since the newest snapshot; return whether that may have left more to take in."""
         if why := self._end_of_job():
@@ -284,20 +265,33 @@ class Nodes:
             return await self._close(membership)
         if self._is_over:
             return False  # there never were enough nodes, and they hear of the end from their sessions
-        spec, former = membership.record.spec, membership.snapshot
+        former = membership.snapshot
         if self._templates is None:
-            templates = await asyncio.to_thread(templates_of, spec)
+            if not (membership.formed or membership.record.unit_seconds):
+                membership.weigh(await self._unit_seconds())
+            templates = await asyncio.to_thread(templates_of, membership.record.weighted_spec)
             if self._membership is not membership:  # all nodes left meanwhile, and others came
                 return True
             self._templates = templates
         change = membership.take_change()
         if change is None:
             return False
+        spec = membership.record.weighted_spec
         successor = await asyncio.to_thread(next_snapshot, spec, self._templates, former, change, step_s=self._step_s())
         if self._membership is membership and membership.adopt(successor, change):
             self._report(successor, change, former)
             await self._publish(membership.record)
         return True
+
+    async def _unit_seconds(self) -> dict[str, float]:
+        """Return what a mean microbatch of the first steps takes in each unit; empty where none is planned within SAMPLES_S."""
+        run = self._run
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SAMPLES_S):
+                await run.cursor.first_planned()
+        topology = run.topology.topology()
+        costs = [step.costs for step in run.cursor.planned if step.costs]
+        return mean_microbatch(costs, execution_of(run.spec, topology), topology)
 
     async def _close(self, membership: Membership) -> bool:
         """Publish the next snapshot for nodes that only save what they hold; return whether there was one."""
@@ -337,13 +331,24 @@ class Nodes:
 
     async def _publish(self, record: Record) -> None:
         """Save the record in the store, and then send its snapshot to all nodes."""
-        snapshot, streams, document = record.snapshot, self._streams, record.to_json()
+        snapshot, streams = record.snapshot, self._streams
         if not snapshot.nodes:  # nodes that come from now on begin a new membership
             self._membership, self._streams, self.snapshot = None, {}, snapshot
-        job = self._run.name
-        await retry_while_unavailable(lambda: self._store.save_membership(job, document), job=job)
+        await self._save(record)
         self.snapshot = snapshot
         for stream in streams.values():
             stream.tell(snapshot)
             if not snapshot.nodes:
                 stream.end()
+
+    async def _save(self, record: Record) -> None:
+        """Save a record in the store, or a newer one of the membership."""
+        job = self._run.name
+        async with self._saving:
+            document = (self._membership.record if self._membership is not None else record).to_json()
+            await retry_while_unavailable(lambda: self._store.save_membership(job, document), job=job)
+
+
+def _formations(record: Record) -> list[Formation]:
+    profile = record.weighted_spec.profile
+    return [job_formation(formation, profile) for formation in record.formations]

@@ -13,6 +13,10 @@ import numpy as np
 
 from headrace.errors import UnrecoverableError, UserError
 from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_RECOVERABLE_MICROBATCHES
+from headrace.plan import Topology
+from headrace.reorder_service.jobs.formation import Formation
+from headrace.reorder_service.planning.batch import make_batch
+from headrace.reorder_service.planning.unequal_pipelines import PipelineShape, plan_for_pipelines
 from headrace.reorder_service.recovery.instantiation import distribute, instantiate
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, Stage, Templates, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline
@@ -167,6 +171,25 @@ def _reroute(
             stage.rank = ranks.get(node, NOBODY)
 
 
+def job_formation(formation: membership_pb2.Formation, profile: membership_pb2.ModelProfile) -> Formation:
+    """Return what the planner needs to know of a formation. profile: of the nodes' model, whose layers the stages have."""
+    return Formation(
+        generation=formation.generation,
+        first_step=formation.first_step,
+        pipelines=tuple(_pipeline_shape(pipeline, profile) for pipeline in formation.pipelines),
+    )
+
+
+def _pipeline_shape(pipeline: membership_pb2.Pipeline, profile: membership_pb2.ModelProfile) -> PipelineShape:
+    ends = list(accumulate(unit.num_layers for unit in profile.units))
+    stages: dict[str, tuple[float, ...]] = {}
+    for unit, end in zip(profile.units, ends, strict=True):
+        seconds = profile.seconds[end - unit.num_layers : end]
+        own = [stage for stage in pipeline.stages if stage.unit == unit.unit]
+        stages[unit.unit] = tuple(sum(seconds[stage.first_layer : stage.end_layer]) / sum(seconds) for stage in own)
+    return PipelineShape(stages=stages, microbatches=pipeline.num_microbatches)
+
+
 def shape(snapshot: Snapshot) -> str:
     """Return the number of nodes in each pipeline, as in "3+2+(1)"; brackets mark a pipeline that lacks a node."""
     sizes = [sum(stage.rank != NOBODY for stage in pipeline.stages) for pipeline in snapshot.pipelines]
@@ -184,6 +207,10 @@ def warm_up() -> None:
     first = next_snapshot(spec, templates, Snapshot(), Change(joined=joined, at_step_end=True, text="")).snapshot
     lost = Change(lost=frozenset({"node-3"}), joined={}, at_step_end=False, text="")
     next_snapshot(spec, templates, first, lost, step_s=1.0)
+    topology = Topology(replicas=2, microbatches=2, stages={"llm": 1})
+    batch = make_batch(np.arange(4), {"llm": np.arange(1.0, 5.0)}, topology, seed=0)
+    shapes = [PipelineShape(stages={"llm": stages}, microbatches=2) for stages in ((1.0,), (0.5, 0.5))]
+    plan_for_pipelines("random", batch, shapes)
 
 
 def _pipelines(templates: Templates, snapshot: Snapshot) -> list[Pipeline]:

@@ -89,7 +89,10 @@ def plan_of_samples(plan_of_packs: StepPlan, batch: Batch, packs: Ints) -> StepP
     first_row = np.unique(packs, return_index=True)[1]
     slots = slots_of(plan_of_packs, batch.sample_ids[first_row])
     by_pack = np.argsort(packs, kind="stable")
-    return replace(plan_of_packs, replicas=Replicas(batch.sample_ids[by_pack], unpack(slots, packs[by_pack]), batch.topology))
+    whole = Replicas(batch.sample_ids[by_pack], unpack(slots, packs[by_pack]), plan_of_packs.topology)
+    lengths = [len(replica) for replica in plan_of_packs.replicas]
+    cut = whole if set(lengths) == {plan_of_packs.topology.microbatches} else [r[:n] for r, n in zip(whole, lengths, strict=True)]
+    return replace(plan_of_packs, replicas=cut)
 
 
 @kernel

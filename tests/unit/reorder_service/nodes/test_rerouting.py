@@ -172,7 +172,7 @@ PIPELINES = [(0, 1, 2), (NOBODY, 3), (4, 5)]
 
 def resumed(*done: frozenset[int]) -> Resumed | None:
     """By rank: what it has done."""
-    return Resumed.of(5, done, PIPELINES)
+    return Resumed.of(5, 1, done, PIPELINES)
 
 
 def test_a_share_that_one_node_of_the_pipeline_has_not_finished_is_repeated() -> None:
@@ -198,11 +198,11 @@ def test_only_the_step_that_was_cut_off_is_resumed(world: World) -> None:
     world.membership.remove("d", "its stream ended")
     (rerouted,) = world.settle()
     done = [*[frozenset({0, 1, 2})] * 3, NONE, *[frozenset({6, 7})] * 2]
-    layout = layout_of(rerouted, "f").resume(5, done)
+    layout = layout_of(rerouted, "f").resume(5, 1, done)
     assert layout.keeps_share
-    assert {*assigned(layout, 5), *assigned(layout_of(rerouted, "a").resume(5, done), 5)} == {3, 4, 5}
+    assert {*assigned(layout, 5), *assigned(layout_of(rerouted, "a").resume(5, 1, done), 5)} == {3, 4, 5}
     assert len(assigned(layout, 6)) == 3
-    assert not layout_of(rerouted, "e").resume(5, done).keeps_share
+    assert not layout_of(rerouted, "e").resume(5, 1, done).keeps_share
 
 
 def test_a_specification_of_another_way_is_refused() -> None:

@@ -66,9 +66,9 @@ class ThreadMesh:
         yield
 
 
-def agreed(*nodes: tuple[Standing, str], done: Sequence[set[int]] = ()) -> list[Agreement]:
+def agreed(*nodes: tuple[Standing, str], done: Sequence[set[int]] = (), formations: Sequence[int] = ()) -> list[Agreement]:
     """What nodes agree on that stand so and have these parameters ("front back"), each of which needs all. done: microbatches of
-    which each has gradients, of four."""
+    which each has gradients, of four. formations: for which pipelines their plan was made."""
     everybody = Everybody(len(nodes))
     with ThreadPoolExecutor(len(nodes)) as threads:
         futures = [
@@ -81,6 +81,7 @@ def agreed(*nodes: tuple[Standing, str], done: Sequence[set[int]] = ()) -> list[
                 SIZES,
                 b"",
                 done=done[rank] if done else (),
+                formation=formations[rank] if formations else 1,
                 num_microbatches=4,
             )
             for rank, (standing, has) in enumerate(nodes)
@@ -139,6 +140,19 @@ def test_gradients_of_the_next_step_count() -> None:
     stands = Standing(applied=7, generation=1)
     for agreement in agreed((stands, "front back"), (stands, "front back"), done=[{0, 2}, set()]):
         assert agreement.done == [{0, 2}, set()]
+
+
+def test_gradients_by_the_plan_for_the_newest_pipelines_count_and_others_do_not() -> None:
+    """Their microbatches have the same numbers and other samples."""
+    stands = Standing(applied=7, generation=1)
+    for agreement in agreed((stands, "front back"), (stands, "front back"), done=[{0, 2}, {1}], formations=(3, 4)):
+        assert (agreement.formation, agreement.done) == (4, [set(), {1}])
+
+
+def test_pipelines_of_nodes_that_have_done_nothing_do_not_count() -> None:
+    stands = Standing(applied=7, generation=1)
+    for agreement in agreed((stands, "front back"), (stands, "front back"), done=[{0, 2}, set()], formations=(3, 4)):
+        assert (agreement.formation, agreement.done) == (3, [{0, 2}, set()])
 
 
 def test_gradients_of_a_step_that_others_have_applied_count_no_more() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
+from headrace.execution_spec import ExecutionSpec
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.trainer.pipeline.topology import Place
 from headrace.trainer.recovery.layout import Layout, deal
@@ -54,22 +56,26 @@ def plan(replicas: list[list[dict[str, tuple[int, ...]]]]) -> StepPlan:
     return StepPlan(
         strategy="entrain",
         seed=0,
-        topology=Topology(replicas=len(replicas), microbatches=len(replicas[0]), stages={"vision": 1, "llm": 1}),
+        topology=Topology(replicas=len(replicas), microbatches=max(map(len, replicas)), stages={"vision": 1, "llm": 1}),
         replicas=[[Microbatch(units=units) for units in microbatches] for microbatches in replicas],
     )
 
 
-# Sample 1 is deferred by a microbatch.
+# Sample 1 is deferred by a microbatch; the second pipeline takes fewer microbatches.
 DEFERRED = plan(
     [
-        [{"vision": (0, 1), "llm": (0,)}, {"vision": (2,), "llm": (1, 2)}],
-        [{"vision": (3,), "llm": (3,)}, {"vision": (4,), "llm": (4,)}],
+        [{"vision": (0, 1), "llm": (0,)}, {"vision": (2,), "llm": (1, 2)}, {"vision": (5,), "llm": (5,)}],
+        [{"vision": (4,), "llm": (4,)}],
     ]
 )
 
+Assigned = list[tuple[list[int], list[dict[str, Any]]]]
 
-def assigned(followed: StepPlan, shares: tuple[int, int], seconds: list[float]) -> list[tuple[list[int], list[dict[str, Any]]]]:
-    """Of both pipelines: numbers and units of the microbatches."""
+
+def assigned(
+    followed: StepPlan, shares: tuple[int, int], seconds: list[float], done: tuple[set[int], set[int]] | None = None
+) -> Assigned:
+    """Of both pipelines: numbers and units of the microbatches. done: of the pipelines, in a former attempt at the step."""
     changed = snapshot()
     for pipeline, share in zip(changed.pipelines, shares, strict=True):
         pipeline.num_microbatches = share
@@ -77,6 +83,8 @@ def assigned(followed: StepPlan, shares: tuple[int, int], seconds: list[float]) 
     for name in "ae":
         layout = Layout.of(changed, name, SPEC)
         assert layout is not None
+        if done is not None:
+            layout = layout.resume(0, 2, [frozenset(done[0 if rank in (0, 3, 2) else 1]) for rank in range(5)])
         numbers, alone = layout.assigned(0, followed, seconds)
         found.append((list(numbers), [microbatch.units for microbatch in alone.replicas[0]]))
     return found
@@ -84,22 +92,29 @@ def assigned(followed: StepPlan, shares: tuple[int, int], seconds: list[float]) 
 
 def test_a_plan_for_these_pipelines_is_followed_as_it_is() -> None:
     units = [[microbatch.units for microbatch in microbatches] for microbatches in DEFERRED.replicas]
-    assert assigned(DEFERRED, (2, 2), [9.0, 1.0, 1.0, 1.0]) == [([0, 1], units[0]), ([2, 3], units[1])]
+    assert assigned(DEFERRED, (3, 1), [9.0, 1.0, 1.0, 1.0]) == [([0, 1, 2], units[0]), ([3], units[1])]
 
 
-def test_other_shares_have_the_microbatches_dealt_out_as_they_are_long_and_nothing_deferred() -> None:
-    assert assigned(DEFERRED, (3, 1), [1.0, 3.0, 1.0, 1.0]) == [
-        ([1, 2, 3], [{"vision": (1, 2), "llm": (1, 2)}, {"vision": (3,), "llm": (3,)}, {"vision": (4,), "llm": (4,)}]),
-        ([0], [{"vision": (0,), "llm": (0,)}]),
+def test_what_a_plan_says_of_the_depth_of_the_schedule_reaches_the_pipeline() -> None:
+    layout = Layout.of(snapshot(), "a", SPEC)
+    assert layout is not None
+    eight = plan([[{"vision": (n,), "llm": (n,)} for n in range(5)], [{"vision": (n,), "llm": (n,)} for n in (5, 6, 7)]])
+    assert layout.assigned(0, replace(eight, in_flight=3), [1.0] * 8)[1].in_flight == 3
+
+
+def test_what_is_left_of_a_step_is_dealt_out_as_it_was_planned_for_the_former_pipelines_and_nothing_deferred() -> None:
+    assert assigned(DEFERRED, (2, 2), [1.0, 3.0, 1.0, 1.0], done=({3}, set())) == [
+        ([1], [{"vision": (1, 2), "llm": (1, 2)}]),
+        ([0, 2], [{"vision": (0,), "llm": (0,)}, {"vision": (5,), "llm": (5,)}]),
     ]
 
 
-def test_a_sample_that_changes_its_replica_stays_where_its_loss_is() -> None:
-    crossing = plan([[{"vision": (0, 3), "llm": (0, 1)}], [{"vision": (1, 2), "llm": (2, 3)}]])
-    assert assigned(crossing, (1, 1), [1.0, 1.0]) == [
-        ([0], [{"vision": (0, 1), "llm": (0, 1)}]),
-        ([1], [{"vision": (2, 3), "llm": (2, 3)}]),
-    ]
+def test_only_the_step_that_is_resumed_is_planned_for_the_former_pipelines() -> None:
+    layout = Layout.of(snapshot(), "a", SPEC)
+    assert layout is not None
+    resumed = layout.resume(4, 2, [frozenset({0})] * 5)
+    assert (resumed.formation_of(4), resumed.formation_of(5)) == (2, 3)
+    assert layout.resume(4, 2, [frozenset[int]()] * 5).formation_of(4) == 3
 
 
 def test_a_plan_with_another_number_of_microbatches_is_refused() -> None:
@@ -140,3 +155,29 @@ def test_no_pipeline_waits_much_longer_than_another() -> None:
 def test_a_spec_without_an_llm_is_refused() -> None:
     with pytest.raises(ValueError, match="must name 'llm'"):
         RecoverySpec(nodes=2, units={"vision": RecoverableUnit()})
+
+
+@pytest.mark.parametrize(
+    ("planned", "words"),
+    [
+        ({"schedule": "eager"}, "plans for schedule eager, but the nodes' spec has 1f1b"),
+        ({"units": {"vision": {"frozen": True}}}, "plans for frozen units vision, but the nodes' spec has llm"),
+        (
+            {"units": {"llm": {"frozen": True}, "vision": {"checkpointing": True}}},
+            "plans for checkpointing units vision, but the nodes' spec has none",
+        ),
+    ],
+)
+def test_nodes_that_run_something_else_than_the_job_plans_for_are_told_both(planned: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        SPEC.check_execution(ExecutionSpec(**planned))
+
+
+def test_a_job_that_says_nothing_and_one_that_says_the_same_fit_the_nodes() -> None:
+    SPEC.check_execution(ExecutionSpec())
+    SPEC.check_execution(ExecutionSpec(units={"llm": {"frozen": True}}, memory_gib=3.0))
+
+
+def test_the_depth_of_an_eager_schedule_is_the_plans_and_needs_no_agreement() -> None:
+    eager = RecoverySpec(nodes=5, schedule="eager", units={"llm": RecoverableUnit()})
+    eager.check_execution(ExecutionSpec(schedule="eager", in_flight=3))

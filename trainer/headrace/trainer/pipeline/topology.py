@@ -243,14 +243,22 @@ class PipelineTopology(BaseModel):
 
         stages: number of stages that the job plans for, by unit.
         """
+        for name, ours, theirs in self.differences(planned, stages):
+            raise UserError(
+                f"the job plans for {name} {theirs}, but the topology of the trainers has {ours}: "
+                "change one of them; `headrace train --submit SPEC --topology FILE` plans a new job for its topology"
+            )
+
+    def differences(self, planned: ExecutionSpec, stages: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
+        """Yield what the job plans for and these trainers do not run: its name, what they run, and what is planned, in words.
+
+        There are none where the job says nothing. stages: number of stages that the job plans for, by unit.
+        """
         if planned.says_nothing:
             return
         for name, ours, theirs in (*self._compared(planned), ("stages", self.stages, dict(stages))):
             if ours != theirs:
-                raise UserError(
-                    f"the job plans for {name} {_in_words(theirs)}, but the topology of the trainers has {_in_words(ours)}: "
-                    "change one of them; `headrace train --submit SPEC --topology FILE` plans a new job for its topology"
-                )
+                yield name, _in_words(ours), _in_words(theirs)
 
     def _compared(self, planned: ExecutionSpec) -> Iterator[tuple[str, object, object]]:
         for name in ("trainer", "schedule", "chunks", "in_flight"):

@@ -62,8 +62,13 @@ class Agreement:
     """Ranks that have each parameter of the model now, in the version of `standing`."""
     holders: Mapping[str, Sequence[int]]
     """Ranks that have each parameter of the model once the transfers are done."""
+    formation: int
+    """Generation of the pipelines for which the plan of the next step was made whose microbatches are `done`; 0 where none is."""
     done: Sequence[frozenset[int]]
-    """Microbatches of the next step that each rank has gradients of; empty for a rank that has not applied all of `standing`."""
+    """Microbatches of the next step that each rank has gradients of.
+
+    Empty for a rank that has not applied all of `standing`, or has followed a plan for earlier pipelines than `formation`.
+    """
 
 
 def agree(
@@ -75,18 +80,26 @@ def agree(
     rejected: bytes,
     *,
     done: Collection[int] = (),
+    formation: int = 0,
     num_microbatches: int = 0,
 ) -> Agreement:
     """Agree with all nodes of the mesh on the standing to continue from, and on the transfers that give each what it needs.
 
     sizes: bytes of every parameter of the model with its optimizer state. standing: this node's. has, needs: names of parameters.
     rejected: encoded rejected samples of the last applied step. done: microbatches of the next step, out of num_microbatches,
-    that this node has gradients of.
+    that this node has gradients of. formation: generation of the pipelines for which their plan was made.
 
     Raises UnrecoverableError, on all nodes, if no node has a parameter that some node needs, and MeshCutError.
     """
     names = list(sizes)
-    said = [float(standing.applied), standing.generation, standing.grad_norm, standing.vote_pending_generation, len(rejected)]
+    said = [
+        float(standing.applied),
+        standing.generation,
+        standing.grad_norm,
+        standing.vote_pending_generation,
+        formation if done else 0,
+        len(rejected),
+    ]
     masks = [float(name in some) for some in (has, needs) for name in names]
     own = torch.tensor([*said, *masks, *(float(number in done) for number in range(num_microbatches))], dtype=torch.float64)
     everybody = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
@@ -95,7 +108,7 @@ def agree(
         messages = mesh.gather(rejected, [int(one[len(said) - 1]) for one in everybody])
     standings = [
         Standing(applied=int(a), generation=int(g), grad_norm=n, vote_pending_generation=int(w))
-        for a, g, n, w, _ in (one[: len(said)].tolist() for one in everybody)
+        for a, g, n, w, _, _ in (one[: len(said)].tolist() for one in everybody)
     ]
     table = torch.stack(everybody)[:, len(said) :].bool()
     has_it, needs_it, has_done = (part.tolist() for part in torch.split(table, [len(names), len(names), num_microbatches], dim=1))
@@ -107,6 +120,7 @@ def agree(
     in_order = sorted(standings, key=lambda one: (one.applied, one.generation), reverse=True)
     furthest = next((one for one in in_order if all(sources_of(one).values())), in_order[0])
     sources = sources_of(furthest)
+    formations = [int(one[len(said) - 2]) if _is_current(standings[r], furthest) else 0 for r, one in enumerate(everybody)]
     wanted = {name: [r for r in range(mesh.num_ranks) if needs_it[r][k]] for k, name in enumerate(names)}
     transfers = plan_transfers(wanted, sources, sizes) if furthest.applied >= 0 else []
     return Agreement(
@@ -117,8 +131,9 @@ def agree(
         transfers=transfers,
         sources=sources,
         holders=wanted,
+        formation=max(formations),
         done=[
-            frozenset(number for number, is_done in enumerate(of_rank) if is_done and _is_current(standings[rank], furthest))
+            frozenset(number for number, is_done in enumerate(of_rank) if is_done and formations[rank] == max(formations) > 0)
             for rank, of_rank in enumerate(has_done)
         ],
     )

@@ -23,11 +23,13 @@ class Resumed:
     """
 
     step: int
+    formation: int
+    """Generation of the pipelines for which the step's plan was made, whose microbatches were begun and are finished."""
     done: tuple[frozenset[int], ...]
     """The microbatches that each pipeline has done; its nodes have their gradients."""
 
     @classmethod
-    def of(cls, step: int, done: Sequence[frozenset[int]], pipelines: Sequence[Sequence[int]]) -> Self | None:
+    def of(cls, step: int, formation: int, done: Sequence[frozenset[int]], pipelines: Sequence[Sequence[int]]) -> Self | None:
         """Return the resumed step, or None if no microbatch counts as done. done: microbatches that each rank has gradients of.
 
         The microbatches of a pipeline count if all of its nodes have the same ones, and no earlier pipeline has any of them.
@@ -37,7 +39,7 @@ class Resumed:
             said = {done[rank] if rank != NOBODY else frozenset[int]() for rank in ranks}
             own = said.pop()
             counted.append(frozenset() if said or own.intersection(chain.from_iterable(counted)) else own)
-        return cls(step=step, done=tuple(counted)) if any(counted) else None
+        return cls(step=step, formation=formation, done=tuple(counted)) if any(counted) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +97,16 @@ class Layout:
         """Place of this node in its pipeline."""
         return self.topology.place(self.ranks.index(self.rank))
 
-    def resume(self, step: int, done: Sequence[frozenset[int]]) -> Self:
-        """Return this layout with a step to resume. done: the step's microbatches that each rank has gradients of."""
-        return replace(self, resumed=Resumed.of(step, done, self.pipelines))
+    def resume(self, step: int, formation: int, done: Sequence[frozenset[int]]) -> Self:
+        """Return this layout with a step to resume, if anything of it is done.
+
+        formation: for which pipelines its plan was made. done: the step's microbatches that each rank has gradients of.
+        """
+        return replace(self, resumed=Resumed.of(step, formation, done, self.pipelines))
+
+    def formation_of(self, step: int) -> int:
+        """Return the generation of the pipelines for which the plan of a step must be made: these, unless it is resumed."""
+        return self.resumed.formation if self.resumed is not None and self.resumed.step == step else self.generation
 
     @property
     def keeps_share(self) -> bool:
@@ -107,24 +116,30 @@ class Layout:
     def assigned(self, step: int, plan: StepPlan, seconds: Sequence[float]) -> tuple[Sequence[int], StepPlan]:
         """Return the numbers of the microbatches that this node's pipeline is to do in a step, and a plan of only these.
 
-        The plan is followed as it is if no part of the step is done yet, its replicas match the pipelines' shares and every
-        sample stays in its replica. Else the microbatches still to do are dealt out (`deal`), and every sample passes all units
-        in the microbatch of its loss: a sample that is deferred or changes its replica would cross from pipeline to pipeline.
+        plan: made for the pipelines of `formation_of(step)`. It is followed as it is, unless the step is resumed. Then the
+        microbatches still to do are dealt out (`deal`), and every sample passes all units in the microbatch of its loss: a sample
+        that is deferred would cross from pipeline to pipeline.
 
         seconds: predicted time of each microbatch of the plan. Raises UserError if the plan does not have the number of
         microbatches that the nodes were told.
         """
-        whole, first = _all_microbatches(plan, sum(self.shares)), sum(self.shares[: self.pipeline])
-        done = self.resumed.done if self.resumed is not None and self.resumed.step == step else ()
-        if not done and _is_followed(plan, self.shares):
+        whole = [microbatch for microbatches in plan.replicas for microbatch in microbatches]
+        if len(whole) != sum(self.shares):
+            raise UserError(
+                f"the plan has {len(whole)} microbatches, but the nodes were told of {sum(self.shares)}: "
+                "the job's topology was changed, which the nodes of a recoverable job must not see"
+            )
+        if self.resumed is None or self.resumed.step != step:
+            first = sum(self.shares[: self.pipeline])
             numbers: Sequence[int] = range(first, first + self.shares[self.pipeline])
-            microbatches = list(plan.replicas[self.pipeline])
-        else:
-            numbers = deal(seconds, self.shares, set(range(len(whole))).difference(*done))[self.pipeline]
             microbatches = [whole[number] for number in numbers]
+        else:
+            left = set(range(len(whole))).difference(*self.resumed.done)
+            numbers = deal(seconds, self.shares, left)[self.pipeline]
+            microbatches = [Microbatch(units=dict.fromkeys(plan.topology.stages, whole[number].units[LLM])) for number in numbers]
         microbatches = microbatches or [Microbatch(units=dict.fromkeys(plan.topology.stages, ()))]
         topology = Topology(replicas=1, microbatches=len(microbatches), stages=plan.topology.stages)
-        return numbers, StepPlan(strategy=plan.strategy, seed=plan.seed, topology=topology, replicas=[microbatches])
+        return numbers, replace(plan, topology=topology, replicas=[microbatches])
 
 
 def finishes_step_first(name: str, running: membership_pb2.Snapshot, newer: membership_pb2.Snapshot) -> bool:
@@ -163,25 +178,3 @@ def deal(seconds: Sequence[float], shares: Sequence[int], numbers: Collection[in
         busy_s[first] += took_s
         dealt[first].append(number)
     return [sorted(own) for own in dealt]
-
-
-def _is_followed(plan: StepPlan, shares: Sequence[int]) -> bool:
-    as_planned = [len(microbatches) for microbatches in plan.replicas] == list(shares)
-    return as_planned and not any(map(_crosses, plan.replicas))
-
-
-def _all_microbatches(plan: StepPlan, count: int) -> list[Microbatch]:
-    """Return all microbatches of the plan, with the LLM's samples in every unit. Raises UserError unless there are `count`."""
-    whole = [microbatch for microbatches in plan.replicas for microbatch in microbatches]
-    if len(whole) != count:
-        raise UserError(
-            f"the plan has {len(whole)} microbatches, but the nodes were told of {count}: "
-            "the job's topology was changed, which the nodes of a recoverable job must not see"
-        )
-    return [Microbatch(units=dict.fromkeys(plan.topology.stages, microbatch.units[LLM])) for microbatch in whole]
-
-
-def _crosses(microbatches: Sequence[Microbatch]) -> bool:
-    """Whether the units of one replica do not all have the same samples, so that some sample changes its replica."""
-    samples = [sorted(sample for one in microbatches for sample in one.units.get(unit, ())) for unit in microbatches[0].units]
-    return any(of_unit != samples[0] for of_unit in samples)

@@ -13,7 +13,7 @@ from headrace import rpc
 from headrace.errors import HeadraceError, UnavailableError, UnrecoverableError
 from headrace.observability.logs import pairs
 from headrace.v1 import membership_pb2, membership_pb2_grpc
-from headrace.v1.membership_pb2 import NodeHello, NodeMessage, Snapshot
+from headrace.v1.membership_pb2 import Formation, NodeHello, NodeMessage, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +75,14 @@ class MembershipClient:
         self._hello.leaving = True
         self._to_say.put(NodeMessage(leave=membership_pb2.Leave()))
 
-    def recovered(self, generation: int, step: int, phases: Mapping[str, float]) -> None:
+    def recovered(self, formation: Formation, step: int, phases: Mapping[str, float]) -> None:
         """Report, as the first node of a snapshot, that training goes on with `step`.
 
-        `phases`: seconds of each phase of the recovery, in order.
+        `formation`: the snapshot's pipelines, and the first step to plan for them. `phases`: seconds of each phase of the
+        recovery, in order.
         """
         items = [membership_pb2.Phase(name=name, seconds=seconds) for name, seconds in phases.items()]
-        message = membership_pb2.Recovered(generation=generation, step=step, phases=items)
+        message = membership_pb2.Recovered(generation=formation.generation, step=step, phases=items, formation=formation)
         self._recovered = NodeMessage(recovered=message)
         self._to_say.put(self._recovered)
 

@@ -73,6 +73,7 @@ def train_recoverable(
                 f"the job plans for the units {', '.join(sorted(loader.spec.topology.stages))}, but the nodes have "
                 f"{', '.join(sorted(spec.units))}: name the same ones in the job's topology.stages"
             )
+        spec.check_execution(loader.spec.execution)
         name = model_name or loader.spec.model
         training = Training(
             loader,
@@ -170,7 +171,7 @@ class Node:
             return self._leaves
         mesh = self._mesh_of(snapshot, layout.rank)
         try:
-            return self._train(layout, mesh)
+            return self._train(layout, mesh, snapshot)
         except MeshCutError as err:
             log.info("cut off %s", pairs(node=self._name, generation=layout.generation, why=err))
             if self._training.is_done:
@@ -180,7 +181,7 @@ class Node:
         finally:
             self._close_mesh()
 
-    def _train(self, layout: Layout, mesh: Mesh) -> bool:
+    def _train(self, layout: Layout, mesh: Mesh, snapshot: membership_pb2.Snapshot) -> bool:
         """Train under a layout. Return whether the job is over; if not, there is a newer snapshot to follow."""
         if self._known() > layout.generation:
             return False
@@ -194,7 +195,11 @@ class Node:
         next_step = self._training.next_step
         log.info("training %s", pairs(node=self._name, generation=layout.generation, step=next_step, **where, **took))
         if layout.rank == 0:
-            self._membership.recovered(layout.generation, next_step, phases)
+            first_step = self._training.first_own_step
+            formation = membership_pb2.Formation(
+                generation=layout.generation, first_step=first_step, pipelines=snapshot.pipelines
+            )
+            self._membership.recovered(formation, next_step, phases)
         is_over = self._training.run(self._known)
         if is_over:
             self._training.save()

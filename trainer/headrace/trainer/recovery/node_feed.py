@@ -98,6 +98,7 @@ class NodeLoader(PortionLoader):
         self._layout: Layout | None = None
         self._columns: Sequence[str] = ()  # columns that are fetched
         self._needed: dict[int, Needed] = {}  # by step
+        self._early: dict[int, set[str]] = {}  # by step: parts queued for a plan that was made for former pipelines
         super().__init__(
             endpoint,
             job=job,
@@ -112,36 +113,35 @@ class NodeLoader(PortionLoader):
         self._kept = KeptParts(self._parts)
 
     def assign(self, layout: Layout, next_step: int) -> None:
-        """Give the node a share of all steps from `next_step` on, and drop fetched parts that this share does not need."""
+        """Give the node a share of all steps from `next_step` on.
+
+        What was fetched for a step before is kept, or dropped, once the plan for this layout's pipelines says what is needed.
+        """
         with self._changed:
             self._layout = layout
             for step in [step for step in self._plans if step < next_step]:
                 self._forget(step)
             if next_step != self._next_step:
                 self._kept.release()
-            before = self._tickets()
+            self._early |= {step: set(needed.samples) for step, needed in self._needed.items()}
             columns = columns_of(layout.topology, layout.place)
             if columns != self._columns:
                 self._kept.release()
-                self._parts.drop(before)
+                self._drop_early()
                 self._parts.set_columns(columns)
-                self._columns, before = columns, set()
+                self._columns = columns
             self._next_step = self._committed = self._queued_step = next_step
             self._needed = {}
-            while (plan := self._plans.get(self._queued_step)) is not None:
-                self._tickets_of(plan)
-                self._queued_step += 1
-            self._parts.drop([ticket for ticket in before - self._tickets() if not self._kept.is_taken(ticket)])
-            for needed in self._needed.values():
-                self._parts.queue([t for t in needed.samples if t not in before and not self._kept.is_taken(t)])
+            self._queue_parts()
 
     def unassign(self) -> None:
         """Take the node's share away, and drop the parts fetched for it."""
         with self._changed:
             self._layout = None
             self._kept.release()
-            self._parts.drop(self._tickets())
+            self._early |= {step: set(needed.samples) for step, needed in self._needed.items()}
             self._needed = {}
+            self._drop_early()
 
     def next_plan(self, check: Callable[[], None]) -> sessions_pb2.RankPlan | None:
         """Wait for the plan of the next step and return it; None at the job's end. Raises JobFailedError if the job failed.
@@ -149,7 +149,7 @@ class NodeLoader(PortionLoader):
         check: called while it waits; may raise to end the wait.
         """
         with self._changed:
-            while self._next_step not in self._plans:
+            while (plan := self._plan_of(self._next_step)) is None:
                 check()
                 if self._error is not None:
                     raise self._error
@@ -158,7 +158,7 @@ class NodeLoader(PortionLoader):
                 if self._ended is not None:
                     return None
                 self._changed.wait(timeout=_CHECK_S)
-            return self._plans[self._next_step]
+            return plan
 
     @property
     def is_over(self) -> bool:
@@ -201,29 +201,46 @@ class NodeLoader(PortionLoader):
 
     def _forget(self, step: int) -> None:
         self._needed.pop(step, None)
+        self._parts.drop([ticket for ticket in self._early.pop(step, ()) if not self._kept.is_taken(ticket)])
         plan = self._plans.pop(step, None)
         if plan is not None:
             self._parts.forget([ticket for microbatch in plan.microbatches for ticket in microbatch.tickets])
+
+    def _hear(self, event: sessions_pb2.PlanEvent) -> None:
+        if event.WhichOneof("event") == "plan":
+            with self._changed:
+                if self._plan_of(event.plan.step) is not None and event.plan.formation != self._plans[event.plan.step].formation:
+                    return  # a service that has just begun to lead may not know yet of the pipelines
+        super()._hear(event)
+
+    def _plan_of(self, step: int) -> sessions_pb2.RankPlan | None:
+        """Return the plan of a step if it has come, made for the pipelines that are to follow it."""
+        plan = self._plans.get(step)
+        return (
+            plan if self._layout is not None and plan is not None and plan.formation == self._layout.formation_of(step) else None
+        )
 
     def _queue_parts(self) -> None:
         if self._layout is None:  # a share given later needs no plans older than the window
             for step in [step for step in self._plans if step <= max(self._plans) - self.spec.window]:
                 self._forget(step)
-        while self._layout is not None and (plan := self._plans.get(self._queued_step)) is not None:
-            self._parts.queue(self._tickets_of(plan))
+        while (plan := self._plan_of(self._queued_step)) is not None:
+            tickets, early = self._tickets_of(plan), self._early.pop(plan.step, set())
+            self._parts.drop([ticket for ticket in early.difference(tickets) if not self._kept.is_taken(ticket)])
+            self._parts.queue([ticket for ticket in tickets if ticket not in early and not self._kept.is_taken(ticket)])
             self._queued_step += 1
+
+    def _drop_early(self) -> None:
+        """Drop the parts that were queued for plans that hold no longer."""
+        self._parts.drop([ticket for of_step in self._early.values() for ticket in of_step if not self._kept.is_taken(ticket)])
+        self._early = {}
 
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:
         """Return the tickets of the parts that the node's share of a plan needs, in the order in which it needs them."""
         assert self._layout is not None, "the node has a share"
         if plan.step not in self._needed:
-            whole = message_codec.plan_value(plan.whole)
-            seconds = [one.seconds for one in sorted(plan.microbatches, key=lambda one: (one.replica, one.index))]
-            numbers, alone = self._layout.assigned(plan.step, whole, seconds)
+            numbers, alone = self._layout.assigned(plan.step, message_codec.plan_value(plan.whole), plan.seconds)
             routes = Routes(alone, dict.fromkeys(self._layout.topology.units, 1))
             samples = tickets_of(plan, routes, self._layout.place)
             self._needed[plan.step] = Needed(numbers=numbers, routes=routes, samples=samples)
         return list(self._needed[plan.step].samples)
-
-    def _tickets(self) -> set[str]:
-        return {ticket for needed in self._needed.values() for ticket in needed.samples}

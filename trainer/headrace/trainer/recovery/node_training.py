@@ -90,6 +90,11 @@ class Training:
         return self._standing.applied
 
     @property
+    def first_own_step(self) -> int:
+        """The first step that is to be planned for the layout's pipelines: the next one, unless it is resumed."""
+        return self.next_step + (self._layout.resumed is not None)
+
+    @property
     def is_over(self) -> bool:
         """Whether all steps of the job are committed."""
         return self._loader.is_over
@@ -124,7 +129,7 @@ class Training:
         mesh.connect()
         ended("connect")
         has = {name for held in self._held for name in held.parameters}
-        done = self._share.numbers if self._share is not None and target is self._held[0] else ()
+        share = self._share if self._share is not None and target is self._held[0] else Share()
         try:
             agreement = agree(
                 mesh,
@@ -133,14 +138,15 @@ class Training:
                 has,
                 target.parameters,
                 self._rejected,
-                done=done,
+                done=share.numbers,
+                formation=share.formation,
                 num_microbatches=sum(layout.shares),
             )
         except UnrecoverableError as err:  # raised on all nodes
             if self._checkpoint is not None:
                 self._save_what_is_left(self._checkpoint, mesh, layout.generation, why=str(err))
             raise
-        layout = layout.resume(agreement.standing.applied, agreement.done)
+        layout = layout.resume(agreement.standing.applied, agreement.formation, agreement.done)
         if not layout.keeps_share:
             self._share = None
         ended("agree")
@@ -171,7 +177,7 @@ class Training:
         began_s = time.monotonic()
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
             plan_wait_s = time.monotonic() - began_s
-            share, self._share = self._share or Share(), None
+            share, self._share = self._share or Share(formation=self._layout.formation_of(plan.step)), None
             step, numbers, feed = self._loader.begin(plan)
             share = self._share = self._step.compute(share, numbers, feed)
             step.data_wait_s = plan_wait_s + share.data_wait_s

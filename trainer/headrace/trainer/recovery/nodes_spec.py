@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from headrace.errors import UserError
+from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import LLM
 from headrace.spec import AudioSpec, ImageSpec, parse, read_yaml
@@ -68,6 +70,19 @@ class RecoverySpec(BaseModel):
     def _makes_pipelines(self) -> RecoverySpec:
         self.pipeline(dict.fromkeys(self.units, (0, 1)))
         return self
+
+    def check_execution(self, planned: ExecutionSpec) -> None:
+        """Raise UserError where the job plans for pipelines that run something else. A job that says nothing is not compared.
+
+        How many microbatches are in flight is not compared, as the nodes follow what their plans say, nor are the stages, which
+        follow from the nodes.
+        """
+        pipeline = self.pipeline(dict.fromkeys(self.units, (0, 1)))
+        for name, ours, theirs in pipeline.differences(planned, pipeline.stages):
+            if name != "in_flight":
+                raise UserError(
+                    f"the job's execution plans for {name} {theirs}, but the nodes' spec has {ours}: change one of them"
+                )
 
     def pipeline(self, bounds: dict[str, tuple[int, ...]]) -> PipelineTopology:
         """Return the topology of one pipeline. bounds: layer bounds of each unit's stages, (0, ..., number of layers)."""

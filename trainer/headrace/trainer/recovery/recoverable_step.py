@@ -30,6 +30,8 @@ class Share:
     The node has the gradients of its layers, not summed with those of other pipelines yet.
     """
 
+    formation: int = 0
+    """Generation of the pipelines for which the step's plan was made (`Layout.formation_of`)."""
     numbers: frozenset[int] = frozenset()
     """Numbers of the microbatches done, as `headrace.trainer.recovery.layout.Layout.assigned` counts them."""
     loss_sum: float = 0.0
@@ -102,6 +104,7 @@ class RecoverableStep:
         with self._mesh.interruptible(in_pipeline=True), self._autocast:
             totals = self._executor.run(feed.routes, feed)
         return Share(
+            formation=share.formation,
             numbers=share.numbers.union(numbers),
             loss_sum=share.loss_sum + totals.loss_sum,
             num_targets=share.num_targets + totals.num_targets,
