@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import UserError
-from headrace.spec import STRATEGIES, parse
-from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.spec import STRATEGIES
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "1f1b": {},
@@ -87,16 +85,7 @@ class Case:
         cut = self.schedule == "interleaved" or {"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys()
         learns = "generator" in self.units or self.frozen != "only the generator"
         cut = cut or "frozen_layers" in FROZEN[self.frozen].get("encoder", {})
-        return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns and self._can_be_fed
-
-    @property
-    def _can_be_fed(self) -> bool:
-        """Whether the trainer takes plans of this strategy."""
-        try:
-            parse(PipelineTopology, self.topology, "topology").check_strategy(self.strategy)
-        except UserError:
-            return False
-        return True
+        return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns
 
     @property
     def num_processes(self) -> int:

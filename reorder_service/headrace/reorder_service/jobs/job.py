@@ -51,7 +51,7 @@ class JobRun:
         self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
         self.batches = GlobalBatches(self.spec, self.manifest, record.mixture)
         self.cursor = Cursor(record, self.spec.window, self.batches, store)
-        self.sessions = Sessions(self.name)
+        self.sessions = Sessions(self.name, crossing=self.spec.crosses_replicas)
         self._store = store
         self._fleet = fleet
         self._orders = Orders(self.name, self.spec.share, fleet, self.manifest, lambda: self.sessions.share_parts)

@@ -15,7 +15,7 @@ from headrace.reorder_service.planning.post_balancing_options import PostBalanci
 def execution_of(spec: ExecutionSpec, topology: Topology, orchmllm: OrchMLLMSettings) -> Execution:
     """Return how pipelines of this topology run the plans, as the planner and its simulator see it.
 
-    Plans keep every sample on one replica, as the pipelines of a job cannot move it to another.
+    Samples may change their replica between units only in a job that says that its trainers are pipelines.
     """
     frozen = spec.named("frozen")
     factors = backward_factors(
@@ -34,6 +34,7 @@ def execution_of(spec: ExecutionSpec, topology: Topology, orchmllm: OrchMLLMSett
         weight_gradient_factors={unit: weight_factor(frozen=unit in frozen) for unit in topology.stages},
         latency_s=spec.latency_us / 1e6,
         bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,
+        may_cross_replicas=spec.trainer == "pipeline",
         memory_limit=math.inf if spec.memory_gib is None else spec.memory_gib * 2**30,
         post_balancing=PostBalancing(
             forms=orchmllm.forms,

@@ -174,8 +174,10 @@ class Session:
 class Sessions:
     """The sessions of one job, by rank, and the lanes that they share."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, *, crossing: bool = False) -> None:
+        """`crossing`: whether the job's plans may have a sample change its replica between units."""
         self._job = job
+        self._crossing = crossing
         self.by_rank: dict[int, Session] = {}
         self.num_ranks = 1
         """Number of ranks that must commit a step: what the latest session said."""
@@ -200,7 +202,8 @@ class Sessions:
     def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = (), *, together: bool = False) -> Session:
         """Open a session for `rank`, in place of any former one, and return it.
 
-        `replicas`: number of replicas of the job. `named`: those that the rank takes; empty: every `num_ranks`-th. `together`:
+        `replicas`: number of replicas of the job. `named`: those that the rank takes; empty: every `num_ranks`-th. Where samples
+        change replicas, a rank that names some is told of all, since any may have the parts of a sample of its own. `together`:
         the rank is a node of several, one of which commits for all; each takes all replicas, and `rank` only tells them apart.
 
         Raises UserError where the numbers do not fit each other or the job, and ConflictError where ranks of another number or
@@ -245,7 +248,7 @@ class Sessions:
             job=self._job,
             rank=rank,
             num_ranks=num_ranks,
-            replicas=frozenset(named) if named else None,
+            replicas=frozenset(range(replicas) if self._crossing else named) if named else None,
             together=together,
         )
         self.by_rank[rank] = session

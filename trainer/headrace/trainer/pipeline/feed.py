@@ -225,9 +225,10 @@ def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
 
 
 def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list[int]:
-    """Return the plan's replicas whose samples may reach a process: those of its lane (`headrace.trainer.pipeline.routes`).
+    """Return the plan's replicas that a process names: those of its lane (`headrace.trainer.pipeline.routes`).
 
-    replicas: number of replicas in the plan.
+    While every sample keeps its planned replica, only their samples reach the process. In a job in which samples change replicas,
+    the reorder service tells it of all others, too. replicas: number of replicas in the plan.
     """
     lanes = math.gcd(topology.units[place.unit].dp, replicas)
     lane = place.replica * lanes // topology.units[place.unit].dp
@@ -235,10 +236,7 @@ def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list
 
 
 def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> dict[str, list[int]]:
-    """Return the samples of each part that this process needs, by ticket, in the order in which it needs the parts.
-
-    Raises UserError if the plan gives this process samples from another lane, whose data it does not get.
-    """
+    """Return the samples of each part that this process needs, by ticket, in the order in which it needs the parts."""
     part_samples = {
         ticket: list(part.sample_ids)
         for microbatch in message.microbatches
@@ -246,12 +244,6 @@ def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> 
     }
     part_of = {sample: ticket for ticket, samples in part_samples.items() for sample in samples}
     needed = [sample for portion in routes.portions(place.unit, place.replica) for sample in portion.samples]
-    astray = [sample for sample in needed if sample not in part_of]
-    if astray:
-        raise UserError(
-            f"the plan of step {message.step} has sample {astray[0]} in unit {place.unit!r} on another lane than in the llm: "
-            "give the unit one replica, or take another strategy"
-        )
     return {ticket: part_samples[ticket] for ticket in dict.fromkeys(part_of[sample] for sample in needed)}
 
 
