@@ -259,12 +259,6 @@ class JobSpec(SpecSection):
     model: str = "tiny"
     """Name of the model shape (`headrace.model_shape.MODEL_SHAPES`) from which the cost of a sample is computed."""
 
-    @property
-    def crosses_replicas(self) -> bool:
-        """Whether the units of a sample may be planned for different replicas."""
-        chooses = self.strategy == "auto" and self.execution.trainer == "pipeline"
-        return chooses or self.strategy in CROSS_REPLICA_STRATEGIES
-
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, strategy: str) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.verify.cases import MOST_PROCESSES, Case, covering_cases, every_case
+from tests.verify.cases import MOST_PROCESSES, Case, every_pipeline
 from tests.verify.comparison import differences
+from tests.verify.covering import covering_cases
 from tests.verify.processes import TIMEOUT_S, Processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(TIMEOUT_S)]
@@ -19,13 +20,13 @@ def processes() -> Iterator[Processes]:
         yield running
 
 
-@pytest.mark.parametrize("case", covering_cases(), ids=str)
+@pytest.mark.parametrize("case", covering_cases(strength=2), ids=str)
 def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processes, case: Case) -> None:
     assert differences(processes, case) == []
 
 
 def test_a_wrong_gradient_is_seen(processes: Processes) -> None:
     """The comparison can fail: the same case with the LLM frozen, beside one process in which it learns."""
-    case = next(case for case in every_case() if case.frozen == "frozen llm")
+    case = next(case for case in every_pipeline() if case.frozen == "frozen llm")
     found = differences(processes, case, expected="all learn")
     assert any("nobody has the gradient of decoder" in line for line in found)

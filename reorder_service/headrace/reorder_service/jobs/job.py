@@ -18,6 +18,7 @@ from headrace.errors import (
     lost_commits,
 )
 from headrace.observability.logs import pairs
+from headrace.plan import LLM
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.batches import GlobalBatches
@@ -51,7 +52,7 @@ class JobRun:
         self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
         self.batches = GlobalBatches(self.spec, self.manifest, record.mixture)
         self.cursor = Cursor(record, self.spec.window, self.batches, store)
-        self.sessions = Sessions(self.name, crossing=self.spec.crosses_replicas)
+        self.sessions = Sessions(self.name)
         self._store = store
         self._fleet = fleet
         self._orders = Orders(self.name, self.spec.share, fleet, self.manifest, lambda: self.sessions.share_parts)
@@ -279,19 +280,26 @@ class JobRun:
     # -- trainers -----------------------------------------------------------------------------------------------------
 
     def open_session(
-        self, rank: int, num_ranks: int, generation: int | None = None, replicas: Collection[int] = (), *, together: bool = False
+        self,
+        rank: int,
+        num_ranks: int,
+        generation: int | None = None,
+        replicas: Collection[int] = (),
+        *,
+        unit: str = LLM,
+        together: bool = False,
     ) -> Session:
         """Open a session for a rank, which is first told what is planned already.
 
-        `replicas`: those that the rank names (`named` of `Sessions.open`). `generation`: that of a former session that this one
-        continues; None: a new process. `together`: as for `Sessions.open`.
+        `replicas`: those of `unit` that the rank names (`named` of `Sessions.open`). `generation`: that of a former session that
+        this one continues; None: a new process. `together`: as for `Sessions.open`.
 
         Raises as `Sessions.open`, and SupersededError where `generation` is over.
         """
         if generation not in (None, self.generation):
             raise self._stale()
         former = self.sessions.num_ranks
-        session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas, together=together)
+        session = self.sessions.open(rank, num_ranks, self.topology.replicas, replicas, unit=unit, together=together)
         session.next_step = self.cursor.committed
         if self.sessions.num_ranks != former:  # the earlier commits of a rank were for other samples
             self.cursor.forget_commits()

@@ -32,10 +32,10 @@ def fed(topology: PipelineTopology, plan: StepPlan) -> None:
     ids = plan.sample_ids()
     step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=i % 3, row=i) for i in ids])
     step.cut(plan, part_samples=2, ticket=str)
-    sessions, replicas = Sessions("job", crossing=plan.strategy in CROSSING), topology.units["llm"].dp
+    sessions, replicas = Sessions("job"), topology.units["llm"].dp
     for rank in range(topology.world_size):
         place = topology.place(rank)
-        session = sessions.open(rank, topology.world_size, replicas, replicas_of(topology, place, replicas))
+        session = sessions.open(rank, topology.world_size, replicas, replicas_of(topology, place, replicas), unit=place.unit)
         (event,) = sessions_pb2.PlanEvents.FromString(plan_events(EventBatch([step]), session)).events
         routes = Routes(message_codec.plan_value(event.plan.whole), topology.replicas)
         needed = {sample for portion in routes.portions(place.unit, place.replica) for sample in portion.samples}

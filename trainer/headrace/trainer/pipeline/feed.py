@@ -177,6 +177,7 @@ class PipelineLoader(PortionLoader):
             tls_ca=tls_ca,
             catch_up=catch_up,
             columns=columns_of(topology, self._place),
+            unit=self._place.unit,
             replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
         )
 
@@ -225,10 +226,9 @@ def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
 
 
 def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list[int]:
-    """Return the plan's replicas that a process names: those of its lane (`headrace.trainer.pipeline.routes`).
+    """Return the replicas that the plan gives to a process's unit and whose samples may reach the process: those of its lane.
 
-    While every sample keeps its planned replica, only their samples reach the process. In a job in which samples change replicas,
-    the reorder service tells it of all others, too. replicas: number of replicas in the plan.
+    See `headrace.trainer.pipeline.routes` for lanes. replicas: number of replicas in the plan.
     """
     lanes = math.gcd(topology.units[place.unit].dp, replicas)
     lane = place.replica * lanes // topology.units[place.unit].dp
