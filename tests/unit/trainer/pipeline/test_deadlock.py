@@ -44,7 +44,7 @@ def routes_of(plan: StepPlan, topology: PipelineTopology) -> Routes:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.get("schedule", "1f1b"))
 def test_what_the_planner_plans_runs(schedule: dict[str, object], strategy: str) -> None:
     rng = np.random.default_rng(1)
-    for (encoder_dp, llm_dp), llm_pp in itertools.product([(1, 1), (2, 3), (3, 2), (2, 2)], [1, 3]):
+    for (encoder_dp, llm_dp), llm_pp in itertools.product([(1, 1), (2, 3), (3, 2), (2, 2), (4, 2)], [1, 3]):
         topology = topology_of({"dp": encoder_dp, "pp": 2}, {"dp": llm_dp, "pp": llm_pp}, schedule)
         planned = Topology(replicas=llm_dp, microbatches=6, stages=topology.stages)
         costs = {unit: rng.pareto(1.5, 40) + 0.1 for unit in topology.stages}

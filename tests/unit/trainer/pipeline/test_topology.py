@@ -290,6 +290,7 @@ def test_trainers_that_run_something_else_than_is_planned_for_are_told_both() ->
     topology.check_execution(ExecutionSpec())  # of a job that says nothing
     topology.check_execution(topology.execution)
     topology.check_execution(topology.execution.model_copy(update={"memory_gib": 40.0}))  # which a topology does not know
+    topology.check_execution(topology.execution.model_copy(update={"trainer": None}))
     for change, sentence in (
         ({"schedule": "1f1b"}, "the job plans for schedule 1f1b, but the topology of the trainers has zero-bubble: "),
         ({"units": {}}, "the job plans for frozen units none, but the topology of the trainers has vision: "),

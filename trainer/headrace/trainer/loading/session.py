@@ -90,8 +90,8 @@ class SessionClient:
         token: str | None = None,
     ) -> None:
         """`replicas`: those of `unit` whose samples a process of a pipeline takes, which gets whole plans; none: every
-        `num_ranks`-th. `shared_commit`: the rank is one of several nodes of which one commits for all: it gets whole plans and all
-        parts, and `num_ranks` does not matter. `token`: the cluster's token; None: the environment's."""
+        `num_ranks`-th. `shared_commit`: the rank is one of several nodes of which one commits for all: it gets whole plans and
+        all parts, and `num_ranks` does not matter. `token`: the cluster's token; None: the environment's."""
         self._unit = unit
         self._replicas = replicas
         self._shared_commit = shared_commit
