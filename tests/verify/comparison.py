@@ -42,7 +42,7 @@ class Tolerance:
 
 TOLERANCES = {
     "float32": Tolerance(result=1e-5, gradient=1e-5, weight=1e-5, noise=1e-3 * LEARNING_RATE),
-    "bfloat16": Tolerance(result=2e-2, gradient=5e-2, weight=1e-5, noise=0.5 * LEARNING_RATE),
+    "bfloat16": Tolerance(result=1e-2, gradient=0.15, weight=1e-5, noise=LEARNING_RATE),
 }
 ENTRIES = {"vision": ("embed",), "audio": ("conv1", "conv2"), "llm": ("embed",), "generator": ("embed", "time")}
 """The modules in front of a unit's layers."""
