@@ -62,6 +62,20 @@ def test_a_sample_that_the_llm_has_before_its_encoder_is_refused() -> None:
         check_order(topology, routes_of(plan, topology), topology.place(0))
 
 
+def test_it_is_refused_too_where_the_sample_changes_its_replica() -> None:
+    topology = topology_of({"dp": 2}, {"dp": 2}, {})
+    first, second = (
+        [Microbatch(units={"vision": tuple(seen), "llm": tuple(read)}) for seen, read in of_replica]
+        for of_replica in ([([0], [0]), ([1], [1]), ([9], [2])], [([3], [3, 9]), ([4], [4]), ([2], [])])
+    )
+    planned = Topology(replicas=2, microbatches=3, stages=topology.stages)
+    routes = routes_of(StepPlan(strategy="by hand", seed=0, topology=planned, replicas=[first, second]), topology)
+    assert routes.crosses
+    for rank in range(topology.world_size):
+        with pytest.raises(HeadraceError, match="'1f1b' wait for itself"):
+            check_order(topology, routes, topology.place(rank))
+
+
 def test_a_plan_that_names_how_deep_it_runs_is_run_so() -> None:
     topology = topology_of({"pp": 2}, {"pp": 2}, {"schedule": "eager"})
     planned = Topology(replicas=1, microbatches=6, stages=topology.stages)

@@ -42,11 +42,10 @@ def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> Non
     Replicas that it exchanges samples with through others count too. If samples change replicas, which connects nearly all of
     them, all are rehearsed as one first, which suffices for most plans and does not grow with their number.
     """
-    if (
-        routes.crosses
-        and _Rehearsal(topology, _as_one_replica(routes, topology), dict.fromkeys(topology.units, 0).items()).is_done()
-    ):
-        return
+    if routes.crosses:
+        one_of_each = [(unit, 0) for unit in topology.units]
+        if _Rehearsal(topology, _as_one_replica(routes, topology), one_of_each).is_done():
+            return
     rehearsal = _Rehearsal(topology, routes, _connected_replicas(routes, place))
     if not rehearsal.is_done():
         raise HeadraceError(rehearsal.blocked())
