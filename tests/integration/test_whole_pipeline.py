@@ -25,6 +25,12 @@ def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processe
     assert differences(processes, case) == []
 
 
+@pytest.mark.parametrize("units", [("vision", "audio", "llm"), ("encoder", "llm"), ("vision", "llm", "generator")], ids="-".join)
+def test_packs_that_are_padded_to_one_length_change_nothing(processes: Processes, units: tuple[str, ...]) -> None:
+    case = Case(schedule="1f1b", strategy="entrain", units=units, degrees="llm in 2", frozen="all learn")
+    assert differences(processes, case, pack_tokens=128) == []
+
+
 def test_a_wrong_gradient_is_seen(processes: Processes) -> None:
     """The comparison can fail: the same case with the LLM frozen, beside one process in which it learns."""
     case = next(case for case in every_pipeline() if case.frozen == "frozen llm")

@@ -205,7 +205,7 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
             num_samples=step.sizes[r][k],
             parts=[_part_samples(part) for part in of_microbatch] if session.replicas else (),
             seconds=step.seconds[r][k],
-            packs=() if session.replicas else [sessions_pb2.Pack(sample_ids=samples) for samples in step.packs_in(r, k)],
+            packs=[sessions_pb2.Pack(sample_ids=samples) for samples in step.packs_in(r, k)],
         )
         for (k, r), of_microbatch in sorted(parts.items(), key=lambda item: item[0])
     ]
