@@ -33,9 +33,10 @@ class ExecutionSpec(SpecSection):
     trainers that run something else are refused before their first step.
     """
 
-    trainer: Literal["pipeline", "colocated"] = "pipeline"
-    """"pipeline": units are stages of a pipeline, as under `--topology`. "colocated": every rank has all units, as with FSDP, DDP
-    or Hugging Face; `topology.replicas` are then the ranks, and stages do not matter."""
+    trainer: Literal["pipeline", "colocated"] | None = None
+    """"pipeline": units are stages of a pipeline, as under `--topology`, where a sample may change its replica between units.
+    "colocated": every rank has all units, as with FSDP, DDP or Hugging Face; `topology.replicas` are then the ranks, and stages
+    do not matter. None: planned as for pipelines, but strategy `auto` keeps every sample on one replica, as any trainer can."""
     meet: Literal["microbatch", "step"] = "microbatch"
     """How often colocated ranks wait for each other: at every microbatch (FSDP), or once a step (DDP that accumulates)."""
     max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
@@ -71,7 +72,7 @@ class ExecutionSpec(SpecSection):
 
     @model_validator(mode="after")
     def _of_one_kind_of_trainer(self) -> Self:
-        if self.trainer == "pipeline" and (self.meet != "microbatch" or self.max_tokens is not None):
+        if self.trainer != "colocated" and (self.meet != "microbatch" or self.max_tokens is not None):
             raise ValueError("meet and max_tokens are for `trainer: colocated`; pipelines have memory_gib")
         if self.trainer == "colocated" and (self.schedule != "1f1b" or self.memory_gib is not None):
             raise ValueError("schedule and memory_gib are for pipelines; colocated ranks have max_tokens")

@@ -215,9 +215,8 @@ class JobSpec(SpecSection):
     shuffle_shards: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_SHARDS)] = 16
     """Number of shards, themselves in shuffled order, whose samples are shuffled together."""
     strategy: str = "auto"
-    """The strategy that plans the global batches. `auto` takes, for each batch, the fastest of all strategies' plans that keep
-    every sample on one replica. Trainers that split the LLM's replicas among those of another unit cannot run the strategies in
-    `CROSS_REPLICA_STRATEGIES`."""
+    """The strategy that plans the global batches. `auto` takes, for each batch, the fastest of all strategies' plans; those in
+    which a sample changes its replica between units only if `execution.trainer` is "pipeline"."""
     topology: TopologySpec = TopologySpec()
     execution: ExecutionSpec = ExecutionSpec()
     """How the trainers run the plans, so that they are planned for what will run. The default assumes an ideal 1F1B pipeline in
@@ -269,6 +268,15 @@ class JobSpec(SpecSection):
     @model_validator(mode="after")
     def _execution_fits_the_topology(self) -> Self:
         self.execution.check(self.topology.stages, MODEL_SHAPES[self.model])
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_fits_the_trainers(self) -> Self:
+        if self.execution.trainer == "colocated" and self.strategy in CROSS_REPLICA_STRATEGIES:
+            raise ValueError(
+                f"strategy {self.strategy!r} has samples change their replica between the units, and colocated ranks have all "
+                "units of a sample on one: set strategy to 'auto'"
+            )
         return self
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.run.processes import ProcessGroup
+from headrace.trainer.pipeline.routes import Routes
 from tests.integration.trainers import END_S, Units, losses, start, wait
 
 pytestmark = pytest.mark.integration
@@ -76,13 +77,20 @@ def test_what_does_not_fit_is_one_clear_sentence(calm, spec, tmp_path: Path, uni
         assert sentence in processes[0].last_words()
 
 
-def test_a_strategy_that_the_replicas_cannot_follow_is_refused_before_the_first_step(calm, spec, tmp_path: Path) -> None:
+def test_samples_that_change_their_replica_train_as_in_one_process(calm, spec, tmp_path: Path) -> None:
+    logs = {}
     planned = {"replicas": 2, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
-    job = calm.submit(spec("crossing", strategy="orchmllm", topology=planned))
     with ProcessGroup() as group:
-        processes = start(group, calm, job, tmp_path, {"encoder": {"dp": 2}, "llm": {"dp": 2}}, 4, 1)
-        assert wait(processes) == [2]
-        assert "submit the job with strategy 'auto', or give 'encoder' dp 1" in processes[0].last_words()
+        for name, units, world in (("unmoved", None, 1), ("moved", {"encoder": {"dp": 2}, "llm": {"dp": 2}}, 4)):
+            job = calm.submit(spec(name, steps=3, strategy="orchmllm", topology=planned))
+            processes = start(group, calm, job, tmp_path, units, world, world)
+            assert wait(processes) == [0] * world, processes[0].last_words()
+            logs[name] = losses(processes[0].log)
+    with calm.client() as client:
+        plan = client.show_plan("moved", 2)[1]
+    assert Routes(plan, {"encoder": 2, "llm": 2}).crosses
+    assert len(logs["unmoved"]) == 3
+    assert logs["moved"] == pytest.approx(logs["unmoved"], rel=1e-4)
 
 
 def test_when_one_process_dies_the_others_end(calm, spec, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""`python -m tests.verify`: every combination of schedule, planning, units, parallelism and frozen parts, beside one process."""
+"""`python -m tests.verify`: combinations of schedule, planning, units, parallelism, frozen parts and numerics, beside one
+process. Every STRENGTH choices are together in at least one of them."""
 
 from __future__ import annotations
 
@@ -13,20 +14,23 @@ from queue import SimpleQueue
 
 from tests.verify.cases import MOST_PROCESSES, Case, every_case
 from tests.verify.comparison import differences
+from tests.verify.covering import covering_cases
 from tests.verify.processes import Processes
 
+STRENGTH = 3
 _LINES = 40  # of what is said of a case: most of a traceback
 
 
 def main(arguments: list[str] | None = None) -> int:
     """0: all cases are equal; 1: some are not; 130: interrupted."""
     parser = argparse.ArgumentParser(prog="python -m tests.verify", description=__doc__)
-    parser.add_argument("--cases", type=int, metavar="N", help="so many, drawn at random (default: all)")
+    parser.add_argument("--cases", type=int, metavar="N", help="so many of all that there are, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains it")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="cases side by side (default: %(default)s)")
     args = parser.parse_args(arguments)
-    cases = [case for case in every_case() if args.only in str(case)]
+    cases = list(every_case() if args.cases is not None else covering_cases(STRENGTH))
+    cases = [case for case in cases if args.only in str(case)]
     if args.cases is not None:
         cases = random.Random(args.seed).sample(cases, min(args.cases, len(cases)))
     began_s, bad = time.monotonic(), 0

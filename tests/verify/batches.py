@@ -15,6 +15,7 @@ from headrace.model_shape import ModelShape, TransformerShape
 from headrace.sample import LABEL_IGNORED, SCHEMA, UNIT_COLUMNS
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.models.decoder import Decoder
 from headrace.trainer.models.multimodal import MultimodalModel
 
 VOCAB, IMAGE_TOKEN, AUDIO_TOKEN = 64, 1, 2
@@ -29,12 +30,15 @@ SHAPE = ModelShape(
 GENERATING = replace(SHAPE, generator=_ENCODER)
 
 
-def whole_model(shape: ModelShape = SHAPE) -> MultimodalModel:
-    """On the meta device."""
+def whole_model(shape: ModelShape = SHAPE, *, tied: bool = True) -> MultimodalModel:
+    """On the meta device. `tied`: whether the LLM's head is its embedding, as in models of this width."""
     with torch.device("meta"):
-        return MultimodalModel(
+        model = MultimodalModel(
             shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO, image_token_id=IMAGE_TOKEN, audio_token_id=AUDIO_TOKEN
         )
+        if not tied:
+            model.decoder = Decoder(shape.llm, vocab_size=VOCAB, tied=False)
+    return model
 
 
 def enlarge(module: torch.nn.Module) -> None:

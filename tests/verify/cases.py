@@ -1,17 +1,16 @@
-"""What is compared: every combination of schedule, planning, units, parallelism and frozen parts that the trainer takes, and a
-selection that covers."""
+"""What is compared: every combination of schedule, planning, units, parallelism, frozen parts and numerics that the trainer
+takes."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
-from headrace.errors import UserError
-from headrace.spec import STRATEGIES, parse
-from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.spec import STRATEGIES
+from headrace.trainer.pipeline.topology import ENCODER
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "1f1b": {},
@@ -36,6 +35,9 @@ DEGREES: dict[str, dict[str, dict[str, int]]] = {
     "2 replicas": {"encoder": {"dp": 2}, "llm": {"dp": 2, "pp": 2}},
     "2 to 3": {"encoder": {"dp": 2}, "llm": {"dp": 3}, "generator": {"dp": 2}},
     "3 to 2": {"encoder": {"dp": 3}, "llm": {"dp": 2}, "generator": {"dp": 2}},
+    "2 replicas each": {"encoder": {"dp": 2}, "llm": {"dp": 2}, "generator": {"dp": 2}},
+    "4 to 2": {"encoder": {"dp": 4}, "llm": {"dp": 2}},
+    "2 to 4": {"encoder": {"dp": 2}, "llm": {"dp": 4}},
     "1 to 2": {"llm": {"dp": 2}, "generator": {"dp": 3}},
     "tp 1 to 2": {"llm": {"tp": 2}},
     "tp 2 to 1, 2 replicas": {"encoder": {"dp": 2, "tp": 2}, "llm": {"dp": 2}},
@@ -54,6 +56,13 @@ FROZEN: dict[str, dict[str, dict[str, bool | int]]] = {
     "only the llm's last layers": {"encoder": _WHOLLY, "llm": {"frozen_layers": 4}, "generator": {"frozen": True}},
 }
 """The LLM's `frozen_projector` is that to the generator."""
+CLIPPING = {"not clipped": 1e9, "clipped": 0.1}
+"""Most norm of the gradient: one that none reaches, or one that all exceed."""
+ACTIVATIONS = ("kept", "recomputed")
+"""`recomputed`: with activation checkpointing, in all units but `encoder`, which has none."""
+HEADS = ("tied", "untied")
+"""Whether the LLM's head is its embedding or a matrix of its own."""
+PRECISIONS = ("float32", "bfloat16")
 MOST_PROCESSES = 7
 
 
@@ -66,15 +75,21 @@ class Case:
     units: tuple[str, ...]
     degrees: str
     frozen: str
+    clipping: str = "not clipped"
+    activations: str = "kept"
+    head: str = "tied"
+    precision: str = "float32"
 
     def __str__(self) -> str:
-        return f"{self.schedule}, {self.strategy}, {'+'.join(self.units)}, {self.degrees}, {self.frozen}"
+        of_model = f"{'+'.join(self.units)}, {self.degrees}, {self.frozen}"
+        return f"{self.schedule}, {self.strategy}, {of_model}, {self.clipping}, {self.activations}, {self.head}, {self.precision}"
 
     @property
     def topology(self) -> dict[str, Any]:
         """The document that a user would write."""
-        degrees = DEGREES[self.degrees]
-        units = {unit: {**of_kind(degrees, unit), **frozen_in(self.units, self.frozen)[unit]} for unit in self.units}
+        degrees, frozen = DEGREES[self.degrees], frozen_in(self.units, self.frozen)
+        recomputed = {unit: self.activations == "recomputed" and unit != ENCODER for unit in self.units}
+        units = {unit: {**of_kind(degrees, unit), **frozen[unit], "checkpointing": recomputed[unit]} for unit in self.units}
         return {**SCHEDULES[self.schedule], "units": units}
 
     @property
@@ -87,20 +102,23 @@ class Case:
         cut = self.schedule == "interleaved" or {"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys()
         learns = "generator" in self.units or self.frozen != "only the generator"
         cut = cut or "frozen_layers" in FROZEN[self.frozen].get("encoder", {})
-        return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns and self._can_be_fed
-
-    @property
-    def _can_be_fed(self) -> bool:
-        """Whether the trainer takes plans of this strategy."""
-        try:
-            parse(PipelineTopology, self.topology, "topology").check_strategy(self.strategy)
-        except UserError:
-            return False
-        return True
+        return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns
 
     @property
     def num_processes(self) -> int:
         return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "pp")) for unit in self.topology["units"].values())
+
+
+PIPELINES = {"schedule": tuple(SCHEDULES), "units": UNITS, "degrees": tuple(DEGREES), "frozen": tuple(FROZEN)}
+"""The choices, by field of `Case`, of which some exclude each other."""
+OTHERS = {
+    "strategy": STRATEGIES,
+    "clipping": tuple(CLIPPING),
+    "activations": ACTIVATIONS,
+    "head": HEADS,
+    "precision": PRECISIONS,
+}
+"""All other choices, which go with every pipeline."""
 
 
 def of_kind(choice: Mapping[str, Mapping[str, Any]], unit: str) -> Mapping[str, Any]:
@@ -115,27 +133,15 @@ def frozen_in(units: Sequence[str], name: str) -> dict[str, dict[str, bool | int
     return flags
 
 
-def every_case() -> Iterator[Case]:
-    """The whole product, as far as it can run."""
-    for combination in itertools.product(SCHEDULES, STRATEGIES, UNITS, DEGREES, FROZEN):
-        case = Case(*combination)
-        if case.can_run:
+def every_pipeline() -> Iterator[Case]:
+    """Every combination of PIPELINES that can run, with the same choice of everything else."""
+    for choices in product(*PIPELINES.values()):
+        if (case := Case(strategy=STRATEGIES[0], **dict(zip(PIPELINES, choices, strict=True)))).can_run:
             yield case
 
 
-def covering_cases() -> list[Case]:
-    """A selection in which every two choices of different kinds that exist together do so at least once: greedily the case with
-    the most pairs that are new."""
-    cases = list(every_case())
-    missing = {pair for case in cases for pair in _pairs(case)}
-    selection = []
-    while missing:
-        best = max(cases, key=lambda case: len(missing & _pairs(case)))
-        missing -= _pairs(best)
-        selection.append(best)
-    return selection
-
-
-def _pairs(case: Case) -> set[tuple[Any, Any]]:
-    choices = list(enumerate((case.schedule, case.strategy, case.units, case.degrees, case.frozen)))
-    return set(itertools.combinations(choices, 2))
+def every_case() -> Iterator[Case]:
+    """The whole product, as far as it can run."""
+    for pipeline in every_pipeline():
+        for choices in product(*OTHERS.values()):
+            yield replace(pipeline, **dict(zip(OTHERS, choices, strict=True)))

@@ -49,6 +49,9 @@ class Order:
     audio: bool
     learning_rate: float
     dtype: str = "float32"
+    max_grad_norm: float = 1e9
+    tied: bool = True
+    """Whether the LLM's head is its embedding."""
     load_from: str = ""
     """Folder of checkpoints, to begin with the newest."""
     save_to: str = ""
@@ -151,8 +154,9 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     if rank >= topology.world_size:
         return None
     dtype = getattr(torch, order.dtype)
-    stages = stages_of(topology, rank, groups, dtype)
-    step = PipelineStep(topology, stages, groups, settings=OptimizerSpec(max_grad_norm=1e9), dtype=dtype)
+    stages = stages_of(topology, rank, groups, dtype, tied=order.tied)
+    settings = OptimizerSpec(max_grad_norm=order.max_grad_norm)
+    step = PipelineStep(topology, stages, groups, settings=settings, dtype=dtype)
     first_step = 0
     if order.load_from:
         checkpoint = Checkpoint.newest(Path(order.load_from))
@@ -193,12 +197,14 @@ def cut(topology: PipelineTopology) -> PipelineTopology:
     return with_cuts(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
 
 
-def stages_of(topology: PipelineTopology, rank: int, groups: ProcessGroups, dtype: torch.dtype = torch.float32) -> list[Stage]:
+def stages_of(
+    topology: PipelineTopology, rank: int, groups: ProcessGroups, dtype: torch.dtype = torch.float32, *, tied: bool = True
+) -> list[Stage]:
     """The stages of one process."""
     place = topology.place(rank)
     shape = GENERATING if GENERATOR in topology.units else SHAPE
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
-    make_model = partial(whole_model, shape)
+    make_model = partial(whole_model, shape, tied=tied)
     cpu = torch.device("cpu")
     stages = build_stages(make_model, topology, place, cuts, seed=SEED, device=cpu, slices=groups.slices, dtype=dtype)
     enlarge(torch.nn.ModuleList(stages))

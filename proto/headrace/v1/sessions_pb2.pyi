@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRequest(_message.Message):
-    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas", "together", "patient", "catch_up", "continues")
+    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas", "together", "patient", "catch_up", "unit", "continues")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class OpenRequest(_message.Message):
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     PATIENT_FIELD_NUMBER: _ClassVar[int]
     CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
@@ -28,8 +29,9 @@ class OpenRequest(_message.Message):
     together: bool
     patient: bool
     catch_up: int
+    unit: str
     continues: str
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., together: _Optional[bool] = ..., patient: _Optional[bool] = ..., catch_up: _Optional[int] = ..., continues: _Optional[str] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., together: _Optional[bool] = ..., patient: _Optional[bool] = ..., catch_up: _Optional[int] = ..., unit: _Optional[str] = ..., continues: _Optional[str] = ...) -> None: ...
 
 class OpenReply(_message.Message):
     __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary", "waiting", "occupied")

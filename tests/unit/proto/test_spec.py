@@ -99,6 +99,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"topology": {"stages": {"vision": 1, "llm": 1, "generator": 1}}}, "job spec", "or take model tiny-generator or 9b"),
     ({"image": {"max_pixels": 10}}, "image", "max_pixels (10)"),
     ({"audio": {"hop_s": float("inf")}}, "audio.hop_s", "finite"),
+    ({"strategy": "orchmllm", "execution": {"trainer": "colocated"}}, "job spec", "on one: set strategy to 'auto'"),
     ({"text": {"template": "alpaca"}}, "text.template", "chatml"),
     ({"globalbatch": 4}, "globalbatch", "no such field"),
     ({"global_batch": 10**10}, "global_batch", "less than or equal to 1048576"),

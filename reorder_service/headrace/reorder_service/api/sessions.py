@@ -12,6 +12,7 @@ import grpc
 
 from headrace import message_codec
 from headrace.errors import ConflictError, NotFoundError
+from headrace.plan import LLM
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
@@ -73,7 +74,14 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             raise ConflictError(f"job {run.name!r} ended before it began: {run.cursor.message}")
         if run.formations and not (request.together or run.sessions.has_nodes):
             await asyncio.shield(run.leave_formations())
-        session = run.open_session(request.rank, request.num_ranks, generation, request.replicas, together=request.together)
+        session = run.open_session(
+            request.rank,
+            request.num_ranks,
+            generation,
+            request.replicas,
+            unit=request.unit or LLM,
+            together=request.together,
+        )
         session.opened_at_step = request.resume_step if request.HasField("resume_step") else None
         return sessions_pb2.OpenReply(
             session=session.id,
@@ -184,20 +192,25 @@ def _plan_message(step: PlannedStep, session: Session) -> bytes:
 
 
 def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
-    """Build the session's share of a step's plan, without the whole plan that some sessions need as well."""
-    replicas = [replica for replica in range(len(step.sizes)) if session.serves(replica)]
+    """Build the session's share of a step's plan, without the whole plan that some sessions need as well.
+
+    It has the microbatches of the replicas that the session takes, and those others in which the LLM has samples of its unit.
+    """
+    replicas = [replica for replica in range(len(step.sizes)) if session.takes(replica)]
+    needed = {part.ticket: part for replica in replicas for part in step.parts_at.get((session.unit, replica), ())}
+    parts: dict[tuple[int, int], list[PlannedPart]] = {(k, r): [] for r in replicas for k in range(len(step.sizes[r]))}
+    for part in needed.values():
+        parts.setdefault((part.microbatch, part.replica), []).append(part)
     microbatches = [
         sessions_pb2.RankMicrobatch(
             replica=r,
             index=k,
-            tickets=step.tickets.get((r, k), ()),
+            tickets=[part.ticket for part in of_microbatch],
             num_samples=step.sizes[r][k],
-            parts=_part_samples(step, r, k) if session.replicas else (),
+            parts=[_part_samples(part) for part in of_microbatch] if session.replicas else (),
             packs=[sessions_pb2.Pack(sample_ids=samples) for samples in step.packs_in(r, k)],
         )
-        for k in range(max((len(step.sizes[r]) for r in replicas), default=0))
-        for r in replicas
-        if k < len(step.sizes[r])
+        for (k, r), of_microbatch in sorted(parts.items(), key=lambda item: item[0])
     ]
     return sessions_pb2.RankPlan(
         step=step.index,
@@ -208,6 +221,5 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
     )
 
 
-def _part_samples(step: PlannedStep, replica: int, microbatch: int) -> list[sessions_pb2.PartSamples]:
-    parts = [step.parts[ticket] for ticket in step.tickets.get((replica, microbatch), ())]
-    return [sessions_pb2.PartSamples(sample_ids=[ref.sample_id for ref in part.samples]) for part in parts]
+def _part_samples(part: PlannedPart) -> sessions_pb2.PartSamples:
+    return sessions_pb2.PartSamples(sample_ids=[ref.sample_id for ref in part.samples])

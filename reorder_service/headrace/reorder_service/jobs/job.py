@@ -19,6 +19,7 @@ from headrace.errors import (
 )
 from headrace.limits import MAX_NODES
 from headrace.observability.logs import pairs
+from headrace.plan import LLM
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.batches import GlobalBatches
@@ -322,12 +323,19 @@ class JobRun:
     # -- trainers -----------------------------------------------------------------------------------------------------
 
     def open_session(
-        self, rank: int, num_ranks: int, generation: int | None = None, replicas: Collection[int] = (), *, together: bool = False
+        self,
+        rank: int,
+        num_ranks: int,
+        generation: int | None = None,
+        replicas: Collection[int] = (),
+        *,
+        unit: str = LLM,
+        together: bool = False,
     ) -> Session:
         """Open a session for a rank, which is first told what is planned already.
 
-        `replicas`: those that the rank names (`named` of `Sessions.open`). `generation`: that of a former session that this one
-        continues; None: a new process. `together`: as for `Sessions.open`.
+        `replicas`: those of `unit` that the rank names (`named` of `Sessions.open`). `generation`: that of a former session that
+        this one continues; None: a new process. `together`: as for `Sessions.open`.
 
         Raises as `Sessions.open`, and SupersededError where `generation` is over.
         """
@@ -338,7 +346,7 @@ class JobRun:
         most = topology.replicas
         if together:  # their pipelines, each of which takes a microbatch or more, may be more than the topology's replicas
             most = max(most, min(most * topology.microbatches, MAX_NODES))
-        session = self.sessions.open(rank, num_ranks, most, replicas, together=together)
+        session = self.sessions.open(rank, num_ranks, most, replicas, unit=unit, together=together)
         session.next_step = self.cursor.committed
         if self.sessions.num_ranks != former:  # the earlier commits of a rank were for other samples
             self.cursor.forget_commits()

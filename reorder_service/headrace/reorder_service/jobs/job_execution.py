@@ -37,7 +37,7 @@ def check_coefficients(spec: JobSpec) -> None:
 def execution_of(job: JobSpec, topology: Topology) -> Execution:
     """Return how the job's trainers run plans for this topology, as the planner and its simulator see it.
 
-    Plans keep every sample on one replica, as the pipelines of a job cannot move it to another.
+    Samples may change their replica between units only in a job that says that its trainers are pipelines.
     """
     spec, orchmllm = job.execution, job.orchmllm
     frozen, layers = spec.of_units("frozen"), MODEL_SHAPES[job.model].units
@@ -67,6 +67,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         },
         latency_s=spec.latency_us / 1e6,
         bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,
+        may_cross_replicas=spec.trainer == "pipeline",
         memory_limit=math.inf if spec.memory_gib is None else spec.memory_gib * 2**30,
         stratification=Stratification(coarse_quantile=job.entrain.coarse_quantile),
         post_balancing=PostBalancing(

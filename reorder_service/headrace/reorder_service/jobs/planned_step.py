@@ -33,6 +33,9 @@ from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
 from headrace.ticket import part_of
 
+Place = tuple[str, int]
+"""A replica of a unit: (unit, replica)."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class PlannedPart:
@@ -41,6 +44,9 @@ class PlannedPart:
     ticket: str
     replica: int
     microbatch: int
+    """`replica` and `microbatch`: those that have the samples in the LLM."""
+    places: frozenset[Place]
+    """The replicas of each unit that have any of the samples."""
     samples: tuple[SampleRef, ...]
     shards: Mapping[int, int]
     """Shard -> how many samples of the part it has."""
@@ -112,6 +118,8 @@ class PlannedStep:
     """Ticket -> part of the step."""
     tickets: dict[tuple[int, int], list[str]] = field(default_factory=dict)
     """(replica, microbatch) -> tickets of its parts, in order. A microbatch without samples has no entry."""
+    parts_at: dict[Place, list[PlannedPart]] = field(default_factory=dict)
+    """Replica of a unit -> the parts that have samples there, in order."""
     commits: dict[int, RankCommit] = field(default_factory=dict)
     messages: WeakKeyDictionary[object, bytes] = field(default_factory=WeakKeyDictionary)
     """Lane -> serialized plan of the step for its ranks, serialized once for each lane."""
@@ -119,29 +127,40 @@ class PlannedStep:
     def cut(self, plan: StepPlan, formation: Formation | None = None, *, part_samples: int, ticket: Callable[[str], str]) -> None:
         """Take the plan, and cut its microbatches into parts of at most `part_samples` samples from few shards each.
 
-        The samples of a pack stay together: they follow each other in the parts of their microbatch. `ticket`: makes a part's
-        ticket from its name, which is unique in the job. `formation`: as for `adopt`.
+        The samples of a pack stay together: they follow each other in the parts of their microbatch. So do those with the same
+        replicas in all units, in order that few processes need a part. `ticket`: makes a part's ticket from its name, which is
+        unique in the job. `formation`: as for `adopt`.
 
         Raises ValueError for an invalid plan (headrace.plan.StepPlan.check).
         """
         plan.check()
         refs = {ref.sample_id: ref for ref in self.refs} | self.substitutes
+        units, replicas_of = tuple(plan.topology.stages), _replicas_of(plan)
+
+        def place_in_microbatch(ref: SampleRef) -> tuple[int, tuple[int, ...], int, int]:
+            return self.packs.get(ref.sample_id, 0), replicas_of[ref.sample_id], ref.shard, ref.row
+
         for r, replica in enumerate(plan.replicas):
             self.sizes.append(tuple(len(microbatch.sample_ids) for microbatch in replica))
             for k, microbatch in enumerate(replica):
-                samples = sorted((refs[i] for i in microbatch.sample_ids), key=self._place_in_microbatch)
+                samples = sorted((refs[i] for i in microbatch.sample_ids), key=place_in_microbatch)
                 for n, start in enumerate(range(0, len(samples), part_samples)):
                     of_part = samples[start : start + part_samples]
                     part = PlannedPart(
                         ticket=ticket(f"{self.index}/{r}/{k}/{n}"),
                         replica=r,
                         microbatch=k,
+                        places=frozenset(
+                            place for ref in of_part for place in zip(units, replicas_of[ref.sample_id], strict=True)
+                        ),
                         samples=tuple(of_part),
                         shards=Counter(ref.shard for ref in of_part),
                         probed_by=Counter(self.probed_by[i] for ref in of_part if (i := ref.sample_id) in self.probed_by),
                     )
                     self.parts[part.ticket] = part
                     self.tickets.setdefault((r, k), []).append(part.ticket)
+                    for place in part.places:
+                        self.parts_at.setdefault(place, []).append(part)
         self.adopt(plan, formation)
 
     def adopt(self, plan: StepPlan, formation: Formation | None) -> None:
@@ -160,9 +179,6 @@ class PlannedStep:
             for replica in self.plan.replicas
             for microbatch in replica
         ]
-
-    def _place_in_microbatch(self, ref: SampleRef) -> tuple[int, int, int]:
-        return self.packs.get(ref.sample_id, 0), ref.shard, ref.row
 
     def packs_in(self, replica: int, microbatch: int) -> list[list[int]]:
         """Return the sample ids of a microbatch by pack, in the order of its parts; empty where the job does not pack."""
@@ -275,3 +291,12 @@ class PlannedStep:
             ),
             rejected,
         )
+
+
+def _replicas_of(plan: StepPlan) -> dict[int, tuple[int, ...]]:
+    """Return the replicas of each sample in the units, in the order of the plan's stages."""
+    of_units = [
+        {sample: r for r, replica in enumerate(plan.replicas) for microbatch in replica for sample in microbatch.units[unit]}
+        for unit in plan.topology.stages
+    ]
+    return {sample: tuple(of_unit[sample] for of_unit in of_units) for sample in of_units[0]}

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UserError
 from headrace.limits import MAX_RANKS, MAX_REPLICAS
-from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
+from headrace.plan import LLM
+from headrace.reorder_service.jobs.planned_step import Place, PlannedPart, PlannedStep
 
 OPENING_S = 5.0  # for a rank to ask for plans after it opened a session: longer than a call may be retried
 VACANT_POLL_S = 0.05
@@ -33,7 +34,7 @@ class EventBatch:
 
 
 class Lane:
-    """The sessions that serve the same replicas. They are told the same events, serialized once for all of them."""
+    """The sessions that take the same replicas of a unit. They are told the same events, serialized once for all of them."""
 
     def __init__(self, on_empty: Callable[[], None] = lambda: None) -> None:
         """`on_empty` is called when the last session has left."""
@@ -83,7 +84,7 @@ class Lane:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
-    """One rank's session with a job. Rank r of n serves the replicas r, r + n, r + 2n, ..., unless it has named its replicas.
+    """One rank's session with a job. Rank r of n takes the replicas r, r + n, r + 2n, ..., unless it has named its replicas.
 
     Each of several nodes that commit together serves all replicas, as the only rank.
     """
@@ -92,6 +93,8 @@ class Session:
     job: str
     rank: int
     num_ranks: int
+    unit: str = LLM
+    """The unit of whose replicas the rank takes the samples."""
     replicas: frozenset[int] | None = None
     """The replicas that the rank has named, as a process of a pipeline does, which gets whole plans, too; None: it named none."""
     together: bool = False
@@ -120,13 +123,17 @@ class Session:
         """Return whether a process is connected, or opened the session so recently that it may be about to."""
         return self.streaming or not (self.has_streamed or time.monotonic() > self.opened_s + OPENING_S)
 
-    def serves(self, replica: int) -> bool:
-        """Return whether this rank gets the parts of a replica."""
+    def takes(self, replica: int) -> bool:
+        """Return whether this rank takes the samples of a replica of its unit."""
         return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
+
+    def needs(self, part: PlannedPart) -> bool:
+        """Return whether this rank takes any sample of a part."""
+        return any(unit == self.unit and self.takes(replica) for unit, replica in part.places)
 
     def tell_planned(self, steps: Sequence[PlannedStep]) -> None:
         """Tell the session which steps were planned, and where their parts are, before it was opened."""
-        parts = [part for step in steps for part in step.parts.values() if part.lease and self.serves(part.replica)]
+        parts = [part for step in steps for part in step.parts.values() if part.lease and self.needs(part)]
         if steps:
             self.hear(EventBatch([*steps, *parts]))
             self.wake()
@@ -180,7 +187,7 @@ class Sessions:
         self.num_ranks = 1
         """Number of ranks that must commit a step: what the latest session said."""
         self._lanes: dict[Hashable, Lane] = {}
-        self._serving: dict[int, list[Lane]] = {}  # replica -> lanes that serve it
+        self._lanes_at: dict[Place, list[Lane]] = {}  # replica of a unit -> lanes that take it
 
     @property
     def share_parts(self) -> bool:
@@ -198,15 +205,18 @@ class Sessions:
             lane.tell_step(step)
 
     def tell_location(self, part: PlannedPart) -> None:
-        """Tell the sessions of the part's replica where the part is, since a preprocessor has taken it (again)."""
-        for lane in self._serving.get(part.replica, ()):
+        """Tell the sessions that need samples of the part where it is, since a preprocessor has taken it (again)."""
+        for lane in {lane: None for place in part.places for lane in self._lanes_at.get(place, ())}:
             lane.tell_location(part)
 
-    def open(self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = (), *, together: bool = False) -> Session:
+    def open(
+        self, rank: int, num_ranks: int, replicas: int, named: Collection[int] = (), *, unit: str = LLM, together: bool = False
+    ) -> Session:
         """Open a session for `rank`, in place of any former one, and return it.
 
-        `replicas`: number of replicas of the job. `named`: those that the rank takes; empty: every `num_ranks`-th. `together`:
-        the rank is a node of several, one of which commits for all; each takes all replicas, and `rank` only tells them apart.
+        `replicas`: number of replicas of the job. `named`: those of `unit` that the rank takes; empty: every `num_ranks`-th.
+        `together`: the rank is a node of several, one of which commits for all; each takes all replicas, and `rank` only tells
+        them apart.
 
         Raises UserError where the numbers do not fit each other or the job, and ConflictError where ranks of another number or
         kind are connected.
@@ -250,6 +260,7 @@ class Sessions:
             job=self._job,
             rank=rank,
             num_ranks=num_ranks,
+            unit=unit,
             replicas=frozenset(named) if named else None,
             together=together,
         )
@@ -275,22 +286,22 @@ class Sessions:
             await asyncio.sleep(VACANT_POLL_S)
 
     def _join_lane(self, session: Session, replicas: int) -> None:
-        key = session.replicas or session.rank
+        key = session.unit, session.replicas or session.rank
         if key not in self._lanes:
-            serves = session.replicas or range(session.rank, replicas, session.num_ranks)
-            lane = self._lanes[key] = Lane(on_empty=lambda: self._drop_lane(key, serves))
-            for replica in serves:
-                self._serving.setdefault(replica, []).append(lane)
+            places = [(session.unit, replica) for replica in range(replicas) if session.takes(replica)]
+            lane = self._lanes[key] = Lane(on_empty=lambda: self._drop_lane(key, places))
+            for place in places:
+                self._lanes_at.setdefault(place, []).append(lane)
         session.lane = self._lanes[key]
         session.lane.join(session)
 
-    def _drop_lane(self, key: Hashable, serves: Iterable[int]) -> None:
+    def _drop_lane(self, key: Hashable, places: Iterable[Place]) -> None:
         """Remove a lane that has no sessions left."""
         lane = self._lanes.pop(key)
-        for replica in serves:
-            self._serving[replica].remove(lane)
-            if not self._serving[replica]:
-                del self._serving[replica]
+        for place in places:
+            self._lanes_at[place].remove(lane)
+            if not self._lanes_at[place]:
+                del self._lanes_at[place]
 
     def check_opened_at_step(self, rank: int, step: int) -> None:
         """Raise ConflictError where another rank came with the model state of another step, and has not gone on since.

@@ -67,6 +67,11 @@ def test_what_the_job_says_reaches_the_planner() -> None:
     assert (execution.memory_limit, execution.bytes_per_s, execution.latency_s) == (2 * 2**30, 25e9, 1e-5)
 
 
+@pytest.mark.parametrize(("trainer", "may_cross"), [(None, False), ("colocated", False), ("pipeline", True)])
+def test_samples_change_replicas_only_where_the_job_says_that_its_trainers_are_pipelines(trainer: Any, may_cross: bool) -> None:
+    assert execution_of(job(trainer=trainer), TOPOLOGY).may_cross_replicas == may_cross
+
+
 def test_a_frozen_projector_leaves_a_frozen_llm_nothing_to_do_in_its_backward() -> None:
     units = {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"frozen": True}}
     assert execution_of(job(units=units), TOPOLOGY).backward_factor("llm") == 0

@@ -42,6 +42,7 @@ class World:
             ticket="job/t.x",
             replica=0,
             microbatch=0,
+            places=frozenset({("llm", 0)}),
             samples=tuple(SampleRef(sample_id=i, shard=0, row=i) for i in SAMPLES),
             shards={0: len(SAMPLES)},
         )

@@ -14,6 +14,7 @@ from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.api.sessions import plan_events
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Ended, EventBatch, Session, Sessions
+from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.sample import Probe, SampleRef
 from headrace.spec import parse_spec
 from tests.unit.reorder_service.job_world import told_by
@@ -38,8 +39,10 @@ def make_step(index: int = 0, num_samples: int = 8, *, replicas: int = 2, part_s
     return step
 
 
-def part(ticket: str, replica: int = 0) -> PlannedPart:
-    return PlannedPart(ticket=ticket, replica=replica, microbatch=0, samples=(), shards={})
+def part(ticket: str, replica: int = 0, encoder: int | None = None) -> PlannedPart:
+    """`encoder`: the encoder's replica, where it is not that of the LLM."""
+    places = frozenset({("llm", replica), ("encoder", replica if encoder is None else encoder)})
+    return PlannedPart(ticket=ticket, replica=replica, microbatch=0, places=places, samples=(), shards={})
 
 
 async def tickets_told(session: Session) -> list[str]:
@@ -93,8 +96,8 @@ def test_tickets_are_the_same_whenever_a_step_is_planned_again() -> None:
 def test_ranks_share_the_replicas() -> None:
     sessions = Sessions("job")
     ranks = [sessions.open(rank, 3, 5) for rank in range(3)]
-    served = [[r for r in range(5) if session.serves(r)] for session in ranks]
-    assert served == [[0, 3], [1, 4], [2]]
+    taken = [[r for r in range(5) if session.takes(r)] for session in ranks]
+    assert taken == [[0, 3], [1, 4], [2]]
 
 
 async def test_a_process_of_a_pipeline_gets_the_parts_of_the_replicas_that_it_names() -> None:
@@ -104,6 +107,33 @@ async def test_a_process_of_a_pipeline_gets_the_parts_of_the_replicas_that_it_na
         sessions.tell_location(part(f"t{replica}", replica))
     told = [await tickets_told(session) for session in (encoder, first, second)]
     assert told == [["t0", "t1"], ["t0"], ["t1"]]
+
+
+async def test_a_process_hears_of_the_parts_whose_samples_its_replica_of_its_unit_has() -> None:
+    sessions = Sessions("job")
+    encoders, llms = (
+        [sessions.open(first + replica, 4, 2, (replica,), unit=unit) for replica in range(2)]
+        for unit, first in (("encoder", 0), ("llm", 2))
+    )
+    for moved in (part("stays", 1), part("moves", replica=1, encoder=0)):
+        sessions.tell_location(moved)
+    sessions.tell_location(part("first", 0))
+    assert [await tickets_told(session) for session in encoders] == [["moves", "first"], ["stays"]]
+    assert [await tickets_told(session) for session in llms] == [["first"], ["stays", "moves"]]
+
+
+def test_samples_with_the_same_replicas_stand_together_in_their_microbatch() -> None:
+    rng = np.random.default_rng(1)
+    ids, topology = range(40), Topology(replicas=4, microbatches=2, stages={"encoder": 1, "llm": 1})
+    plan = make_plan("orchmllm", np.array(ids), {unit: rng.pareto(1.5, 40) + 0.1 for unit in topology.stages}, topology, seed=0)
+    encoder = {i: r for r, replica in enumerate(plan.replicas) for microbatch in replica for i in microbatch.units["encoder"]}
+    step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=i % 3, row=i) for i in ids])
+    step.cut(plan, part_samples=2, ticket=str)
+    for tickets in step.tickets.values():
+        replicas = [encoder[ref.sample_id] for ticket in tickets for ref in step.parts[ticket].samples]
+        assert replicas == sorted(replicas)
+    for place, parts in step.parts_at.items():
+        assert all(place in part.places for part in parts)
 
 
 def test_ranks_that_name_their_replicas_take_the_place_of_those_that_do_not() -> None:
@@ -258,10 +288,10 @@ def test_lanes_are_dropped_with_their_last_session() -> None:
         plan_events(EventBatch([step]), session)
     assert (len(sessions._lanes), len(step.messages)) == (2, 1)
     sessions.by_rank[0].end(NotFoundError("closed"))
-    assert [list(lanes) for lanes in sessions._serving.values()] == [[stays.lane]]
+    assert [list(lanes) for lanes in sessions._lanes_at.values()] == [[stays.lane]]
     sessions.end_all(SupersededError("set back"))
     assert not sessions._lanes
-    assert not sessions._serving
+    assert not sessions._lanes_at
 
 
 async def test_a_part_that_moves_twice_is_told_once_where_it_is_now() -> None:

@@ -44,7 +44,7 @@ def routes_of(plan: StepPlan, topology: PipelineTopology) -> Routes:
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.get("schedule", "1f1b"))
 def test_what_the_planner_plans_runs(schedule: dict[str, object], strategy: str) -> None:
     rng = np.random.default_rng(1)
-    for (encoder_dp, llm_dp), llm_pp in itertools.product([(1, 1), (2, 3), (3, 2), (2, 2)], [1, 3]):
+    for (encoder_dp, llm_dp), llm_pp in itertools.product([(1, 1), (2, 3), (3, 2), (2, 2), (4, 2)], [1, 3]):
         topology = topology_of({"dp": encoder_dp, "pp": 2}, {"dp": llm_dp, "pp": llm_pp}, schedule)
         planned = Topology(replicas=llm_dp, microbatches=6, stages=topology.stages)
         costs = {unit: rng.pareto(1.5, 40) + 0.1 for unit in topology.stages}
@@ -60,6 +60,20 @@ def test_a_sample_that_the_llm_has_before_its_encoder_is_refused() -> None:
     plan = StepPlan(strategy="by hand", seed=0, topology=planned, replicas=[microbatches])
     with pytest.raises(HeadraceError, match=r"'1f1b' wait for itself: the \w+ of microbatch \d on stage 0 of"):
         check_order(topology, routes_of(plan, topology), topology.place(0))
+
+
+def test_it_is_refused_too_where_the_sample_changes_its_replica() -> None:
+    topology = topology_of({"dp": 2}, {"dp": 2}, {})
+    first, second = (
+        [Microbatch(units={"vision": tuple(seen), "llm": tuple(read)}) for seen, read in of_replica]
+        for of_replica in ([([0], [0]), ([1], [1]), ([9], [2])], [([3], [3, 9]), ([4], [4]), ([2], [])])
+    )
+    planned = Topology(replicas=2, microbatches=3, stages=topology.stages)
+    routes = routes_of(StepPlan(strategy="by hand", seed=0, topology=planned, replicas=[first, second]), topology)
+    assert routes.crosses
+    for rank in range(topology.world_size):
+        with pytest.raises(HeadraceError, match="'1f1b' wait for itself"):
+            check_order(topology, routes, topology.place(rank))
 
 
 def test_a_plan_that_names_how_deep_it_runs_is_run_so() -> None:

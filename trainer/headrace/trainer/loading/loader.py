@@ -57,19 +57,20 @@ class StepLoader:
         tls_ca: bytes | None,
         columns: Sequence[str] | None,
         hedge_s: float,
+        unit: str = "",
         replicas: Sequence[int] = (),
         shared_commit: bool = False,
         token: str | None = None,
         catch_up: int = 1,
     ) -> None:
-        """`columns`: those to fetch; None: all. `replicas`, `shared_commit` and `token`: see SessionClient. All others: see
-        `headrace.trainer.connect`.
-        """
+        """`columns`: those to fetch; None: all. Others that `headrace.trainer.connect` lacks: see SessionClient."""
         if catch_up < 0:
             raise UserError(f"catch_up is {catch_up}, but must be at least 0: steps that a state may be ahead of the last commit")
         self._rank, self._num_ranks = rank, num_ranks
         self._counts_ranks = not replicas and not shared_commit  # processes of a pipeline name their replicas instead
-        self._client = SessionClient(endpoint, job, rank, num_ranks, replicas, shared_commit=shared_commit, token=token)
+        self._client = SessionClient(
+            endpoint, job, rank, num_ranks, replicas, unit=unit, shared_commit=shared_commit, token=token
+        )
         self._parts = PartFetcher(
             self._client.report_lost,
             max_parts=prefetch_parts,

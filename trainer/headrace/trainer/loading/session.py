@@ -86,12 +86,14 @@ class SessionClient:
         num_ranks: int,
         replicas: Sequence[int] = (),
         *,
+        unit: str = "",
         shared_commit: bool = False,
         token: str | None = None,
     ) -> None:
-        """`replicas`: those that a process of a pipeline takes; it gets whole plans. Empty: every `num_ranks`-th replica.
-        `shared_commit`: the rank is one of several nodes of which one commits for all: it gets whole plans and all parts, and
-        `num_ranks` does not matter. `token`: the cluster's token; None: the environment's."""
+        """`replicas`: those of `unit` whose samples a process of a pipeline takes, which gets whole plans; none: every
+        `num_ranks`-th. `shared_commit`: the rank is one of several nodes of which one commits for all: it gets whole plans and
+        all parts, and `num_ranks` does not matter. `token`: the cluster's token; None: the environment's."""
+        self._unit = unit
         self._replicas = replicas
         self._shared_commit = shared_commit
         self.endpoint = endpoint
@@ -159,6 +161,7 @@ class SessionClient:
             resume_step=resume_step,
             catch_up=catch_up,
             generation=generation,
+            unit=self._unit,
             replicas=self._replicas,
             together=self._shared_commit,
             patient=True,

@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.errors import HeadraceError, UserError
 from headrace.held_activations import activation_memory, freed_by
+from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.schedule import Action, Kind, Schedule, build
 from headrace.trainer.pipeline.gradient_flow import GradientFlow
 from headrace.trainer.pipeline.routes import Handover, Portion, Routes
@@ -38,9 +39,16 @@ def _schedule(name: str, stages: tuple[tuple[str, int], ...], count: int, chunks
 def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> None:
     """Raise HeadraceError, naming a blocked action, if this replica or one that it exchanges samples with would wait forever.
 
-    Replicas that it exchanges samples with through others count too.
+    Replicas that it exchanges samples with through others count too. If samples change replicas, which connects nearly all of
+    them, all are rehearsed as one first, which suffices for most plans and does not grow with their number.
     """
-    _Rehearsal(topology, routes, _connected_replicas(routes, place)).run()
+    if routes.crosses:
+        one_of_each = [(unit, 0) for unit in topology.units]
+        if _Rehearsal(topology, _as_one_replica(routes, topology), one_of_each).is_done():
+            return
+    rehearsal = _Rehearsal(topology, routes, _connected_replicas(routes, place))
+    if not rehearsal.is_done():
+        raise HeadraceError(rehearsal.blocked())
 
 
 def check_rows(
@@ -94,6 +102,27 @@ class _PortionAction:
     position: int
 
 
+def _as_one_replica(routes: Routes, topology: PipelineTopology) -> Routes:
+    """Return routes in which one replica of each unit takes the samples of all, one for all that are in the same microbatches.
+
+    An action then waits for all that it waits for in any replica. So if these actions can all run, so can those of every replica,
+    since all replicas run the same ones where samples change replicas.
+    """
+    places: dict[int, dict[str, int]] = {}
+    for handover in routes.handovers:
+        for sample in handover.samples:
+            places.setdefault(sample, {}).update({end.unit: end.forward for end in (handover.source, handover.target)})
+    ways = list(dict.fromkeys(tuple(place[unit] for unit in topology.units) for place in places.values()))
+    samples: list[dict[str, list[int]]] = [{unit: [] for unit in topology.units} for _ in range(1 + max(map(max, ways)))]
+    for sample, way in enumerate(ways):
+        for unit, index in zip(topology.units, way, strict=True):
+            samples[index][unit].append(sample)
+    microbatches = [Microbatch(units={unit: tuple(ids) for unit, ids in of_index.items()}) for of_index in samples]
+    shape = Topology(replicas=1, microbatches=len(microbatches), stages=topology.stages)
+    plan = StepPlan(strategy="", seed=0, topology=shape, replicas=[microbatches], in_flight=routes.in_flight)
+    return Routes(plan, dict.fromkeys(topology.units, 1))
+
+
 class _Rehearsal:
     """A dry run of all stages: each in turn takes its actions for as long as their inputs are available."""
 
@@ -110,7 +139,8 @@ class _Rehearsal:
             for stage, actions in enumerate(actions_of(topology, routes, unit, replica)):
                 self._left[unit, replica, stage] = list(reversed(actions))
 
-    def run(self) -> None:
+    def is_done(self) -> bool:
+        """Run all actions that can run, and return whether these are all."""
         waiting = True
         while waiting and any(self._left.values()):
             waiting = False
@@ -118,14 +148,16 @@ class _Rehearsal:
                 while actions and self._take(unit, replica, stage, actions[-1]):
                     actions.pop()
                     waiting = True
-        for (unit, replica, stage), actions in self._left.items():
-            if actions:
-                action = actions[-1]
-                what = f"the {action.kind.name.lower()} of microbatch {action.microbatch}"
-                raise HeadraceError(
-                    f"the plan makes schedule {self._topology.schedule!r} wait for itself: {what} on stage {stage} of {unit} "
-                    f"replica {replica} never gets its inputs; the plan must not have a sample in a unit before the one in front"
-                )
+        return not any(self._left.values())
+
+    def blocked(self) -> str:
+        """Name an action that waits for ever, and why."""
+        (unit, replica, stage), action = next((place, actions[-1]) for place, actions in self._left.items() if actions)
+        what = f"the {action.kind.name.lower()} of microbatch {action.microbatch}"
+        return (
+            f"the plan makes schedule {self._topology.schedule!r} wait for itself: {what} on stage {stage} of {unit} "
+            f"replica {replica} never gets its inputs; the plan must not have a sample in a unit before the one in front"
+        )
 
     def _take(self, unit: str, replica: int, stage: int, action: Action) -> bool:
         """Run an action if its inputs are available; return whether it ran."""

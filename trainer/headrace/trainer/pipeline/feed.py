@@ -189,6 +189,7 @@ class PipelineLoader(PortionLoader):
             tls_ca=tls_ca,
             catch_up=catch_up,
             columns=columns_of(topology, self._place),
+            unit=self._place.unit,
             replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
         )
 
@@ -240,9 +241,9 @@ def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
 
 
 def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list[int]:
-    """Return the plan's replicas whose samples may reach a process: those of its lane (`headrace.trainer.pipeline.routes`).
+    """Return the replicas that the plan gives to a process's unit and whose samples may reach the process: those of its lane.
 
-    replicas: number of replicas in the plan.
+    See `headrace.trainer.pipeline.routes` for lanes. replicas: number of replicas in the plan.
     """
     lanes = math.gcd(topology.units[place.unit].dp, replicas)
     lane = place.replica * lanes // topology.units[place.unit].dp
@@ -250,10 +251,7 @@ def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list
 
 
 def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> dict[str, list[int]]:
-    """Return the samples of each part that this process needs, by ticket, in the order in which it needs the parts.
-
-    Raises UserError if the plan gives this process samples from another lane, whose data it does not get.
-    """
+    """Return the samples of each part that this process needs, by ticket, in the order in which it needs the parts."""
     part_samples = {
         ticket: list(part.sample_ids)
         for microbatch in message.microbatches
@@ -261,12 +259,6 @@ def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> 
     }
     part_of = {sample: ticket for ticket, samples in part_samples.items() for sample in samples}
     needed = [sample for portion in routes.portions(place.unit, place.replica) for sample in portion.samples]
-    astray = [sample for sample in needed if sample not in part_of]
-    if astray:
-        raise UserError(
-            f"the plan of step {message.step} has sample {astray[0]} in unit {place.unit!r} on another lane than in the llm: "
-            "give the unit one replica, or take another strategy"
-        )
     return {ticket: part_samples[ticket] for ticket in dict.fromkeys(part_of[sample] for sample in needed)}
 
 

@@ -24,7 +24,7 @@ from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
-from headrace.spec import CROSS_REPLICA_STRATEGIES, parse, read_yaml
+from headrace.spec import parse, read_yaml
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.optimizer_spec import OptimizerSpec
 
@@ -151,6 +151,7 @@ class PipelineTopology(BaseModel):
         fields = tuple(UnitExecution.model_fields)
         units = {unit: UnitExecution(**{field: getattr(size, field) for field in fields}) for unit, size in self.units.items()}
         return ExecutionSpec(
+            trainer="pipeline",
             schedule=self.schedule,
             chunks=self.chunks,
             in_flight=self.in_flight,
@@ -261,25 +262,11 @@ class PipelineTopology(BaseModel):
                 yield name, _in_words(ours), _in_words(theirs)
 
     def _compared(self, planned: ExecutionSpec) -> Iterator[tuple[str, object, object]]:
-        for name in ("trainer", "schedule", "chunks", "in_flight"):
+        yield "trainer", self.execution.trainer, planned.trainer or self.execution.trainer
+        for name in ("schedule", "chunks", "in_flight"):
             yield name, getattr(self.execution, name), getattr(planned, name)
         for option in UnitExecution.model_fields:
             yield f"{option} units", self.execution.of_units(option), planned.of_units(option)
-
-    def check_strategy(self, strategy: str) -> None:
-        """Raise UserError if plans of this strategy would send samples to replicas of a unit that do not get their data.
-
-        That is so if the strategy has samples change replicas between units, and a unit and the LLM have more than one lane
-        (`headrace.trainer.pipeline.routes`), as a replica only gets the data of its lane.
-        """
-        llm = self.units[LLM].dp
-        apart = {unit: dp for unit, dp in self.replicas.items() if unit != LLM and math.gcd(dp, llm) > 1}
-        if strategy in CROSS_REPLICA_STRATEGIES and apart:
-            unit, dp = next(iter(apart.items()))
-            raise UserError(
-                f"strategy {strategy!r} has samples change their replica between the units, which {dp} replicas of {unit!r} "
-                f"beside {llm} of {LLM!r} cannot follow: submit the job with strategy 'auto', or give {unit!r} dp 1"
-            )
 
     def check(self, world_size: int, shape: ModelShape) -> None:
         """Raise UserError unless the model can be cut into this topology and it needs `world_size` processes.

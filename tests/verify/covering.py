@@ -1,0 +1,52 @@
+"""Selections of cases that cover: every few choices of different kinds that exist together do so in one of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
+
+from tests.verify.cases import OTHERS, PIPELINES, Case, every_pipeline
+
+KINDS = PIPELINES | OTHERS
+_TRIES = 30  # cases drawn, of which the one is taken that covers most
+
+_Choices = tuple[tuple[str, Any], ...]  # (field of Case, choice) pairs, in the order of KINDS
+
+
+def covering_cases(strength: int) -> list[Case]:
+    """A selection in which every `strength` choices of different kinds that can run together do so at least once.
+
+    Each case is made around choices that no earlier one has together, with the rest drawn at random, always in the same way.
+    """
+    rng, pipelines = random.Random(0), list(every_pipeline())
+    missing = dict.fromkeys(_all(strength))
+    selection = []
+    while missing:
+        wanted = dict(next(iter(missing)))
+        fitting = [case for case in pipelines if all(getattr(case, kind) == wanted[kind] for kind in wanted.keys() & PIPELINES)]
+        if not fitting:  # these choices exclude each other
+            del missing[tuple(wanted.items())]
+            continue
+        drawn = [_completed(rng.choice(fitting), wanted, rng) for _ in range(_TRIES)]
+        best = max(drawn, key=lambda case: sum(choices in missing for choices in _choices(case, strength)))
+        for choices in _choices(best, strength):
+            missing.pop(choices, None)
+        selection.append(best)
+    return selection
+
+
+def _all(strength: int) -> Iterator[_Choices]:
+    for kinds in combinations(KINDS, strength):
+        for choices in product(*(KINDS[kind] for kind in kinds)):
+            yield tuple(zip(kinds, choices, strict=True))
+
+
+def _choices(case: Case, strength: int) -> Iterator[_Choices]:
+    return combinations(((kind, getattr(case, kind)) for kind in KINDS), strength)
+
+
+def _completed(pipeline: Case, wanted: dict[str, Any], rng: random.Random) -> Case:
+    return replace(pipeline, **{kind: wanted.get(kind, rng.choice(choices)) for kind, choices in OTHERS.items()})
