@@ -24,6 +24,7 @@ from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.search.deferral import defer_all
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
+from headrace.reorder_service.planning.slot_order import samples_by_slot
 
 
 def plan_slots(batch: Batch) -> Slots:
@@ -39,8 +40,7 @@ def plan_slots(batch: Batch) -> Slots:
     heaviest_first = by_llm[descending(encoder[by_llm])]
     replica = lpt(llm, heaviest_first, replicas)
 
-    narrow = np.min_scalar_type(replicas - 1)  # numpy sorts small integers by radix, in a fifth of the time
-    members = heaviest_first[np.argsort(replica[heaviest_first].astype(narrow), kind="stable")]
+    members = heaviest_first[samples_by_slot(replica[heaviest_first], replicas)]
     counts = np.bincount(replica, minlength=replicas)
     starts = np.concatenate([[0], np.cumsum(counts)])
     encoder, llm = encoder[members], llm[members]
