@@ -36,9 +36,9 @@ def balance_units(costs: Floats, targets: Floats, num_replicas: int, seed: int) 
     num_microbatches = targets.size
     means = costs.sum(axis=1) / (num_replicas * num_microbatches)
     means[means == 0] = 1.0  # the costs are zero, or so small that their mean is
-    weights = np.ascontiguousarray((costs / means[:, None]).T)
+    scaled = costs / means[:, None]
+    weights, heaviest = np.ascontiguousarray(scaled.T), scaled.max(axis=0)
     target = targets * (num_microbatches / targets.sum())
-    heaviest = weights.max(axis=1)
     order = descending(heaviest)
     replica = lpt(heaviest, order, num_replicas)
     slots = fill(weights, order, replica, target, num_replicas)
@@ -54,30 +54,33 @@ def fill(weights: Floats, order: Ints, replica: Ints, targets: Floats, num_repli
     That is the microbatch whose heaviest unit, relative to its target, is then lightest; the one with the fewest samples wins a
     tie. weights: (n, U). replica: (n,) replica of each sample. targets: (K,).
     """
-    return _fill(weights, order[samples_by_slot(replica[order], num_replicas)], replica, targets)
+    by_replica = order[samples_by_slot(replica[order], num_replicas)]
+    slots = np.empty(order.size, np.int64)
+    slots[by_replica] = _fill(weights.take(by_replica, axis=0), replica[by_replica], targets)
+    return slots
 
 
 @kernel
-def _fill(weights: Floats, order: Ints, replica: Ints, targets: Floats) -> Ints:
-    """Do what `fill` says. order: (n,) samples of one replica after the other, whose loads stay in the processor's cache."""
+def _fill(weights: Floats, replica: Ints, targets: Floats) -> Ints:
+    """Do what `fill` says for samples in the order in which they are put, which takes one replica after the other."""
     num_samples, num_units = weights.shape
     count = targets.size
     loads = np.zeros((count, num_units))
     samples = np.zeros(count, np.int64)
     slots = np.empty(num_samples, np.int64)
-    of_replica = -1
-    for i in order:
-        if replica[i] != of_replica:
-            of_replica = replica[i]
+    for i in range(num_samples):
+        if i == 0 or replica[i] != replica[i - 1]:
             loads[:], samples[:] = 0.0, 0
-        best, least = -1, np.inf
+        best, least = 0, np.inf
         for k in range(count):
             heaviest = 0.0
             for u in range(num_units):
-                heaviest = max(heaviest, (loads[k, u] + weights[i, u]) / targets[k])
-            if heaviest < least or (heaviest == least and samples[k] < samples[best]):
-                best, least = k, heaviest
-        slots[i] = of_replica * count + best
+                load = loads[k, u] + weights[i, u]
+                heaviest = load if load > heaviest else heaviest
+            heaviest /= targets[k]
+            better = (heaviest < least) | ((heaviest == least) & (samples[k] < samples[best]))
+            best, least = k if better else best, heaviest if better else least
+        slots[i] = replica[i] * count + best
         samples[best] += 1
         for u in range(num_units):
             loads[best, u] += weights[i, u]
@@ -94,7 +97,7 @@ def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, s
     order of the initial slots, so that a large batch is searched a few replicas at a time, within the processor's cache.
     """
     layout = samples_by_slot(slots, num_replicas * targets.size)
-    slots[layout] = _exchange(weights[layout], slots[layout], targets, num_replicas, steps, state)
+    slots[layout] = _exchange(weights.take(layout, axis=0), slots[layout], targets, num_replicas, steps, state)
 
 
 @kernel

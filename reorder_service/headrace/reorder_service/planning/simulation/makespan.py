@@ -67,6 +67,21 @@ def best_simple_order(seconds: Floats, sizes: Floats, filled: Ints, table: Ints)
 
 
 @kernel
+def start_orders(
+    seconds: Floats, sizes: Floats, replicas: Ints, filled: int, table: Ints, keep: bool, orders: Ints, ends: Floats
+) -> None:
+    """Put the filled microbatches of the given replicas into their best simple order, and fill in how long that takes.
+
+    seconds: (D, K, S, kinds). sizes: (D, K). replicas: (R,), all of which have so many filled microbatches. table: of their
+    schedule. keep: leave the order as it is. orders: (D, K), changed in place; the filled microbatches come first. ends: (D,).
+    """
+    for r in replicas:
+        if not keep:
+            orders[r, :filled] = best_simple_order(seconds[r], sizes[r], orders[r, :filled].copy(), table)
+        ends[r] = makespan(seconds[r], orders[r, :filled], table)
+
+
+@kernel
 def improve_order(seconds: Floats, order: Ints, table: Ints, tries: int, state: np.uint64) -> float:
     """Improve `order` in place by `tries` random swaps and moves of microbatches, and return its makespan then.
 
