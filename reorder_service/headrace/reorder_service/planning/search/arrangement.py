@@ -28,7 +28,6 @@ def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
     (`best_simple_order`). The replica that takes longest is improved until nothing more is found for it, since the others wait
     for it anyway, or until ACTION_BUDGET actions have been replayed.
     """
-    replicas, count = batch.topology.replicas, batch.topology.microbatches
     slots = np.broadcast_to(slot, batch.costs.shape)
     loads, occupied = batch.loads(slots), batch.occupied(slots)
     stages = np.array(list(batch.topology.stages.values()))
@@ -38,11 +37,11 @@ def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
 
     counts = occupied.sum(axis=1)
     orders = np.argsort(~occupied, axis=1, kind="stable")
-    ends = np.empty(replicas)
+    ends = np.empty(counts.size)
     for filled in np.unique(counts).tolist():
         table = schedule_table(batch.topology.stages, batch.execution, filled)
         start_orders(seconds, sizes, np.flatnonzero(counts == filled), filled, table, keep, orders, ends)
-    slowest = list(zip((-ends).tolist(), range(replicas), strict=True))
+    slowest = list(zip((-ends).tolist(), range(counts.size), strict=True))
     heapq.heapify(slowest)
     left, vain = ACTION_BUDGET, 0
     while left > 0 and vain < _PATIENCE:

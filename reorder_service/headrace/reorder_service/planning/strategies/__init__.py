@@ -28,6 +28,11 @@ CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
 }
 """The strategies by name: functions from a batch to the slots of its samples, which depend on nothing but the batch."""
 
+CROSSING = ("orchmllm",)
+"""Strategies that balance each unit by itself, so that samples change their replica between units."""
+OF_FIRST = {"entrain": entrain.plan_first}
+"""Functions that plan the first replicas only, for strategies whose plan of a replica takes longer than dealing the samples."""
+
 AUTO = "auto"
 COLOCATED = "colocated"
 """What `auto` chooses for colocated ranks, to which the other strategies, which are for pipelines, have nothing to add."""
@@ -107,7 +112,7 @@ def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
     if strategy == AUTO and batch.execution.colocated:
         return COLOCATED, colocated.plan_slots(batch)
     if strategy == AUTO:
-        return fastest(batch, CANDIDATES)
+        return fastest(batch, CANDIDATES, crossing=CROSSING, of_first=OF_FIRST)
     if strategy not in CANDIDATES:
         raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
     return strategy, CANDIDATES[strategy](batch)

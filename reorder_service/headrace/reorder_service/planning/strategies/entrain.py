@@ -33,6 +33,11 @@ def plan_slots(batch: Batch) -> Slots:
     A sample has one slot in all encoders, and one in the LLM and the generator: the same, or if it is deferred, the next of the
     same replica.
     """
+    return plan_first(batch, batch.topology.replicas)
+
+
+def plan_first(batch: Batch, num_replicas: int) -> Slots:
+    """Plan replicas 0 .. num_replicas - 1 only: the (U, n) slots of `plan_slots` there, and -1 for samples of other replicas."""
     replicas, microbatches = batch.topology.replicas, batch.topology.microbatches
     llm_row = batch.units.index(LLM)
     encoder, llm = batch.costs[:llm_row].sum(axis=0), batch.costs[llm_row]
@@ -48,11 +53,13 @@ def plan_slots(batch: Batch) -> Slots:
     used = effective_counts(encoder, starts, microbatches)
     if options.common_count:
         used = np.minimum(used.max(), counts)
+    used, starts, counts = used[:num_replicas], starts[: num_replicas + 1], counts[:num_replicas]
+    members, encoder, llm = members[: starts[-1]], encoder[: starts[-1]], llm[: starts[-1]]
     microbatch = stratify(encoder, llm, starts, used, options.coarse_quantile)
     places = defer_all(llm, starts, microbatch, used)
 
-    slots = np.empty(batch.costs.shape, np.int64)
-    encoder_slot, llm_slot = places + np.repeat(np.arange(replicas) * microbatches, counts)
+    slots = np.full(batch.costs.shape, -1)
+    encoder_slot, llm_slot = places + np.repeat(np.arange(num_replicas) * microbatches, counts)
     slots[:llm_row, members] = encoder_slot
     slots[llm_row:, members] = llm_slot
     return slots
