@@ -17,6 +17,11 @@ def depth_is_open(execution: Execution) -> bool:
     return execution.schedule == EAGER and execution.in_flight is None and execution.memory_limit < math.inf
 
 
+def shallowest(execution: Execution) -> Execution:
+    """Return the execution with the least depth that a plan may have, in which its stages hold least."""
+    return replace(execution, in_flight=1) if depth_is_open(execution) else execution
+
+
 def with_deepest_in_flight(work: Work) -> Work:
     """Return the work with the largest `in_flight` with which every stage keeps within its execution's memory limit.
 

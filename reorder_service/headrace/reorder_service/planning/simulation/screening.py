@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.reorder_service.planning.batch import Batch, Slots
-from headrace.reorder_service.planning.simulation.eager_depth import depth_is_open, planned_work
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import simulate
 
 _SCREENED = 32  # one of so many replicas is simulated first, in a thirtieth of the time
@@ -17,9 +17,9 @@ _SCREENED = 32  # one of so many replicas is simulated first, in a thirtieth of 
 def num_screened(batch: Batch) -> int:
     """Return how many replicas tell by themselves that a plan is too slow; 0 if the batch must be simulated as a whole.
 
-    Where the depth of an eager schedule follows from the fullest replica, a few of them might run deeper than the plan.
+    Under a memory limit, all replicas together decide how deep an eager schedule runs, and whether samples have to move.
     """
-    return 0 if depth_is_open(batch.execution) else batch.topology.replicas // _SCREENED
+    return batch.topology.replicas // _SCREENED if math.isinf(batch.execution.memory_limit) else 0
 
 
 def seconds_within(batch: Batch, slots: Slots, limit_s: float) -> float:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 from headrace.reorder_service.planning.batch import Batch, Slots
-from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.memory_limit import excess_memory
 from headrace.reorder_service.planning.simulation.screening import num_screened, seconds_of_first, seconds_within
-from headrace.reorder_service.planning.simulation.simulator import peak_memory
 
 _SMALL = 256  # samples of a batch for which every strategy is asked: it takes no time to see whether its plan can be run
 
@@ -23,19 +22,19 @@ def fastest(
     """Return the name and the slots of the candidate with the shortest simulated step; the first one wins a tie.
 
     Plans in which a sample changes its replica between units are left out unless the execution has `may_cross_replicas`; the
-    strategies named in `crossing`, which balance each unit by itself, are then not even asked, except in small batches. Plans
-    that hold more activations than the execution's memory limit are taken only if all do. Raises ValueError if no candidate's
+    strategies named in `crossing`, which balance each unit by itself, are then not even asked, except in small batches. Where no
+    plan keeps the execution's memory limit, the one that exceeds it least is taken. Raises ValueError if no candidate's
     plan can be run with the execution's schedule.
 
     of_first: for strategies that deal samples to replicas and then plan each replica by itself, a function that returns their
     plan with the slots of the first replicas only. If those alone take longer than another plan, the others are not planned.
     """
-    best: tuple[bool, float, str, Slots] | None = None
+    best: tuple[float, float, str, Slots] | None = None
     refusal: ValueError | None = None
     for name, strategy in reversed(list(candidates.items())):  # the last are the best as a rule, and rule out others
         if name in crossing and _would_cross(batch):
             continue
-        least = math.inf if best is None or best[0] else best[1]
+        least = math.inf if best is None or best[0] > 0 else best[1]
         try:
             few = num_screened(batch) if of_first and name in of_first and least < math.inf else 0
             if few and of_first and seconds_of_first(batch, of_first[name](batch, few), few) > least:
@@ -49,8 +48,7 @@ def fastest(
             continue
         if seconds == math.inf:
             continue
-        limit = batch.execution.memory_limit
-        over = limit < math.inf and float(peak_memory(planned_work(batch, slots)).max()) > limit
+        over = excess_memory(batch, slots)
         if best is None or (over, seconds) <= best[:2]:
             best = (over, seconds, name, slots)
     if best is None:

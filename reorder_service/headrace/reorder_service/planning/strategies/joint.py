@@ -39,6 +39,16 @@ def plan_slots(batch: Batch) -> Slots:
         return slots
 
 
+def lean_slots(batch: Batch) -> Slots:
+    """Plan a batch so that its stages hold little: (U, n) slots, equal in all units.
+
+    All K microbatches are used, and they are alike in their activations as well as in their times.
+    """
+    columns = np.concatenate([batch.costs, batch.memory])
+    slot = balance_units(columns, np.ones(batch.topology.microbatches), batch.topology.replicas, batch.seed)
+    return np.broadcast_to(arrange(batch, slot), batch.costs.shape)
+
+
 def _balanced(batch: Batch, count: int) -> Ints:
     """Spread the samples evenly over the first `count` microbatches of every replica: (n,) slots."""
     slot = balance_units(batch.costs, np.ones(count), batch.topology.replicas, batch.seed)
