@@ -31,6 +31,15 @@ def job(**execution: Any) -> JobSpec:
         ({"units": {"audio": {"frozen": True}}}, "execution.units names 'audio', but topology.stages has vision, llm"),
         ({"units": {"llm": {"frozen_projector": True}}}, "'llm', has no projector behind it"),
         ({"units": {"llm": {"frozen": 1.5}}}, "frozen"),
+        ({"units": {"llm": {"frozen_layers": -1}}}, "frozen_layers"),
+        (
+            {"units": {"llm": {"frozen": True, "frozen_layers": 1}}},
+            "unit 'llm' is frozen as a whole, and so are more than its first 1 layers: take away its frozen or",
+        ),
+        (
+            {"units": {"llm": {"frozen_layers": 4}}},
+            "'llm' of the job's model has 4 layers, but frozen_layers is 4: lower it",
+        ),
         ({"memory_gib": 0}, "memory_gib"),
         ({"memory_gib": True}, "must be a number"),
         ({"bandwidth_gb_s": -1}, "bandwidth_gb_s"),
@@ -64,6 +73,9 @@ def test_a_job_without_an_execution_is_still_itself_when_it_is_submitted_with_on
     assert not named.is_same_job(other)
     assert not named.is_same_job(silent), "what it was planned for is not forgotten"
     assert not silent.is_same_job(parse_spec({**JOB, "seed": 1}))
+    other_stages = {**JOB, "topology": {**JOB["topology"], "stages": {"vision": 2, "llm": 2}}}
+    assert silent.is_same_job(parse_spec({**other_stages, "execution": {"schedule": "gpipe"}})), "they come with a topology"
+    assert not silent.is_same_job(parse_spec(other_stages))
 
 
 def test_another_topology_must_still_have_the_units() -> None:
