@@ -20,9 +20,10 @@ from headrace.quarantine import Rejected
 from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.left_out import Agreement
-from headrace.reorder_service.planning.batch import make_batch
+from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.cost_model.cost import estimate
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
+from headrace.reorder_service.planning.simulation.memory_limit import check_memory
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord, added
 from headrace.sample import Probe, SampleRef, decoded_bytes
@@ -152,6 +153,8 @@ class PlannedStep:
         """Return a plan for the step's good samples, and fill `costs`, `packs` and `num_bytes`.
 
         Changes nothing else, so it may run in a worker thread. vocab: size of the job's vocabulary, 0 if it is not known.
+
+        Raises ValueError if the schedule cannot run the plan, or if no plan is found that keeps the memory limit.
         """
         topology, seed = topology_spec.topology(), spec.seed + self.index
         self.num_bytes = sum(
@@ -188,10 +191,16 @@ class PlannedStep:
         )
         speeds = np.array(topology_spec.speeds, np.float64) if topology_spec.speeds else None
         if spec.pack_tokens is None:
-            return plan_of(spec.strategy, batch, generation, speeds)
+            return self._fitting_plan(spec.strategy, batch, generation, speeds)
         of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
         self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
-        return plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
+        return plan_of_samples(self._fitting_plan(spec.strategy, of_packs, generation, speeds), batch, packs)
+
+    def _fitting_plan(self, strategy: str, batch: Batch, generation: int, speeds: npt.NDArray[np.float64] | None) -> StepPlan:
+        """Plan a batch of samples or packs. Raises ValueError if no plan is found that keeps the memory limit."""
+        plan = plan_of(strategy, batch, generation, speeds)
+        check_memory(batch, plan, lambda sample_id: self.probes[sample_id].name)
+        return plan
 
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
         """Return the entries for ledger and quarantine once every rank has committed. `source_of`: returns a shard's source."""

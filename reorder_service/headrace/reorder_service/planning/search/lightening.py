@@ -19,10 +19,10 @@ from headrace.reorder_service.planning.search.arrangement import moved
 from headrace.reorder_service.planning.seeding import xorshift_state
 from headrace.reorder_service.planning.simulation.eager_depth import shallowest
 from headrace.reorder_service.planning.simulation.makespan import excess_over_time
-from headrace.reorder_service.planning.simulation.memory_limit import excess_memory, held_per_action, kinds_that_free
+from headrace.reorder_service.planning.simulation.memory_limit import excess_memory, held_by_stage, kinds_that_free
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 
-ACTION_BUDGET = 10_000_000  # actions to replay at one heat: 20 ms
+ACTION_BUDGET = 4_000_000  # actions to replay at one heat: 10 ms
 _TRY = 100  # actions that count for a try besides those replayed: it takes as long
 _HEATS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)  # thresholds of one search after the other, in mean microbatches
 _MOST_TABLES = 32  # microbatches of a replica up to which the search may leave some empty: a schedule takes long to build
@@ -36,7 +36,7 @@ def lighten(batch: Batch, slots: Slots) -> Slots:
     A plan that does not fit loses its deferral, and its samples stay with their place in the LLM in all units.
     """
     excess = excess_memory(batch, slots)
-    if excess == 0:
+    if excess == 0 or held_by_stage(batch).max() > batch.execution.memory_limit:  # it fits, or a sample does not fit by itself
         return slots
     together = slots[batch.units.index(LLM)].copy()
     lighter = np.broadcast_to(_lightened(batch, together), slots.shape)
@@ -54,7 +54,7 @@ def _lightened(batch: Batch, slot: Ints) -> Ints:
     rows = np.full((most + 1, 2), -1)
     rows[list(used)] = np.stack([np.concatenate(([0], ends[:-1])), ends], axis=1)
     orders = np.argsort(~occupied, axis=1, kind="stable")
-    held = np.ascontiguousarray(held_per_action(batch).T)
+    held = np.ascontiguousarray(held_by_stage(batch).T) / batch.execution.chunks
     free_after, limit = kinds_that_free(batch), batch.execution.memory_limit * (1 - _ROUNDING)
     schedules, mean = np.concatenate(tables), float(held.sum()) / batch.num_slots
     for heat in _HEATS:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.held_activations import freed_by
-from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.plan import StepPlan
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import peak_memory
 from headrace.schedule import Kind
@@ -22,14 +23,14 @@ def excess_memory(batch: Batch, slots: Slots) -> float:
     return 0.0 if math.isinf(limit) else max(0.0, float(peak_memory(planned_work(batch, slots)).max()) - limit)
 
 
-def held_per_action(batch: Batch) -> Floats:
-    """Return (U, n) the activations of a sample that one action of each unit keeps: those of one chunk on one stage.
+def held_by_stage(batch: Batch) -> Floats:
+    """Return (U, n) the activations of a sample that each stage of a unit keeps from its forward to its backward.
 
-    A unit without a backward keeps nothing.
+    An action on one of several chunks keeps its share of them. A unit without a backward keeps nothing.
     """
     stages = np.array(list(batch.topology.stages.values()))
     keeps = np.array([batch.execution.backward_factor(unit) > 0 for unit in batch.units])
-    return batch.memory * (keeps / (stages * batch.execution.chunks))[:, None]
+    return batch.memory * (keeps / stages)[:, None]
 
 
 def kinds_that_free(batch: Batch) -> Ints:
@@ -40,16 +41,21 @@ def kinds_that_free(batch: Batch) -> Ints:
     )
 
 
-def check_memory(batch: Batch, slots: Slots, name: Callable[[int], str]) -> None:
-    """Raise ValueError, with the amount and the sample or microbatch, if the plan exceeds the memory limit. Memory is in bytes.
+def check_memory(batch: Batch, plan: StepPlan, name: Callable[[int], str]) -> None:
+    """Raise ValueError if the plan of a batch, whose memory is in bytes, exceeds the memory limit of the batch's execution.
 
-    name: of a sample, by its id.
+    The message says by how much, and names the sample that does not fit even by itself, or else the fullest microbatch. name:
+    returns the name of a sample with some id.
     """
-    excess, limit = excess_memory(batch, slots), batch.execution.memory_limit
+    limit = batch.execution.memory_limit
+    if math.isinf(limit):
+        return
+    slots = slots_of(plan, batch.sample_ids)
+    excess = excess_memory(batch, slots)
     if excess == 0:
         return
     remedy = "give the pipelines more stages or checkpointing, or raise execution.memory_gib"
-    of_stage = held_per_action(batch) * batch.execution.chunks
+    of_stage = held_by_stage(batch)
     unit, row = np.unravel_index(int(of_stage.argmax()), of_stage.shape)
     if (alone := float(of_stage[unit, row])) > limit:
         raise ValueError(

@@ -155,4 +155,6 @@ def warm_up() -> None:
         for form in FORMS:
             options = PostBalancing(forms=dict.fromkeys(stages, form), ranks_per_node=1)
             plan("orchmllm", ids, dict.fromkeys(stages, cost), topology, seed=0, execution=Execution(post_balancing=options))
+    tight = Execution(memory_limit=0.51 * cost.sum())  # less than a stage holds in arrival order, so that samples have to move
+    plan("random", ids, dict.fromkeys(stages, cost), topology, seed=0, execution=tight)
     colocated.warm_up()

@@ -16,7 +16,7 @@ from headrace.reorder_service.planning.search.arrangement import arrange
 from headrace.reorder_service.planning.search.balance import balance_units
 from headrace.reorder_service.planning.simulation.eager_depth import shallowest
 from headrace.reorder_service.planning.simulation.makespan import best_grades
-from headrace.reorder_service.planning.simulation.memory_limit import held_per_action, kinds_that_free
+from headrace.reorder_service.planning.simulation.memory_limit import held_by_stage, kinds_that_free
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 
 _FIRST = np.array([0.1, 0.2, 0.3, 0.4, 0.6, 1.0])  # sizes tried for the first and the last microbatch, relative to the heaviest
@@ -37,6 +37,6 @@ def _grades(batch: Batch) -> Floats:
     forward = np.repeat(batch.costs.sum(axis=1) / (stages * batch.execution.chunks), stages)
     factors = np.repeat([batch.execution.factors(unit) for unit in batch.units], stages, axis=0)
     table = schedule_table(batch.topology.stages, shallowest(batch.execution), count)
-    held = held_per_action(batch).sum(axis=1) / batch.topology.replicas
+    held = held_by_stage(batch).sum(axis=1) / (batch.topology.replicas * batch.execution.chunks)
     limit = batch.execution.memory_limit * (1 - _UNEVEN)
     return best_grades(forward[:, None] * factors, table, count, _FIRST, _GROWTH, held, kinds_that_free(batch), limit)
