@@ -77,6 +77,8 @@ class ReorderService:
         whose record cannot be read.
         """
         spec = load_spec_json(spec_json)
+        if spec.name not in self.jobs:
+            spec.check_longest()
         canonical = spec.to_json()
         async with self._submitting:
             if await self.store.create_job(spec.name, canonical):

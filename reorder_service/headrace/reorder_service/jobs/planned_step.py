@@ -192,7 +192,7 @@ class PlannedStep:
         speeds = np.array(topology_spec.speeds, np.float64) if topology_spec.speeds else None
         if spec.pack_tokens is None:
             return self._fitting_plan(spec.strategy, batch, generation, speeds)
-        of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
+        of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
         self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
         return plan_of_samples(self._fitting_plan(spec.strategy, of_packs, generation, speeds), batch, packs)
 

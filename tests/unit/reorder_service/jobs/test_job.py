@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
-from headrace.errors import ConflictError, SupersededError
-from headrace.spec import parse_spec
+from headrace.errors import ConflictError, SpecError, SupersededError
+from headrace.spec import load_spec_json, parse_spec
 from tests.unit.reorder_service.job_world import ROWS, Preprocessor, Start, commit, consume, names, submit, told_step, until
 
 
@@ -77,6 +78,16 @@ async def test_a_restarted_service_tells_the_same_steps_with_the_same_tickets(st
     after = await told_step(run.open_session(0, 1), 1)
     assert before is not after
     assert (before.refs, before.plan, list(before.parts)) == (after.refs, after.plan, list(after.parts))
+
+
+async def test_a_job_whose_longest_sample_fits_no_microbatch_is_refused_unless_it_was_taken_before(start: Start) -> None:
+    service = await start()
+    document = {"name": "job", "sources": [{"path": "/d"}], "execution": {"trainer": "colocated", "max_tokens": 100}}
+    with pytest.raises(SpecError, match=r"text.max_tokens \(32768\) is above execution.max_tokens \(100\)"):
+        await service.submit(json.dumps(document))
+    assert await service.store.create_job("job", load_spec_json(json.dumps(document)).to_json())
+    service = await start()
+    assert await service.submit(json.dumps(document)) is service.find("job")
 
 
 async def test_a_commit_whose_caller_goes_away_is_whole(start: Start) -> None:

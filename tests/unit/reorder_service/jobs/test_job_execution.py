@@ -23,7 +23,8 @@ TOPOLOGY = Topology(replicas=2, microbatches=4, stages=STAGES)
 
 def job(**execution: Any) -> JobSpec:
     topology = {"replicas": 2, "microbatches": 4, "stages": STAGES}
-    return parse_spec({"name": "j", "sources": [{"path": "/data"}], "topology": topology, "model": "7b", "execution": execution})
+    document = {"name": "j", "sources": [{"path": "/data"}], "model": "7b", "text": {"max_tokens": 12_000}}
+    return parse_spec(document | {"topology": topology, "execution": execution})
 
 
 def planned(spec: JobSpec) -> PlannedStep:
