@@ -199,4 +199,5 @@ def _next(state: np.uint64) -> np.uint64:
 @kernel
 def _below(state: np.uint64, count: int) -> int:
     """Return a random number 0 .. count - 1 from the upper half of the generator's state; count is below 2^32."""
-    return np.int64((state >> np.uint64(32)) * np.uint64(count) >> np.uint64(32))
+    below: int = np.int64((state >> np.uint64(32)) * np.uint64(count) >> np.uint64(32))  # type: ignore[assignment]
+    return below

@@ -30,7 +30,8 @@ def held_by_stage(batch: Batch) -> Floats:
     """
     stages = np.array(list(batch.topology.stages.values()))
     keeps = np.array([batch.execution.backward_factor(unit) > 0 for unit in batch.units])
-    return batch.memory * (keeps / stages)[:, None]
+    held: Floats = batch.memory * (keeps / stages)[:, None]
+    return held
 
 
 def kinds_that_free(batch: Batch) -> Ints:
