@@ -26,6 +26,7 @@ from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction
 from headrace.reorder_service.planning.cost_model.cost import estimate
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
+from headrace.reorder_service.planning.simulation.memory_limit import check_memory
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.reorder_service.planning.unequal_pipelines import plan_for_pipelines
 from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord, added
@@ -207,6 +208,8 @@ class PlannedStep:
 
         Changes nothing else, so it may run in a worker thread. formation: the pipelines of nodes to plan for; None: the
         topology's replicas. vocab: size of the job's vocabulary, 0 if it is not known.
+
+        Raises ValueError if the schedule cannot run the plan, or if no plan is found that keeps the memory limit.
         """
         topology, seed = topology_spec.topology(), spec.seed + self.index
         self.num_bytes = sum(
@@ -249,7 +252,9 @@ class PlannedStep:
         def plan_any(batch: Batch) -> StepPlan:
             if formation is not None:
                 return plan_for_pipelines(spec.strategy, batch, formation.pipelines, generation)
-            return plan_of(spec.strategy, batch, generation, speeds)
+            plan = plan_of(spec.strategy, batch, generation, speeds)
+            check_memory(batch, plan, lambda sample_id: self.probes[sample_id].name)
+            return plan
 
         if spec.pack_tokens is None:
             plan = plan_any(batch)

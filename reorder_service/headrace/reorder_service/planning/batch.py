@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.slot_order import samples_by_slot
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -20,7 +21,6 @@ Ints = NDArray[np.int64]
 # replica). The index of its microbatch never decreases from one unit to the next in pipeline order.
 Slots = Ints
 
-_SHORT_SLOTS = 2**16  # so many slots have numbers of 16 bits, which numpy sorts by radix
 _LARGEST_SUM = 1e300  # a step's time is a small multiple of the sum of costs, and must be finite too
 
 
@@ -88,8 +88,7 @@ class Replicas(Sequence[tuple[Microbatch, ...]]):
                 self._ids.append(self._ids[0])
                 self._ends.append(self._ends[0])
             else:
-                narrow = slot.astype(np.uint16) if num_slots <= _SHORT_SLOTS else slot
-                self._ids.append(sample_ids[np.argsort(narrow, kind="stable")])
+                self._ids.append(sample_ids[samples_by_slot(slot, num_slots)])
                 self._ends.append(np.cumsum(np.bincount(slot, minlength=num_slots)))
 
     def __len__(self) -> int:

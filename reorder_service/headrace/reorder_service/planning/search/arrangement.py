@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.reorder_service.planning.batch import Batch, Ints
 from headrace.reorder_service.planning.seeding import xorshift_state
-from headrace.reorder_service.planning.simulation.makespan import best_simple_order, improve_order, makespan
+from headrace.reorder_service.planning.simulation.makespan import improve_order, start_orders
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 
 ACTION_BUDGET = 1_000_000  # actions to replay, over all replicas: 3 ms
@@ -28,7 +28,6 @@ def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
     (`best_simple_order`). The replica that takes longest is improved until nothing more is found for it, since the others wait
     for it anyway, or until ACTION_BUDGET actions have been replayed.
     """
-    replicas, count = batch.topology.replicas, batch.topology.microbatches
     slots = np.broadcast_to(slot, batch.costs.shape)
     loads, occupied = batch.loads(slots), batch.occupied(slots)
     stages = np.array(list(batch.topology.stages.values()))
@@ -36,29 +35,30 @@ def arrange(batch: Batch, slot: Ints, *, keep: bool = False) -> Ints:
     seconds = forward[..., None] * np.repeat([batch.execution.factors(unit) for unit in batch.units], stages, axis=0)
     sizes = loads.sum(axis=2)
 
-    orders, slowest = [], []
-    for r in range(replicas):
-        filled = np.flatnonzero(occupied[r])
-        table = schedule_table(batch.topology.stages, batch.execution, filled.size)
-        order = filled if keep else best_simple_order(seconds[r], sizes[r], filled, table)
-        orders.append(order)
-        slowest.append((-makespan(seconds[r], order, table), r))
+    counts = occupied.sum(axis=1)
+    orders = np.argsort(~occupied, axis=1, kind="stable")
+    ends = np.empty(counts.size)
+    for filled in np.unique(counts).tolist():
+        table = schedule_table(batch.topology.stages, batch.execution, filled)
+        start_orders(seconds, sizes, np.flatnonzero(counts == filled), filled, table, keep, orders, ends)
+    slowest = list(zip((-ends).tolist(), range(counts.size), strict=True))
     heapq.heapify(slowest)
     left, vain = ACTION_BUDGET, 0
     while left > 0 and vain < _PATIENCE:
         before, r = slowest[0]
-        table = schedule_table(batch.topology.stages, batch.execution, orders[r].size)
-        after = -improve_order(seconds[r], orders[r], table, _TRIES, xorshift_state(batch.seed + left))
+        table = schedule_table(batch.topology.stages, batch.execution, int(counts[r]))
+        after = -improve_order(seconds[r], orders[r, : counts[r]], table, _TRIES, xorshift_state(batch.seed + left))
         vain = 0 if after > before else vain + 1
         heapq.heapreplace(slowest, (after, r))
         left -= _TRIES * max(1, table.shape[0])
-    return _moved(slot, orders, count)
+    return moved(slot, orders)
 
 
-def _moved(slot: Ints, orders: list[Ints], count: int) -> Ints:
-    """Return the slots after microbatch orders[r][p] has become microbatch p of replica r."""
-    position = np.zeros((len(orders), count), np.int64)
-    for r, order in enumerate(orders):
-        position[r, order] = np.arange(order.size)
-    moved: Ints = slot - slot % count + position.ravel()[slot]
-    return moved
+def moved(slot: Ints, orders: Ints) -> Ints:
+    """Return the (n,) slots after microbatch orders[r, p] has become microbatch p of replica r. orders: (D, K)."""
+    count = orders.shape[1]
+    position = np.empty_like(orders)
+    np.put_along_axis(position, orders, np.arange(count)[None], axis=1)
+    position += count * np.arange(len(orders))[:, None]
+    slots: Ints = position.ravel()[slot]
+    return slots

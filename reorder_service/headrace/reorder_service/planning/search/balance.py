@@ -17,6 +17,7 @@ from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 from headrace.reorder_service.planning.seeding import xorshift_state
+from headrace.reorder_service.planning.slot_order import samples_by_slot
 
 SEARCH_STEPS = 125_000  # per sample of the mean microbatch, counted as 1 to 4 samples: 2 to 10 ms
 SEARCH_STEPS_PER_SAMPLE = 3  # least number of steps per sample of the batch, which counts in large batches
@@ -35,9 +36,9 @@ def balance_units(costs: Floats, targets: Floats, num_replicas: int, seed: int) 
     num_microbatches = targets.size
     means = costs.sum(axis=1) / (num_replicas * num_microbatches)
     means[means == 0] = 1.0  # the costs are zero, or so small that their mean is
-    weights = np.ascontiguousarray((costs / means[:, None]).T)
+    scaled = costs / means[:, None]
+    weights, heaviest = np.ascontiguousarray(scaled.T), scaled.max(axis=0)
     target = targets * (num_microbatches / targets.sum())
-    heaviest = weights.max(axis=1)
     order = descending(heaviest)
     replica = lpt(heaviest, order, num_replicas)
     slots = fill(weights, order, replica, target, num_replicas)
@@ -47,34 +48,45 @@ def balance_units(costs: Floats, targets: Floats, num_replicas: int, seed: int) 
     return slots
 
 
-@kernel
 def fill(weights: Floats, order: Ints, replica: Ints, targets: Floats, num_replicas: int) -> Ints:
     """Put each sample, in the given order, into the microbatch of its replica where it does least harm: (n,) slots.
 
     That is the microbatch whose heaviest unit, relative to its target, is then lightest; the one with the fewest samples wins a
     tie. weights: (n, U). replica: (n,) replica of each sample. targets: (K,).
     """
+    by_replica = order[samples_by_slot(replica[order], num_replicas)]
+    slots = np.empty(order.size, np.int64)
+    slots[by_replica] = _fill(weights.take(by_replica, axis=0), replica[by_replica], targets)
+    return slots
+
+
+@kernel
+def _fill(weights: Floats, replica: Ints, targets: Floats) -> Ints:
+    """Do what `fill` says for samples in the order in which they are put, which takes one replica after the other."""
     num_samples, num_units = weights.shape
     count = targets.size
-    loads = np.zeros((num_replicas * count, num_units))
-    samples = np.zeros(num_replicas * count, np.int64)
+    loads = np.zeros((count, num_units))
+    samples = np.zeros(count, np.int64)
     slots = np.empty(num_samples, np.int64)
-    for i in order:
-        best, least = -1, np.inf
-        for slot in range(replica[i] * count, (replica[i] + 1) * count):
+    for i in range(num_samples):
+        if i == 0 or replica[i] != replica[i - 1]:
+            loads[:], samples[:] = 0.0, 0
+        best, least = 0, np.inf
+        for k in range(count):
             heaviest = 0.0
             for u in range(num_units):
-                heaviest = max(heaviest, (loads[slot, u] + weights[i, u]) / targets[slot % count])
-            if heaviest < least or (heaviest == least and samples[slot] < samples[best]):
-                best, least = slot, heaviest
-        slots[i] = best
+                load = loads[k, u] + weights[i, u]
+                heaviest = load if load > heaviest else heaviest
+            heaviest /= targets[k]
+            better = (heaviest < least) | ((heaviest == least) & (samples[k] < samples[best]))
+            best, least = k if better else best, heaviest if better else least
+        slots[i] = replica[i] * count + best
         samples[best] += 1
         for u in range(num_units):
             loads[best, u] += weights[i, u]
     return slots
 
 
-@kernel
 def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, steps: int, state: np.uint64) -> None:
     """Improve `slots` (n,) in place by a local search that tries `steps` moves and swaps of samples.
 
@@ -84,13 +96,19 @@ def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, s
     weights: (n, U). targets: (K,). state: of the random generator. A sample's partner is one of the next _WINDOW samples in the
     order of the initial slots, so that a large batch is searched a few replicas at a time, within the processor's cache.
     """
+    layout = samples_by_slot(slots, num_replicas * targets.size)
+    slots[layout] = _exchange(weights.take(layout, axis=0), slots[layout], targets, num_replicas, steps, state)
+
+
+@kernel
+def _exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, steps: int, state: np.uint64) -> Ints:
+    """Do what `exchange` says for samples in the order of their slots, and return `slots`, which it changes."""
     num_samples, num_units = weights.shape
     count = targets.size
     loads = np.zeros((num_replicas * count, num_units))
     totals = np.zeros((num_replicas, num_units))
     samples = np.zeros(num_replicas, np.int64)
-    layout = _by_slot(slots, num_replicas * count)
-    for i in layout:
+    for i in range(num_samples):
         samples[slots[i] // count] += 1
         for u in range(num_units):
             loads[slots[i], u] += weights[i, u]
@@ -108,7 +126,7 @@ def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, s
         state ^= state >> np.uint64(7)
         state ^= state << np.uint64(17)
         near = at + np.int64((state >> np.uint64(32)) * window >> np.uint64(32))
-        i, j = layout[at], layout[near if near < num_samples else near - num_samples]
+        i, j = at, near if near < num_samples else near - num_samples
         at = at + 1 if at + 1 < num_samples else 0
         swap = state & np.uint64(1) == np.uint64(0)
         here, there = slots[i], slots[j]
@@ -142,21 +160,7 @@ def exchange(weights: Floats, slots: Ints, targets: Floats, num_replicas: int, s
         else:
             samples[home] -= 1
             samples[away] += 1
-
-
-@kernel
-def _by_slot(slots: Ints, num_slots: int) -> Ints:
-    """Return the (n,) samples in the order of their slots, by a stable counting sort."""
-    first = np.zeros(num_slots + 1, np.int64)
-    for slot in slots:
-        first[slot + 1] += 1
-    for slot in range(num_slots):
-        first[slot + 1] += first[slot]
-    layout = np.empty(slots.size, np.int64)
-    for i in range(slots.size):
-        layout[first[slots[i]]] = i
-        first[slots[i]] += 1
-    return layout
+    return slots
 
 
 @kernel

@@ -83,12 +83,20 @@ def _insert(weights: Floats, order: Ints, start: int, end: int) -> None:
         order[hole] = item
 
 
-@kernel
 def lpt(weights: Floats, order: Ints, num_bins: int) -> Ints:
     """Put each of n weights, taken in the given order, into the lightest bin so far: (n,) bin of each. O(n log bins).
 
     With the order of `descending` this is LPT. Of equally light bins, the one with fewer items is taken, then the lower number.
     So weights of zero are dealt out evenly, and no bin stays empty while there are items enough.
+    """
+    bins = np.empty(order.size, np.int64)
+    bins[order] = _lightest_bins(weights[order], num_bins)
+    return bins
+
+
+@kernel
+def _lightest_bins(weights: Floats, num_bins: int) -> Ints:
+    """Put each of (n,) weights, one after the other, into the lightest bin so far, as `lpt` says: (n,) bin of each.
 
     The bins form a tournament (loser tree): a node keeps the loser of its match, so that only the path from the winner's leaf to
     the root is replayed after the winner grew heavier. Ties of load are decided by a bin's `turn`: its number of items times the
@@ -100,10 +108,10 @@ def lpt(weights: Floats, order: Ints, num_bins: int) -> Ints:
         width *= 2
     loads, turns = _opening_losers(width, num_bins)
     load, turn = 0.0, 0
-    for item in order:
-        bins[item] = turn & (width - 1)
-        node = (bins[item] + width) >> 1
-        load += weights[item]
+    for i in range(weights.size):
+        bins[i] = turn & (width - 1)
+        node = (bins[i] + width) >> 1
+        load += weights[i]
         turn += width
         while node > 0:
             other_load, other_turn = loads[node], turns[node]

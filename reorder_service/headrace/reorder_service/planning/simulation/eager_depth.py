@@ -6,9 +6,20 @@ import math
 from dataclasses import replace
 
 from headrace.reorder_service.planning.batch import Batch, Slots
+from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.simulation.simulator import peak_memory
 from headrace.reorder_service.planning.simulation.work import Work
 from headrace.schedule import EAGER
+
+
+def depth_is_open(execution: Execution) -> bool:
+    """Return whether the depth of a plan follows from its activations and the memory limit."""
+    return execution.schedule == EAGER and execution.in_flight is None and execution.memory_limit < math.inf
+
+
+def shallowest(execution: Execution) -> Execution:
+    """Return the execution with the least depth that a plan may have, in which its stages hold least."""
+    return replace(execution, in_flight=1) if depth_is_open(execution) else execution
 
 
 def with_deepest_in_flight(work: Work) -> Work:
@@ -21,7 +32,7 @@ def with_deepest_in_flight(work: Work) -> Work:
     returned: `peak_memory` then tells by how much the plan exceeds the limit.
     """
     execution = work.execution
-    if execution.schedule != EAGER or execution.in_flight is not None or execution.memory_limit == math.inf:
+    if not depth_is_open(execution):
         return work
 
     def of_depth(depth: int) -> Work:

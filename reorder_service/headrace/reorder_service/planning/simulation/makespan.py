@@ -1,4 +1,4 @@
-"""The makespan of one replica under a schedule, and searches for the order and sizes of microbatches that shorten it."""
+"""The makespan of one replica under a schedule, what it holds too much, and searches for orders and sizes that shorten it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import numpy as np
 
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.schedule import Kind
 
-_STAGE, _KIND, _POSITION, _WAITS = 0, 1, 2, 7  # columns of a schedule's table: see `timed_schedule`
+_STAGE, _KIND, _POSITION, _UNIT, _WAITS = 0, 1, 2, 4, 7  # columns of a schedule's table: see `timed_schedule`
+_FORWARD = int(Kind.FORWARD)
 
 
 @kernel
@@ -30,6 +32,27 @@ def makespan(seconds: Floats, order: Ints, table: Ints) -> float:
         ends[row] = end
         free[stage] = end
     return float(free.max())
+
+
+@kernel
+def excess_over_time(held: Floats, first: int, order: Ints, table: Ints, free_after: Ints, limit: float) -> float:
+    """Return the sum, over all forwards of a replica, of what its stages hold then above the limit; 0 if the replica fits.
+
+    held: (slots, U) what one action on a slot keeps. first: the replica's first slot. order: its filled microbatches in the order
+    in which they run. table: of their schedule. free_after: (U,) the kind of action after which a unit frees what it keeps.
+    Nothing may be deferred.
+    """
+    holds = np.zeros(table[:, _STAGE].max() + 1)
+    excess = 0.0
+    for row in range(table.shape[0]):
+        stage, kind, unit = table[row, _STAGE], table[row, _KIND], table[row, _UNIT]
+        amount = held[first + order[table[row, _POSITION]], unit]
+        if kind == _FORWARD:
+            holds[stage] += amount
+            excess += max(0.0, holds[stage] - limit)
+        elif kind == free_after[unit]:
+            holds[stage] -= amount
+    return excess
 
 
 @kernel
@@ -64,6 +87,21 @@ def best_simple_order(seconds: Floats, sizes: Floats, filled: Ints, table: Ints)
         if end < least:
             best, least = order, end
     return best
+
+
+@kernel
+def start_orders(
+    seconds: Floats, sizes: Floats, replicas: Ints, filled: int, table: Ints, keep: bool, orders: Ints, ends: Floats
+) -> None:
+    """Put the filled microbatches of the given replicas into their best simple order, and fill in how long that takes.
+
+    seconds: (D, K, S, kinds). sizes: (D, K). replicas: (R,), all of which have so many filled microbatches. table: of their
+    schedule. keep: leave the order as it is. orders: (D, K), changed in place; the filled microbatches come first. ends: (D,).
+    """
+    for r in replicas:
+        if not keep:
+            orders[r, :filled] = best_simple_order(seconds[r], sizes[r], orders[r, :filled].copy(), table)
+        ends[r] = makespan(seconds[r], orders[r, :filled], table)
 
 
 @kernel
@@ -103,14 +141,18 @@ def improve_order(seconds: Floats, order: Ints, table: Ints, tries: int, state: 
 
 
 @kernel
-def best_grades(work: Floats, table: Ints, count: int, first: Floats, growth: Floats) -> Floats:
-    """Find the (count,) relative sizes of microbatches with which a replica is fastest.
+def best_grades(
+    work: Floats, table: Ints, count: int, first: Floats, growth: Floats, held: Floats, free_after: Ints, limit: float
+) -> Floats:
+    """Find the (count,) relative sizes of microbatches with which a replica is fastest, among those that keep a memory limit.
 
     Sizes rise geometrically at the front, from one of `first` by one of `growth`, up to 1, and fall likewise at the rear; all
-    combinations are tried. work: (S, kinds) seconds of all that the replica has to do. table: of the schedule of `count`
-    microbatches.
+    combinations are tried. If none of them fits, all sizes are 1. work: (S, kinds) seconds of all that the replica has to do.
+    table: of the schedule of `count` microbatches. held: (U,) what one action on all samples of the replica at once would keep.
+    free_after, limit: see `excess_over_time`.
     """
     best, least = np.ones(count), np.inf
+    kept = np.empty((count, held.size))
     grades = np.empty(count)
     order = np.arange(count)
     seconds = np.empty((count, *work.shape))
@@ -124,6 +166,9 @@ def best_grades(work: Floats, table: Ints, count: int, first: Floats, growth: Fl
                         total += grades[k]
                     for k in range(count):
                         seconds[k] = work * grades[k] / total
+                        kept[k] = held * grades[k] / total
+                    if limit < np.inf and excess_over_time(kept, 0, order, table, free_after, limit) > 0.0:
+                        continue
                     end = makespan(seconds, order, table)
                     if end < least:
                         least = end

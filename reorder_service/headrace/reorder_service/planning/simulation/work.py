@@ -85,6 +85,9 @@ class Work:
             else slots
         )
 
+        if back is not slots and np.array_equal(back, slots):  # samples cross replicas, but keep the index of their microbatch
+            back = slots
+
         forth_s, back_s = _forth_and_back(batch, batch.costs, slots, back)
         forth_memory, back_memory = (
             (forth_s, back_s) if batch.memory is batch.costs else _forth_and_back(batch, batch.memory, slots, back)

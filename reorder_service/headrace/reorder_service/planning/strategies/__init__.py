@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -11,9 +12,11 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, 
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
+from headrace.reorder_service.planning.search.lightening import lighten
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.memory_limit import excess_memory
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.strategies import arrival, colocated, disttrain, entrain, joint, orchmllm, taper
 from headrace.reorder_service.planning.strategies.auto import fastest
@@ -27,6 +30,11 @@ CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
     "taper": taper.plan_slots,
 }
 """The strategies by name: functions from a batch to the slots of its samples, which depend on nothing but the batch."""
+
+CROSSING = ("orchmllm",)
+"""Strategies that balance each unit by itself, so that samples change their replica between units."""
+OF_FIRST = {"entrain": entrain.plan_first}
+"""Functions that plan the first replicas only, for strategies whose plan of a replica takes longer than dealing the samples."""
 
 AUTO = "auto"
 COLOCATED = "colocated"
@@ -71,7 +79,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
     whatever the strategy, and no time is predicted: the simulator knows only replicas of equal speed.
     """
     if speeds is not None and np.ptp(speeds) > 0:
-        slots = share_by_speed(batch, speeds)
+        slots = leaner(batch, lighten(batch, share_by_speed(batch, speeds)))
         return StepPlan(
             strategy=strategy,
             seed=batch.seed,
@@ -102,15 +110,34 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
 def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
     """Return the strategy that was used in the end (the one that `auto` chose, if asked for) and the (U, n) slots.
 
+    Where its plan exceeds the execution's memory limit, samples move until it fits (`lighten`). Where that does not help, `joint`
+    plans the batch with as little memory as it can; a plan that exceeds the limit even so is returned: `check_memory` refuses it.
+
     Raises ValueError for an unknown strategy.
     """
     if strategy == AUTO and batch.execution.colocated:
         return COLOCATED, colocated.plan_slots(batch)
-    if strategy == AUTO:
-        return fastest(batch, CANDIDATES)
-    if strategy not in CANDIDATES:
+    if strategy != AUTO and strategy not in CANDIDATES:
         raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
-    return strategy, CANDIDATES[strategy](batch)
+    if strategy == AUTO:
+        lightened = {name: partial(_lightened, of_strategy) for name, of_strategy in CANDIDATES.items()}
+        chosen, slots = fastest(batch, lightened, crossing=CROSSING, of_first=OF_FIRST)
+    else:
+        chosen, slots = strategy, _lightened(CANDIDATES[strategy], batch)
+    return ("joint", lean) if (lean := leaner(batch, slots)) is not slots else (chosen, slots)
+
+
+def _lightened(strategy: Callable[[Batch], Slots], batch: Batch) -> Slots:
+    return lighten(batch, strategy(batch))
+
+
+def leaner(batch: Batch, slots: Slots) -> Slots:
+    """Return a plan that exceeds the execution's memory limit less than `slots` do, or `slots` if they fit or are the leanest."""
+    excess = excess_memory(batch, slots)
+    if excess == 0:
+        return slots
+    lean = lighten(batch, joint.lean_slots(batch))
+    return lean if excess_memory(batch, lean) < excess else slots
 
 
 def warm_up() -> None:
@@ -128,4 +155,6 @@ def warm_up() -> None:
         for form in FORMS:
             options = PostBalancing(forms=dict.fromkeys(stages, form), ranks_per_node=1)
             plan("orchmllm", ids, dict.fromkeys(stages, cost), topology, seed=0, execution=Execution(post_balancing=options))
+    tight = Execution(memory_limit=0.51 * cost.sum())  # less than a stage holds in arrival order, so that samples have to move
+    plan("random", ids, dict.fromkeys(stages, cost), topology, seed=0, execution=tight)
     colocated.warm_up()

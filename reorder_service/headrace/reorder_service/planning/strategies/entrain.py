@@ -24,6 +24,7 @@ from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.search.deferral import defer_all
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
+from headrace.reorder_service.planning.slot_order import samples_by_slot
 
 
 def plan_slots(batch: Batch) -> Slots:
@@ -32,6 +33,11 @@ def plan_slots(batch: Batch) -> Slots:
     A sample has one slot in all encoders, and one in the LLM and the generator: the same, or if it is deferred, the next of the
     same replica.
     """
+    return plan_first(batch, batch.topology.replicas)
+
+
+def plan_first(batch: Batch, num_replicas: int) -> Slots:
+    """Plan replicas 0 .. num_replicas - 1 only: the (U, n) slots of `plan_slots` there, and -1 for samples of other replicas."""
     replicas, microbatches = batch.topology.replicas, batch.topology.microbatches
     llm_row = batch.units.index(LLM)
     encoder, llm = batch.costs[:llm_row].sum(axis=0), batch.costs[llm_row]
@@ -39,8 +45,7 @@ def plan_slots(batch: Batch) -> Slots:
     heaviest_first = by_llm[descending(encoder[by_llm])]
     replica = lpt(llm, heaviest_first, replicas)
 
-    narrow = np.min_scalar_type(replicas - 1)  # numpy sorts small integers by radix, in a fifth of the time
-    members = heaviest_first[np.argsort(replica[heaviest_first].astype(narrow), kind="stable")]
+    members = heaviest_first[samples_by_slot(replica[heaviest_first], replicas)]
     counts = np.bincount(replica, minlength=replicas)
     starts = np.concatenate([[0], np.cumsum(counts)])
     encoder, llm = encoder[members], llm[members]
@@ -48,11 +53,13 @@ def plan_slots(batch: Batch) -> Slots:
     used = effective_counts(encoder, starts, microbatches)
     if options.common_count:
         used = np.minimum(used.max(), counts)
+    used, starts, counts = used[:num_replicas], starts[: num_replicas + 1], counts[:num_replicas]
+    members, encoder, llm = members[: starts[-1]], encoder[: starts[-1]], llm[: starts[-1]]
     microbatch = stratify(encoder, llm, starts, used, options.coarse_quantile)
     places = defer_all(llm, starts, microbatch, used)
 
-    slots = np.empty(batch.costs.shape, np.int64)
-    encoder_slot, llm_slot = places + np.repeat(np.arange(replicas) * microbatches, counts)
+    slots = np.full(batch.costs.shape, -1)
+    encoder_slot, llm_slot = places + np.repeat(np.arange(num_replicas) * microbatches, counts)
     slots[:llm_row, members] = encoder_slot
     slots[llm_row:, members] = llm_slot
     return slots

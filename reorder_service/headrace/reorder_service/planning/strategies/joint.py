@@ -7,7 +7,6 @@ next microbatch if that still shortens the step, seldom by more than 1 %.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.search.arrangement import arrange
 from headrace.reorder_service.planning.search.balance import balance_units
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.screening import seconds_within
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
 
 
@@ -32,7 +32,21 @@ def plan_slots(batch: Batch) -> Slots:
     deferred = _with_deferral(batch, equal)
     if (deferred == slots).all():
         return slots
-    return deferred if _seconds(batch, deferred) < _seconds(batch, slots) else slots
+    equal_s = simulate(planned_work(batch, slots)).iteration_s
+    try:
+        return deferred if seconds_within(batch, deferred, equal_s) < equal_s else slots
+    except ValueError:  # it defers more than the schedule can wait for
+        return slots
+
+
+def lean_slots(batch: Batch) -> Slots:
+    """Plan a batch so that its stages hold little: (U, n) slots, equal in all units.
+
+    All K microbatches are used, and they are alike in their activations as well as in their times.
+    """
+    columns = np.concatenate([batch.costs, batch.memory])
+    slot = balance_units(columns, np.ones(batch.topology.microbatches), batch.topology.replicas, batch.seed)
+    return np.broadcast_to(arrange(batch, slot), batch.costs.shape)
 
 
 def _balanced(batch: Batch, count: int) -> Ints:
@@ -40,14 +54,6 @@ def _balanced(batch: Batch, count: int) -> Ints:
     slot = balance_units(batch.costs, np.ones(count), batch.topology.replicas, batch.seed)
     wider: Ints = slot + slot // count * (batch.topology.microbatches - count)
     return wider
-
-
-def _seconds(batch: Batch, slots: Slots) -> float:
-    """Return the simulated seconds of the step; infinity if the plan defers more than the schedule can wait for."""
-    try:
-        return simulate(planned_work(batch, slots)).iteration_s
-    except ValueError:
-        return math.inf
 
 
 def _num_microbatches(batch: Batch) -> int:

@@ -107,7 +107,7 @@ def test_grades_are_the_fastest_of_all_pairs_of_slopes() -> None:
         np.minimum(1, np.minimum(front * rising**k, rear * falling ** (count - 1 - k)))
         for front, rising, rear, falling in itertools.product(first, growth, first, growth)
     ]
-    grades = best_grades(actions(forward), table, count, first, growth)
+    grades = best_grades(actions(forward), table, count, first, growth, forward[:2], np.ones(2, np.int64), np.inf)
     assert seconds(grades) == pytest.approx(min(map(seconds, every)))
     assert seconds(grades) < seconds(np.ones(count))
 
