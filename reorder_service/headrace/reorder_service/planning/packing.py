@@ -85,7 +85,7 @@ def plan_of_samples(plan_of_packs: StepPlan, batch: Batch, packs: Ints) -> StepP
     """Turn the plan of the packs that `pack_batch` made of `batch` into the plan of the samples of `batch`."""
     first_row = np.unique(packs, return_index=True)[1]
     slots = unpack(slots_of(plan_of_packs, batch.sample_ids[first_row]), packs)
-    return replace(plan_of_packs, replicas=batch.replicas(slots))
+    return replace(plan_of_packs, replicas=batch.replicas(slots), unit_replicas=batch.own_replicas(slots))
 
 
 @kernel

@@ -11,6 +11,7 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, 
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
+from headrace.reorder_service.planning.search.unit_dealing import deal, dealt
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
@@ -19,12 +20,12 @@ from headrace.reorder_service.planning.strategies import arrival, colocated, dis
 from headrace.reorder_service.planning.strategies.auto import fastest
 
 CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
-    "random": arrival.plan_slots,
-    "disttrain": disttrain.plan_slots,
-    "entrain": entrain.plan_slots,
-    "orchmllm": orchmllm.plan_slots,
-    "joint": joint.plan_slots,
-    "taper": taper.plan_slots,
+    "random": dealt(arrival.plan_slots),
+    "disttrain": dealt(disttrain.plan_slots),
+    "entrain": dealt(entrain.plan_slots),
+    "orchmllm": dealt(orchmllm.plan_slots),
+    "joint": dealt(joint.plan_slots, exchanging=True),
+    "taper": dealt(taper.plan_slots, exchanging=True),
 }
 """The strategies by name: functions from a batch to the slots of its samples, which depend on nothing but the batch."""
 
@@ -71,13 +72,14 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
     whatever the strategy, and no time is predicted: the simulator knows only replicas of equal speed.
     """
     if speeds is not None and np.ptp(speeds) > 0:
-        slots = share_by_speed(batch, speeds)
+        slots = deal(batch, share_by_speed(batch, speeds))
         return StepPlan(
             strategy=strategy,
             seed=batch.seed,
             generation=generation,
             topology=batch.topology,
             replicas=batch.replicas(slots),
+            unit_replicas=batch.own_replicas(slots),
             chosen="unequal",
             in_flight=planned_work(batch, slots).execution.in_flight,
         )
@@ -93,6 +95,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
         generation=generation,
         topology=batch.topology,
         replicas=batch.replicas(slots),
+        unit_replicas=batch.own_replicas(slots),
         predicted=predicted,
         chosen="" if chosen == strategy else chosen,
         in_flight=in_flight,
