@@ -16,10 +16,10 @@ from headrace.reorder_service.planning.execution import Execution
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# (U, n): slot of every sample in every unit, where slot r * K + k is microbatch k of replica r of that unit. A sample's slots differ
-# between units if it is deferred (to a later microbatch), if a strategy balances each unit separately (on another replica), or if
-# the units have different numbers of replicas. The index of its microbatch never decreases from one unit to the next in pipeline
-# order.
+# (U, n): slot of every sample in every unit, where slot r * K + k is microbatch k of replica r of that unit. A sample's slots
+# differ between units if it is deferred (to a later microbatch), if a strategy balances each unit separately (on another
+# replica), or if the units have different numbers of replicas. The index of its microbatch never decreases from one unit to the
+# next in pipeline order.
 Slots = Ints
 
 _SHORT_SLOTS = 2**16  # so many slots have numbers of 16 bits, which numpy sorts by radix

@@ -115,8 +115,8 @@ class Work:
 def lower_bound(batch: Batch) -> float:
     """Return the seconds that no plan of this batch on this topology can beat.
 
-    That is the larger of two times: the work of the busiest unit, spread over its stages of all its replicas; and the longest path
-    of one sample forward and backward, through the slowest of its encoders, without weight gradients that are put off.
+    That is the larger of two times: the work of the busiest unit, spread over the stages of all its replicas; and the longest
+    path of one sample forward and backward, through the slowest of its encoders, without weight gradients that are put off.
     """
     factors = np.array([batch.execution.factors(unit) for unit in batch.units])
     seconds = batch.costs * factors.sum(axis=1, keepdims=True)

@@ -11,8 +11,8 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, 
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
-from headrace.reorder_service.planning.search.unit_dealing import deal, dealt
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
+from headrace.reorder_service.planning.search.unit_dealing import deal, dealt
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import simulate
