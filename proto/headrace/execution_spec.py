@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from headrace import limits
+from headrace.model_shape import ModelShape
 from headrace.schedule import SCHEDULES, build
 from headrace.user_document import SpecSection
 
@@ -17,6 +18,8 @@ class UnitExecution(SpecSection):
 
     frozen: bool = False
     """Whether the unit's weights are frozen."""
+    frozen_layers: Annotated[int, Field(ge=0, le=limits.MAX_LAYERS)] = 0
+    """Number of the unit's first layers that are frozen; the others are trained."""
     frozen_projector: bool = False
     """Whether the projector from the unit to the next one is frozen."""
     checkpointing: bool = False
@@ -42,7 +45,8 @@ class ExecutionSpec(SpecSection):
     chunks: Annotated[int, Field(ge=1, le=limits.MAX_STAGES)] = 1
     """Number of parts of a unit on each of its stages; more than 1 only for 'interleaved'."""
     in_flight: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] | None = None
-    """Most microbatches that a stage may hold under the 'eager' schedule. None: no limit."""
+    """Most microbatches that a stage may hold under the 'eager' schedule. None: as many as a plan's activations leave within
+    `memory_gib`, or no limit without it."""
     units: dict[str, UnitExecution] = Field(default_factory=dict)
     """The units of which something is frozen or checkpointed, by name; all others learn and keep their activations."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
@@ -67,15 +71,31 @@ class ExecutionSpec(SpecSection):
             raise ValueError("schedule and memory_gib are for pipelines; colocated ranks have max_tokens")
         return self
 
-    def check(self, stages: Mapping[str, int]) -> None:
-        """Raise ValueError where the execution does not fit pipelines with these stages, by unit in pipeline order."""
+    def check(self, stages: Mapping[str, int], shape: ModelShape) -> None:
+        """Raise ValueError where the execution does not fit the job's model, or pipelines with these stages.
+
+        stages: by unit, in pipeline order.
+        """
         unknown = sorted(set(self.units) - set(stages))
         if unknown:
             raise ValueError(f"execution.units names {unknown[0]!r}, but topology.stages has {', '.join(stages)}")
+        for unit, size in self.units.items():
+            if size.frozen and size.frozen_layers:
+                raise ValueError(
+                    f"execution: unit {unit!r} is frozen as a whole, and so are more than its first {size.frozen_layers} layers: "
+                    "take away its frozen or its frozen_layers"
+                )
+            if unit in shape.units and size.frozen_layers >= (layers := shape.units[unit].layers):
+                raise ValueError(
+                    f"execution: {unit!r} of the job's model has {layers} layers, but frozen_layers is {size.frozen_layers}: "
+                    "lower it, or set frozen"
+                )
         if self.units.get(last := list(stages)[-1], UnitExecution()).frozen_projector:
             raise ValueError(f"execution: the last unit, {last!r}, has no projector behind it: take away its frozen_projector")
         build(self.schedule, dict(stages), (), chunks=self.chunks, in_flight=self.in_flight)
 
-    def named(self, option: str) -> frozenset[str]:
-        """Return the units for which `option`, one of UnitExecution's fields, is set."""
-        return frozenset(unit for unit, execution in self.units.items() if getattr(execution, option))
+    def of_units(self, option: str) -> dict[str, Any]:
+        """Return the values of `option`, one of UnitExecution's fields, by unit; units that have its default are left out."""
+        values = {unit: getattr(execution, option) for unit, execution in self.units.items()}
+        default = UnitExecution.model_fields[option].default
+        return {unit: value for unit, value in values.items() if value != default}

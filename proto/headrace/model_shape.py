@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.plan import GENERATOR, LLM
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerShape:
@@ -62,6 +64,12 @@ class ModelShape:
     audio: TransformerShape
     llm: TransformerShape
     generator: TransformerShape | None = None
+
+    @property
+    def units(self) -> dict[str, TransformerShape]:
+        """The transformer stack of every unit that a pipeline can have; the joint encoder's is that of the vision encoder."""
+        stacks = {"encoder": self.vision, "vision": self.vision, "audio": self.audio, LLM: self.llm}
+        return stacks if self.generator is None else {**stacks, GENERATOR: self.generator}
 
 
 def _encoder(layers: int, width: int, heads: int, mlp: int) -> TransformerShape:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from headrace import limits
+from headrace.entrain_settings import EntrainSettings
 from headrace.errors import SpecError
 from headrace.execution_spec import ExecutionSpec
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
@@ -238,6 +239,8 @@ class JobSpec(SpecSection):
     which everything learns, and refuses no trainer."""
     orchmllm: OrchMLLMSettings = OrchMLLMSettings()
     """How strategy `orchmllm`, asked for or tried by `auto`, balances each unit."""
+    entrain: EntrainSettings = EntrainSettings()
+    """How strategy `entrain`, asked for or tried by `auto`, assigns samples to microbatches."""
     pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
     """Pack the samples of a global batch into sequences of this many tokens, and plan these packs. The samples of a pack stay in
     one microbatch, one after the other (`PackedMicrobatch.pack_offsets` of the trainer), and each pack is assumed to cost the LLM
@@ -276,12 +279,17 @@ class JobSpec(SpecSection):
 
     @model_validator(mode="after")
     def _execution_fits_the_topology(self) -> Self:
-        self.execution.check(self.topology.stages)
+        self.execution.check(self.topology.stages, MODEL_SHAPES[self.model])
         return self
 
     @model_validator(mode="after")
     def _orchmllm_fits_the_job(self) -> Self:
         self.orchmllm.check(self.topology.stages, self.strategy)
+        return self
+
+    @model_validator(mode="after")
+    def _entrain_fits_the_job(self) -> Self:
+        self.entrain.check(self.strategy)
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def test_a_limit_that_no_plan_keeps_fails_the_job_with_the_sentence_and_it_can_g
     message = calm.wait_for_state(job, "failed").message
     assert "step 0 of job 'too-tight' cannot be planned: no plan was found within max_tokens: the 16 samples" in message
     assert "its 1 microbatches room for 2,000 each" in message
+
+
+def test_a_job_whose_batches_are_too_small_for_its_stages_is_told_how_large_they_should_be(calm, spec) -> None:
+    planned = {"replicas": 1, "microbatches": 2, "stages": {"vision": 8, "audio": 8, "llm": 144}}
+    job = calm.submit(spec("too-small", steps=8, topology=planned, model="1b"))
+    with calm.client() as client:
+        deadline_s = time.monotonic() + 60
+        while not (warning := client.show(job).warning) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        client.cancel(job)
+    assert "global_batch" in warning
 
 
 def test_trainers_that_run_something_else_are_told_before_their_first_step(calm, spec, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tuning of malloc, so that the C library reuses memory instead of giving it back after every part received over the network.
+"""Tuning of malloc, so that the C library reuses memory instead of giving it back after every received part or large plan.
 
 Flight receives into `malloc` blocks of one MiB or more. By default glibc maps such blocks one by one, or returns the end of its
 heap as soon as parts are freed, and the first touch of a fresh page costs more than the copy into it: that halves the rate of a
@@ -39,7 +39,7 @@ def keep_freed_pages() -> bool:
         return False
     done = bool(mallopt(_M_MMAP_THRESHOLD, _HEAP_BYTES) and mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES))
     log.info(
-        "malloc keeps freed pages for parts to come; %s=1 leaves it alone %s",
+        "malloc keeps freed pages for later use; %s=1 leaves it alone %s",
         KEEP,
         pairs(mmap_threshold_bytes=_HEAP_BYTES, trim_threshold_bytes=_TRIM_BYTES),
     )

@@ -124,7 +124,7 @@ class TopologyRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., topology_json: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps", "paused", "generation", "topology_json", "leader", "term", "ranks", "sources", "up_s", "planned_bytes", "window_bytes", "snapshot", "recoveries", "mixture_json")
+    __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps", "paused", "generation", "topology_json", "leader", "term", "ranks", "sources", "up_s", "planned_bytes", "window_bytes", "snapshot", "recoveries", "warning", "mixture_json")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class JobStatus(_message.Message):
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
     MIXTURE_JSON_FIELD_NUMBER: _ClassVar[int]
     job: str
     state: JobState
@@ -182,8 +183,9 @@ class JobStatus(_message.Message):
     window_bytes: int
     snapshot: _membership_pb2.Snapshot
     recoveries: _containers.RepeatedCompositeFieldContainer[_membership_pb2.Recovered]
+    warning: str
     mixture_json: str
-    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ..., paused: _Optional[bool] = ..., generation: _Optional[int] = ..., topology_json: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., up_s: _Optional[float] = ..., planned_bytes: _Optional[int] = ..., window_bytes: _Optional[int] = ..., snapshot: _Optional[_Union[_membership_pb2.Snapshot, _Mapping]] = ..., recoveries: _Optional[_Iterable[_Union[_membership_pb2.Recovered, _Mapping]]] = ..., mixture_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ..., paused: _Optional[bool] = ..., generation: _Optional[int] = ..., topology_json: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., up_s: _Optional[float] = ..., planned_bytes: _Optional[int] = ..., window_bytes: _Optional[int] = ..., snapshot: _Optional[_Union[_membership_pb2.Snapshot, _Mapping]] = ..., recoveries: _Optional[_Iterable[_Union[_membership_pb2.Recovered, _Mapping]]] = ..., warning: _Optional[str] = ..., mixture_json: _Optional[str] = ...) -> None: ...
 
 class PreprocessorStatus(_message.Message):
     __slots__ = ("preprocessor", "endpoint", "samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "leases", "slots", "occupancy")

@@ -31,6 +31,15 @@ def job(**execution: Any) -> JobSpec:
         ({"units": {"audio": {"frozen": True}}}, "execution.units names 'audio', but topology.stages has vision, llm"),
         ({"units": {"llm": {"frozen_projector": True}}}, "'llm', has no projector behind it"),
         ({"units": {"llm": {"frozen": 1.5}}}, "frozen"),
+        ({"units": {"llm": {"frozen_layers": -1}}}, "frozen_layers"),
+        (
+            {"units": {"llm": {"frozen": True, "frozen_layers": 1}}},
+            "unit 'llm' is frozen as a whole, and so are more than its first 1 layers: take away its frozen or",
+        ),
+        (
+            {"units": {"llm": {"frozen_layers": 4}}},
+            "'llm' of the job's model has 4 layers, but frozen_layers is 4: lower it",
+        ),
         ({"memory_gib": 0}, "memory_gib"),
         ({"memory_gib": True}, "must be a number"),
         ({"bandwidth_gb_s": -1}, "bandwidth_gb_s"),

@@ -49,6 +49,7 @@ def summarise(client: JobsClient, job: str) -> dict[str, Any]:
             {"sample": item.name, "reason": str(item.reason), "detail": item.detail} for item in client.quarantine(job)
         ],
         "bottleneck": None if is_over(status) else str(bottleneck([Look(at_s=0.0, status=status)])),
+        "warning": status.warning or None,
         "ledger_sha256": ledger_sha256(client.ledger(job)),
     }
 
@@ -78,6 +79,8 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
         table.add_row("loss", f"{_text(summary['first_loss'])} at first, {summary['last_loss']:.3f} at last")
     if summary["bottleneck"]:
         table.add_row("bottleneck", summary["bottleneck"])
+    if summary["warning"]:
+        table.add_row("warning", summary["warning"])
     table.add_row("quarantined", str(len(summary["quarantined"])))
     table.add_row("ledger", summary["ledger_sha256"] if summary["steps"] else "no step is committed yet")
     if summary.get("picture"):

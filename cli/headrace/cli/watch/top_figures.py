@@ -45,6 +45,7 @@ def _job(looks: Sequence[Look]) -> dict[str, Any]:
         "steps_per_s": steps_per_s(looks),
         "data_wait_fraction": data_wait(looks),
         "bottleneck": dataclasses.asdict(bottleneck(looks)),
+        "warning": status.warning or None,
         "sources": _sources(status),
         "ranks": [] if status.HasField("snapshot") else [_rank(rank) for rank in status.ranks],
         "nodes": _nodes(status.snapshot) if status.HasField("snapshot") else None,

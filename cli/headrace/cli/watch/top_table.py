@@ -12,6 +12,7 @@ from rich.text import Text
 OVER = ("done", "failed", "cancelled")
 WIDE = 100  # columns from which on there is room for bytes in place of shares
 MAX_RECOVERIES = 3
+_WARNING_LINES = 3  # that a warning takes in a terminal of 80 columns
 MAX_ENDED = 3  # jobs that have ended to list; further ones are counted
 PLAIN_ROWS = 10  # of each table, if the height is not limited
 MIN_ROWS = 3
@@ -31,6 +32,8 @@ def picture(figures: dict[str, Any], *, width: int, height: int | None = None, t
     parts: list[RenderableType] = [Text(trouble, style="bold red") if trouble else _service(figures)]
     for job in shown:
         parts += ["", _head(job), _progress(job), _bottleneck(job["bottleneck"])]
+        if job["warning"]:
+            parts.append(Text(job["warning"], style="yellow"))
         if job["nodes"]:
             parts += ["", *_nodes(job["nodes"], job["recoveries"])]
         if job["sources"] or job["ranks"]:
@@ -48,7 +51,8 @@ def _rows_that_fit(height: int, jobs: list[dict[str, Any]], preprocessors: list[
     """Return the most rows that a table may have for all to fit into `height`; each table counts the rows left out."""
     rows = [len(preprocessors), *(max(len(job["sources"]), len(job["ranks"])) for job in jobs)]
     of_nodes = sum(3 + len(job["recoveries"][-MAX_RECOVERIES:]) for job in jobs if job["nodes"])
-    free = height - _OTHER_LINES - _LINES_PER_JOB * len(jobs) - of_nodes
+    of_warnings = sum(_WARNING_LINES for job in jobs if job["warning"])
+    free = height - _OTHER_LINES - _LINES_PER_JOB * len(jobs) - of_nodes - of_warnings
     return max((most for most in range(MIN_ROWS, height) if sum(min(most, n) for n in rows) <= free), default=MIN_ROWS)
 
 

@@ -157,6 +157,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             planned_steps=sum(step.plan is not None for step in run.cursor.steps.values()),
             planned_bytes=sum(step.num_bytes or 0 for step in run.cursor.steps.values()),
             window_bytes=run.window_bytes,
+            warning=run.warning,
             paused=run.paused,
             generation=run.generation,
             topology_json=run.topology.model_dump_json(),

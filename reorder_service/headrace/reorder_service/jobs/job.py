@@ -249,6 +249,11 @@ class JobRun:
         """How many bytes of decoded steps may be planned ahead; 0: no limit, see `bytes_ahead`."""
         return bytes_ahead(self.spec.window_bytes, self._fleet.stores_bytes)
 
+    @property
+    def warning(self) -> str:
+        """One sentence on how the job could be planned better; empty if nothing is known that would help."""
+        return self._planner.warning
+
     def _may_plan(self) -> bool:
         """Return whether to plan the next step: the job has it and is not paused, its samples are known, the window has room."""
         room = has_room(self.cursor.sizes, window=self.spec.window, window_bytes=self.window_bytes)

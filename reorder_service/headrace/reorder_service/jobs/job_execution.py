@@ -5,24 +5,28 @@ from __future__ import annotations
 import math
 
 from headrace.backward_factors import backward_factors, weight_factor
-from headrace.execution_spec import ExecutionSpec
-from headrace.orchmllm_settings import OrchMLLMSettings
+from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Topology
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
+from headrace.reorder_service.planning.stratification_options import Stratification
+from headrace.spec import JobSpec
 
 
-def execution_of(spec: ExecutionSpec, topology: Topology, orchmllm: OrchMLLMSettings) -> Execution:
-    """Return how pipelines of this topology run the plans, as the planner and its simulator see it.
+def execution_of(job: JobSpec, topology: Topology) -> Execution:
+    """Return how the job's trainers run plans for this topology, as the planner and its simulator see it.
 
     Plans keep every sample on one replica, as the pipelines of a job cannot move it to another.
     """
-    frozen = spec.named("frozen")
+    spec, orchmllm = job.execution, job.orchmllm
+    frozen, layers = spec.of_units("frozen"), MODEL_SHAPES[job.model].units
+    frozen_shares = {unit: number / layers[unit].layers for unit, number in spec.of_units("frozen_layers").items()}
     factors = backward_factors(
         topology.stages,
         frozen=frozen,
-        frozen_projectors=spec.named("frozen_projector"),
-        checkpointing=spec.named("checkpointing"),
+        frozen_projectors=spec.of_units("frozen_projector"),
+        frozen_shares=frozen_shares,
+        checkpointing=spec.of_units("checkpointing"),
     )
     return Execution(
         colocated=spec.meet if spec.trainer == "colocated" else "",
@@ -31,10 +35,13 @@ def execution_of(spec: ExecutionSpec, topology: Topology, orchmllm: OrchMLLMSett
         chunks=spec.chunks,
         in_flight=spec.in_flight,
         backward_factors=factors,
-        weight_gradient_factors={unit: weight_factor(frozen=unit in frozen) for unit in topology.stages},
+        weight_gradient_factors={
+            unit: weight_factor(frozen=unit in frozen, frozen_share=frozen_shares.get(unit, 0.0)) for unit in topology.stages
+        },
         latency_s=spec.latency_us / 1e6,
         bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,
         memory_limit=math.inf if spec.memory_gib is None else spec.memory_gib * 2**30,
+        stratification=Stratification(coarse_quantile=job.entrain.coarse_quantile),
         post_balancing=PostBalancing(
             forms=orchmllm.forms,
             quadratic=orchmllm.quadratic,

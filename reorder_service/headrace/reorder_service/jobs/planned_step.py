@@ -164,7 +164,7 @@ class PlannedStep:
         probes = [self.probes[int(i)] for i in self.sample_ids]
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
         tokens = np.array([probe.num_tokens for probe in probes], np.int64)
-        execution = execution_of(spec.execution, topology, spec.orchmllm)
+        execution = execution_of(spec, topology)
         estimated = estimate(
             probes,
             shape,
@@ -172,7 +172,7 @@ class PlannedStep:
             audio=spec.audio,
             vocab=vocab,
             units=units,
-            checkpointing=spec.execution.named("checkpointing"),
+            checkpointing=spec.execution.of_units("checkpointing"),
             backward_factors=execution.backward_factors,
         )
         self.costs = estimated.seconds

@@ -13,6 +13,7 @@ from headrace.errors import JobFailedError
 from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
+from headrace.reorder_service.jobs.batch_size import BatchSize
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
@@ -41,6 +42,12 @@ class Planner:
         self._manifest = manifest
         self._store = store
         self._orders = orders
+        self._batch_size = BatchSize(spec)
+
+    @property
+    def warning(self) -> str:
+        """One sentence on how the job could be planned better; empty if nothing is known that would help."""
+        return self._batch_size.warning
 
     def step(self, index: int, refs: list[SampleRef], generation: int) -> PlannedStep:
         """Return a new step, of which only the samples are known."""
@@ -89,6 +96,10 @@ class Planner:
                 bubble=plan.predicted.bubble if plan.predicted else 0.0,
             ),
         )
+        if self._batch_size.add(step.costs):
+            await self.in_worker_thread(self._batch_size.judge, topology.topology())
+            if self.warning:
+                log.warning("could be planned better %s", pairs(job=self._job, why=self.warning))
 
     async def hand_out(
         self,

@@ -41,7 +41,7 @@ def run(code: str, **environment: str) -> list[str]:
 
 def test_memory_of_parts_that_are_gone_is_used_for_the_next_ones() -> None:
     lines = run("print(keep_freed_pages(), keep_freed_pages()); print(faults() > 10_000, faults() < 100, faults() < 100)")
-    assert lines[0].startswith("malloc keeps freed pages for parts to come; HEADRACE_KEEP_MALLOC=1 leaves it alone")
+    assert lines[0].startswith("malloc keeps freed pages for later use; HEADRACE_KEEP_MALLOC=1 leaves it alone")
     assert lines[1:] == ["True True", "True True True"], "said once; the first time costs 256 pages a block, then none"
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.execution_spec import ExecutionSpec
-from headrace.orchmllm_settings import OrchMLLMSettings
+from headrace.entrain_settings import EntrainSettings
 from headrace.plan import StepPlan, Topology
 from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.planned_step import PlannedStep
@@ -49,7 +48,7 @@ def seconds(**execution: Any) -> float:
 
 
 def test_a_job_that_says_nothing_is_planned_as_an_ideal_1f1b_pipeline_in_which_all_learns() -> None:
-    assumed, ideal = execution_of(ExecutionSpec(), TOPOLOGY, OrchMLLMSettings()), Execution()
+    assumed, ideal = execution_of(job(), TOPOLOGY), Execution()
     for unit in STAGES:
         assert assumed.factors(unit) == ideal.factors(unit)
     assert (assumed.schedule, assumed.memory_limit, assumed.bytes_per_s) == ("1f1b", math.inf, math.inf)
@@ -58,7 +57,7 @@ def test_a_job_that_says_nothing_is_planned_as_an_ideal_1f1b_pipeline_in_which_a
 def test_what_the_job_says_reaches_the_planner() -> None:
     units = {"vision": {"frozen": True}, "llm": {"checkpointing": True}}
     spec = job(schedule="zero-bubble", units=units, memory_gib=2, bandwidth_gb_s=25, latency_us=10)
-    execution = execution_of(spec.execution, TOPOLOGY, spec.orchmllm)
+    execution = execution_of(spec, TOPOLOGY)
     assert execution.schedule == "zero-bubble"
     assert execution.backward_factor("vision") == 0, "nothing in front of it learns"
     assert execution.backward_factor("llm") == 3, "the projector of vision learns, and the forward runs again"
@@ -67,7 +66,20 @@ def test_what_the_job_says_reaches_the_planner() -> None:
 
 def test_a_frozen_projector_leaves_a_frozen_llm_nothing_to_do_in_its_backward() -> None:
     units = {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"frozen": True}}
-    assert execution_of(job(units=units).execution, TOPOLOGY, OrchMLLMSettings()).backward_factor("llm") == 0
+    assert execution_of(job(units=units), TOPOLOGY).backward_factor("llm") == 0
+
+
+def test_frozen_first_layers_take_their_share_of_the_backward_away() -> None:
+    units = {"vision": {"frozen_layers": 24}, "llm": {"frozen_layers": 7}}
+    execution = execution_of(job(units=units, schedule="zero-bubble"), TOPOLOGY)
+    assert execution.backward_factor("vision") == pytest.approx(2 * 8 / 32), "24 of 32 layers have nothing to do"
+    assert execution.backward_factor("llm") == pytest.approx(1 + 21 / 28), "7 of 28 layers only pass gradients on"
+    assert execution.factors("llm")[2] == pytest.approx(21 / 28)
+
+
+def test_entrains_threshold_reaches_the_planner() -> None:
+    spec = job().model_copy(update={"entrain": EntrainSettings(coarse_quantile=0.9)})
+    assert execution_of(spec, TOPOLOGY).stratification.coarse_quantile == 0.9
 
 
 def test_the_forecast_of_a_step_follows_what_the_trainers_run() -> None:
@@ -116,7 +128,7 @@ def vision_batches(**settings: Any) -> list[tuple[int, ...]]:
 def test_what_the_job_says_of_orchmllm_reaches_the_planner() -> None:
     settings = {"forms": {"vision": "fourth", "llm": "third"}, "lambda": 0.3, "tolerance": 0.02, "ranks_per_node": 2}
     spec = of_orchmllm(**settings)
-    options = execution_of(spec.execution, TOPOLOGY, spec.orchmllm).post_balancing
+    options = execution_of(spec, TOPOLOGY).post_balancing
     assert options == PostBalancing(forms={"vision": "fourth", "llm": "third"}, quadratic=0.3, tolerance=0.02, ranks_per_node=2)
 
 

@@ -18,7 +18,7 @@ from headrace.plan import GENERATOR, LLM
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.pipeline.gradient_flow import has_trainable_upstream
-from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, unit_shapes
+from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
 
 
 class UnitCosts(NamedTuple):
@@ -39,7 +39,7 @@ def layer_costs(
     joined = {ENCODER: image.merge**2, "vision": image.merge**2, "audio": audio.frames_per_token // STRIDE}
     costs = {}
     for unit, size in topology.units.items():
-        stack = unit_shapes(shape)[unit]
+        stack = shape.units[unit]
         if unit == LLM:
             end, end_frozen = vocab_size * stack.width, size.frozen
         elif unit == GENERATOR:

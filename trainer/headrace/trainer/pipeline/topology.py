@@ -253,7 +253,7 @@ class PipelineTopology(BaseModel):
         for name in ("trainer", "schedule", "chunks", "in_flight"):
             yield name, getattr(self.execution, name), getattr(planned, name)
         for option in UnitExecution.model_fields:
-            yield f"{option} units", self.execution.named(option), planned.named(option)
+            yield f"{option} units", self.execution.of_units(option), planned.of_units(option)
 
     def check_strategy(self, strategy: str) -> None:
         """Raise UserError if plans of this strategy would send samples to replicas of a unit that do not get their data.
@@ -275,7 +275,7 @@ class PipelineTopology(BaseModel):
 
         shape: the shape of the job's model.
         """
-        stacks = unit_shapes(shape)
+        stacks = shape.units
         for unit in self.units:
             if unit not in stacks:
                 raise UserError(f"the model has no unit {unit!r}, only {', '.join(stacks)}: take {unit!r} out of units")
@@ -331,18 +331,12 @@ class PipelineTopology(BaseModel):
         return ", ".join(f"{unit} {size}" for unit, size in self.units.items())
 
 
-def unit_shapes(shape: ModelShape) -> dict[str, TransformerShape]:
-    """Return the shape of each unit's transformer stack, by unit name. The joint encoder has the shape of the vision encoder."""
-    stacks = {ENCODER: shape.vision, "vision": shape.vision, "audio": shape.audio, LLM: shape.llm}
-    return stacks if shape.generator is None else {**stacks, GENERATOR: shape.generator}
-
-
 def load_topology_yaml(path: Path) -> PipelineTopology:
     """Load a topology from a YAML file. Raises SpecError."""
     return parse(PipelineTopology, read_yaml(path, "topology"), "topology")
 
 
 def _in_words(value: object) -> str:
-    if isinstance(value, frozenset):
-        return ", ".join(sorted(value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(unit if setting is True else f"{unit} ({setting})" for unit, setting in sorted(value.items())) or "none"
     return str(value)

@@ -16,7 +16,7 @@ from headrace.spec import AudioSpec, ImageSpec, parse, read_yaml
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.layer_partition import layer_costs
-from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, UnitTopology, unit_shapes
+from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, UnitTopology
 from headrace.v1 import membership_pb2
 
 Ints = npt.NDArray[np.int64]
@@ -106,7 +106,7 @@ def nodes_message(
         profile.memory_bytes = int(spec.memory_gib * 2**30)
     for unit in topology.units:
         seconds = rows.get(unit, 1) * np.sum(costs[unit], axis=0)
-        num_bytes = _layer_bytes(unit_shapes(shape)[unit], vocab_size if unit == LLM else 0, frozen=spec.units[unit].frozen)
+        num_bytes = _layer_bytes(shape.units[unit], vocab_size if unit == LLM else 0, frozen=spec.units[unit].frozen)
         if unit == ENCODER:  # it cannot be cut
             seconds, num_bytes = seconds.sum(keepdims=True), num_bytes.sum(keepdims=True)
         profile.units.add(unit=unit, num_layers=len(seconds))
