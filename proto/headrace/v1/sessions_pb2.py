@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import common_pb2 as headrace_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadrace/v1/sessions.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\xe7\x01\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x11\n\tnum_ranks\x18\x03 \x01(\x05\x12\x18\n\x0bresume_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\ngeneration\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x08replicas\x18\x06 \x03(\x05\x12\x10\n\x08together\x18\x07 \x01(\x08\x12\x0f\n\x07patient\x18\x10 \x01(\x08\x12\x10\n\x08\x63\x61tch_up\x18\x12 \x01(\x05\x12\x11\n\tcontinues\x18\x11 \x01(\tB\x0e\n\x0c_resume_stepB\r\n\x0b_generation\"\xa6\x01\n\tOpenReply\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x11\n\tnext_step\x18\x03 \x01(\x03\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12+\n\nvocabulary\x18\x05 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\x12\x0f\n\x07waiting\x18\x10 \x01(\t\x12\x10\n\x08occupied\x18\x11 \x01(\x08\"\x1f\n\x0cPlansRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"4\n\nPlanEvents\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.headrace.v1.PlanEvent\"\x92\x01\n\tPlanEvent\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x15.headrace.v1.RankPlanH\x00\x12-\n\x08location\x18\x02 \x01(\x0b\x32\x19.headrace.v1.PartLocationH\x00\x12&\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x15.headrace.v1.JobEndedH\x00\x42\x07\n\x05\x65vent\"\x8d\x01\n\x08RankPlan\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x31\n\x0cmicrobatches\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.RankMicrobatch\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12%\n\x05whole\x18\x10 \x01(\x0b\x32\x16.headrace.v1.WholePlanJ\x04\x08\x04\x10\x05\"\xc9\x01\n\tWholePlan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\x05\x12\x14\n\x0cmicrobatches\x18\x06 \x01(\x05\x12\x14\n\x0c\x66irst_sample\x18\x07 \x01(\x03\x12\'\n\x05units\x18\x08 \x03(\x0b\x32\x18.headrace.v1.PlannedUnit\x12\x11\n\tin_flight\x18\t \x01(\x05\"L\n\x0bPlannedUnit\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x0e\n\x06stages\x18\x02 \x01(\x05\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x05\x12\x0f\n\x07samples\x18\x04 \x03(\x03\"\xb2\x01\n\x0eRankMicrobatch\x12\x0f\n\x07replica\x18\x01 \x01(\x05\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0f\n\x07tickets\x18\x03 \x03(\t\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x05\x12\'\n\x05parts\x18\x05 \x03(\x0b\x32\x18.headrace.v1.PartSamples\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12 \n\x05packs\x18\x10 \x03(\x0b\x32\x11.headrace.v1.Pack\"\x1a\n\x04Pack\x12\x12\n\nsample_ids\x18\x01 \x03(\x03\"!\n\x0bPartSamples\x12\x12\n\nsample_ids\x18\x01 \x03(\x03\"Q\n\x0cPartLocation\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x10\n\x08left_out\x18\x04 \x03(\x03\"\x1b\n\x08JobEnded\x12\x0f\n\x07message\x18\x01 \x01(\t\"C\n\x11ReportLostRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\t\x12\r\n\x05lease\x18\x03 \x01(\t\"\x11\n\x0fReportLostReply\"\x9b\x01\n\rCommitRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0e\n\x06step_s\x18\x05 \x01(\x01\x12\x13\n\x0b\x64\x61ta_wait_s\x18\x06 \x01(\x01\x12\x0c\n\x04wait\x18\x10 \x01(\x08\"1\n\x0b\x43ommitReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\x12\x0f\n\x07missing\x18\x10 \x03(\x05\"\x1f\n\x0c\x43loseRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\x0c\n\nCloseReply2\xcc\x02\n\x08Sessions\x12\x38\n\x04Open\x12\x18.headrace.v1.OpenRequest\x1a\x16.headrace.v1.OpenReply\x12=\n\x05Plans\x12\x19.headrace.v1.PlansRequest\x1a\x17.headrace.v1.PlanEvents0\x01\x12J\n\nReportLost\x12\x1e.headrace.v1.ReportLostRequest\x1a\x1c.headrace.v1.ReportLostReply\x12>\n\x06\x43ommit\x12\x1a.headrace.v1.CommitRequest\x1a\x18.headrace.v1.CommitReply\x12;\n\x05\x43lose\x12\x19.headrace.v1.CloseRequest\x1a\x17.headrace.v1.CloseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadrace/v1/sessions.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\xe7\x01\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x11\n\tnum_ranks\x18\x03 \x01(\x05\x12\x18\n\x0bresume_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\ngeneration\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x08replicas\x18\x06 \x03(\x05\x12\x10\n\x08together\x18\x07 \x01(\x08\x12\x0f\n\x07patient\x18\x10 \x01(\x08\x12\x10\n\x08\x63\x61tch_up\x18\x12 \x01(\x05\x12\x11\n\tcontinues\x18\x11 \x01(\tB\x0e\n\x0c_resume_stepB\r\n\x0b_generation\"\xa6\x01\n\tOpenReply\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x11\n\tnext_step\x18\x03 \x01(\x03\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12+\n\nvocabulary\x18\x05 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\x12\x0f\n\x07waiting\x18\x10 \x01(\t\x12\x10\n\x08occupied\x18\x11 \x01(\x08\"\x1f\n\x0cPlansRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"4\n\nPlanEvents\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.headrace.v1.PlanEvent\"\x92\x01\n\tPlanEvent\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x15.headrace.v1.RankPlanH\x00\x12-\n\x08location\x18\x02 \x01(\x0b\x32\x19.headrace.v1.PartLocationH\x00\x12&\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x15.headrace.v1.JobEndedH\x00\x42\x07\n\x05\x65vent\"\x8d\x01\n\x08RankPlan\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x31\n\x0cmicrobatches\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.RankMicrobatch\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12%\n\x05whole\x18\x10 \x01(\x0b\x32\x16.headrace.v1.WholePlanJ\x04\x08\x04\x10\x05\"\xf2\x01\n\tWholePlan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\x05\x12\x14\n\x0cmicrobatches\x18\x06 \x01(\x05\x12\x14\n\x0c\x66irst_sample\x18\x07 \x01(\x03\x12\'\n\x05units\x18\x08 \x03(\x0b\x32\x18.headrace.v1.PlannedUnit\x12\'\n\x05\x64\x65\x61lt\x18\n \x03(\x0b\x32\x18.headrace.v1.PlannedUnit\x12\x11\n\tin_flight\x18\t \x01(\x05\"L\n\x0bPlannedUnit\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x0e\n\x06stages\x18\x02 \x01(\x05\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x05\x12\x0f\n\x07samples\x18\x04 \x03(\x03\"\xb2\x01\n\x0eRankMicrobatch\x12\x0f\n\x07replica\x18\x01 \x01(\x05\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0f\n\x07tickets\x18\x03 \x03(\t\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x05\x12\'\n\x05parts\x18\x05 \x03(\x0b\x32\x18.headrace.v1.PartSamples\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12 \n\x05packs\x18\x10 \x03(\x0b\x32\x11.headrace.v1.Pack\"\x1a\n\x04Pack\x12\x12\n\nsample_ids\x18\x01 \x03(\x03\"!\n\x0bPartSamples\x12\x12\n\nsample_ids\x18\x01 \x03(\x03\"Q\n\x0cPartLocation\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x10\n\x08left_out\x18\x04 \x03(\x03\"\x1b\n\x08JobEnded\x12\x0f\n\x07message\x18\x01 \x01(\t\"C\n\x11ReportLostRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\t\x12\r\n\x05lease\x18\x03 \x01(\t\"\x11\n\x0fReportLostReply\"\x9b\x01\n\rCommitRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0e\n\x06step_s\x18\x05 \x01(\x01\x12\x13\n\x0b\x64\x61ta_wait_s\x18\x06 \x01(\x01\x12\x0c\n\x04wait\x18\x10 \x01(\x08\"1\n\x0b\x43ommitReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\x12\x0f\n\x07missing\x18\x10 \x03(\x05\"\x1f\n\x0c\x43loseRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\x0c\n\nCloseReply2\xcc\x02\n\x08Sessions\x12\x38\n\x04Open\x12\x18.headrace.v1.OpenRequest\x1a\x16.headrace.v1.OpenReply\x12=\n\x05Plans\x12\x19.headrace.v1.PlansRequest\x1a\x17.headrace.v1.PlanEvents0\x01\x12J\n\nReportLost\x12\x1e.headrace.v1.ReportLostRequest\x1a\x1c.headrace.v1.ReportLostReply\x12>\n\x06\x43ommit\x12\x1a.headrace.v1.CommitRequest\x1a\x18.headrace.v1.CommitReply\x12;\n\x05\x43lose\x12\x19.headrace.v1.CloseRequest\x1a\x17.headrace.v1.CloseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,31 +45,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RANKPLAN']._serialized_start=709
   _globals['_RANKPLAN']._serialized_end=850
   _globals['_WHOLEPLAN']._serialized_start=853
-  _globals['_WHOLEPLAN']._serialized_end=1054
-  _globals['_PLANNEDUNIT']._serialized_start=1056
-  _globals['_PLANNEDUNIT']._serialized_end=1132
-  _globals['_RANKMICROBATCH']._serialized_start=1135
-  _globals['_RANKMICROBATCH']._serialized_end=1313
-  _globals['_PACK']._serialized_start=1315
-  _globals['_PACK']._serialized_end=1341
-  _globals['_PARTSAMPLES']._serialized_start=1343
-  _globals['_PARTSAMPLES']._serialized_end=1376
-  _globals['_PARTLOCATION']._serialized_start=1378
-  _globals['_PARTLOCATION']._serialized_end=1459
-  _globals['_JOBENDED']._serialized_start=1461
-  _globals['_JOBENDED']._serialized_end=1488
-  _globals['_REPORTLOSTREQUEST']._serialized_start=1490
-  _globals['_REPORTLOSTREQUEST']._serialized_end=1557
-  _globals['_REPORTLOSTREPLY']._serialized_start=1559
-  _globals['_REPORTLOSTREPLY']._serialized_end=1576
-  _globals['_COMMITREQUEST']._serialized_start=1579
-  _globals['_COMMITREQUEST']._serialized_end=1734
-  _globals['_COMMITREPLY']._serialized_start=1736
-  _globals['_COMMITREPLY']._serialized_end=1785
-  _globals['_CLOSEREQUEST']._serialized_start=1787
-  _globals['_CLOSEREQUEST']._serialized_end=1818
-  _globals['_CLOSEREPLY']._serialized_start=1820
-  _globals['_CLOSEREPLY']._serialized_end=1832
-  _globals['_SESSIONS']._serialized_start=1835
-  _globals['_SESSIONS']._serialized_end=2167
+  _globals['_WHOLEPLAN']._serialized_end=1095
+  _globals['_PLANNEDUNIT']._serialized_start=1097
+  _globals['_PLANNEDUNIT']._serialized_end=1173
+  _globals['_RANKMICROBATCH']._serialized_start=1176
+  _globals['_RANKMICROBATCH']._serialized_end=1354
+  _globals['_PACK']._serialized_start=1356
+  _globals['_PACK']._serialized_end=1382
+  _globals['_PARTSAMPLES']._serialized_start=1384
+  _globals['_PARTSAMPLES']._serialized_end=1417
+  _globals['_PARTLOCATION']._serialized_start=1419
+  _globals['_PARTLOCATION']._serialized_end=1500
+  _globals['_JOBENDED']._serialized_start=1502
+  _globals['_JOBENDED']._serialized_end=1529
+  _globals['_REPORTLOSTREQUEST']._serialized_start=1531
+  _globals['_REPORTLOSTREQUEST']._serialized_end=1598
+  _globals['_REPORTLOSTREPLY']._serialized_start=1600
+  _globals['_REPORTLOSTREPLY']._serialized_end=1617
+  _globals['_COMMITREQUEST']._serialized_start=1620
+  _globals['_COMMITREQUEST']._serialized_end=1775
+  _globals['_COMMITREPLY']._serialized_start=1777
+  _globals['_COMMITREPLY']._serialized_end=1826
+  _globals['_CLOSEREQUEST']._serialized_start=1828
+  _globals['_CLOSEREQUEST']._serialized_end=1859
+  _globals['_CLOSEREPLY']._serialized_start=1861
+  _globals['_CLOSEREPLY']._serialized_end=1873
+  _globals['_SESSIONS']._serialized_start=1876
+  _globals['_SESSIONS']._serialized_end=2208
 # @@protoc_insertion_point(module_scope)
