@@ -12,7 +12,7 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
-from headrace.reorder_service.planning.search.unit_dealing import deal, dealt
+from headrace.reorder_service.planning.search.unit_dealing import dealt
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import simulate
@@ -72,7 +72,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
     whatever the strategy, and no time is predicted: the simulator knows only replicas of equal speed.
     """
     if speeds is not None and np.ptp(speeds) > 0:
-        slots = deal(batch, share_by_speed(batch, speeds))
+        slots = dealt(lambda even: share_by_speed(even, speeds))(batch)
         return StepPlan(
             strategy=strategy,
             seed=batch.seed,
