@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from headrace.plan import GENERATOR, StepPlan, Topology
+from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.spec import parse
 from headrace.trainer.models.multimodal import MultimodalModel, initialise
@@ -119,4 +120,7 @@ def _plan(case: Case, topology: PipelineTopology, step: int) -> StepPlan:
     rows = _rows(step, case.has_audio)
     ids = np.array([row["sample_id"] for row in rows])
     planned = Topology(replicas=topology.units["llm"].dp, microbatches=MICROBATCHES, stages=topology.stages)
-    return make_plan(case.strategy, ids, costs_of(rows, topology.stages), planned, seed=step)
+    own = {unit: dp for unit, dp in topology.replicas.items() if unit != "llm"}
+    return make_plan(
+        case.strategy, ids, costs_of(rows, topology.stages), planned, seed=step, execution=Execution(unit_replicas=own)
+    )

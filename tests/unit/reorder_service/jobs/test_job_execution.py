@@ -64,6 +64,15 @@ def test_what_the_job_says_reaches_the_planner() -> None:
     assert (execution.memory_limit, execution.bytes_per_s, execution.latency_s) == (2 * 2**30, 25e9, 1e-5)
 
 
+def test_the_planner_deals_samples_to_the_replicas_that_the_job_says_a_unit_has() -> None:
+    spec = job(units={"vision": {"dp": 3}})
+    assert execution_of(spec, TOPOLOGY).unit_replicas == {"vision": 3}
+    plan = planned(spec).plan
+    assert isinstance(plan, StepPlan)
+    assert [len(replica) for replica in plan.unit_replicas["vision"]] == [4, 4, 4]
+    assert seconds(units={"vision": {"dp": 1}}) > seconds() > seconds(units={"vision": {"dp": 4}})
+
+
 def test_a_frozen_projector_leaves_a_frozen_llm_nothing_to_do_in_its_backward() -> None:
     units = {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"frozen": True}}
     assert execution_of(job(units=units), TOPOLOGY).backward_factor("llm") == 0

@@ -15,6 +15,7 @@ from headrace.plan import StepPlan, Topology
 from headrace.reorder_service.api.sessions import plan_events
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import EventBatch, Sessions
+from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.sample import SampleRef
 from headrace.spec import STRATEGIES
@@ -43,14 +44,14 @@ def fed(topology: PipelineTopology, plan: StepPlan) -> None:
         assert all(needed & set(of_part) for of_part in samples.values()), "no part is fetched for nothing"
 
 
-def planned(strategy: str, dp: int, microbatches: int, samples: int, seed: int) -> StepPlan:
+def planned(strategy: str, dp: int, microbatches: int, samples: int, seed: int, own: dict[str, int] | None = None) -> StepPlan:
     rng = np.random.default_rng(seed)
     costs = {
         "vision": rng.lognormal(0, 1.2, samples) * (rng.random(samples) < 0.7) + 1e-4,
         "llm": rng.lognormal(0, 0.8, samples),
     }
-    stages = {"vision": 1, "llm": 1}
-    return make_plan(strategy, np.arange(samples), costs, Topology(replicas=dp, microbatches=microbatches, stages=stages), seed)
+    topology = Topology(replicas=dp, microbatches=microbatches, stages={"vision": 1, "llm": 1})
+    return make_plan(strategy, np.arange(samples), costs, topology, seed, execution=Execution(unit_replicas=own or {}))
 
 
 def topology_of(vision: int, llm: int) -> PipelineTopology:
@@ -70,6 +71,17 @@ def test_every_process_can_be_fed_by_every_strategy_that_the_topology_takes(
     except UserError:
         return
     fed(topology, planned(strategy, llm, microbatches, samples, seed))
+    fed(topology, planned(strategy, llm, microbatches, samples, seed, {"vision": vision}))
+
+
+def test_processes_follow_the_plan_where_a_unit_has_replicas_of_its_own() -> None:
+    plan = planned("joint", 2, 4, 32, 0, {"vision": 3})
+    routes = Routes(plan, {"vision": 3, "llm": 2})
+    for replica in range(3):
+        taken = [portion.samples for portion in routes.portions("vision", replica)]
+        assert taken == [samples for samples in plan.unit_replicas["vision"][replica] if samples]
+    with pytest.raises(ValueError, match="the plan deals unit 'vision' to 3 replicas, not to 4"):
+        Routes(plan, {"vision": 4, "llm": 2})
 
 
 def test_a_plan_that_sends_samples_elsewhere_is_refused_all_the_same() -> None:

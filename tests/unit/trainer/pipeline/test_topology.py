@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError, UserError
-from headrace.execution_spec import ExecutionSpec
+from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.model_shape import MODEL_SHAPES
 from headrace.spec import STRATEGIES
 from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
@@ -310,3 +310,14 @@ def test_trainers_that_run_something_else_than_is_planned_for_are_told_both() ->
             topology.check_execution(topology.execution.model_copy(update=change))
     with pytest.raises(UserError, match="the job plans for trainer colocated, but the topology of the trainers has pipeline: "):
         topology.check_execution(ExecutionSpec(trainer="colocated"))
+
+
+def test_a_job_is_planned_for_the_dp_of_each_unit_and_trainers_with_another_are_told_both() -> None:
+    topology = topology_of({"vision": {"dp": 3}, "audio": {"dp": 2}, "llm": {"dp": 2}})
+    assert topology.execution.of_units("dp") == {"vision": 3}, "audio has as many as the llm"
+    topology.check_execution(topology.execution)
+    spelled_out = {"vision": UnitExecution(dp=3), "audio": UnitExecution(dp=2)}
+    topology.check_execution(ExecutionSpec(units=spelled_out))
+    sentence = r"the job plans for units with a dp of their own none, but the topology of the trainers has vision \(3\): change"
+    with pytest.raises(UserError, match=sentence):
+        topology.check_execution(ExecutionSpec(latency_us=1.0))
