@@ -75,7 +75,7 @@ def test_every_process_can_be_fed_by_every_strategy_that_the_topology_takes(
 
 
 def test_processes_follow_the_plan_where_a_unit_has_replicas_of_its_own() -> None:
-    plan = planned("joint", 2, 4, 32, 0, {"vision": 3})
+    plan = planned("disttrain", 2, 4, 32, 0, {"vision": 3})
     routes = Routes(plan, {"vision": 3, "llm": 2})
     for replica in range(3):
         taken = [portion.samples for portion in routes.portions("vision", replica)]
