@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.planning.inputs import FAMILIES, GENERATOR, OMNI, SEED, SYNTHCHART, Family, resampled
+from benchmarks.planning.inputs import FAMILIES, GENERATOR, LLAVA, OMNI, SEED, SYNTHCHART, Family, resampled
 from benchmarks.report import RESULTS, Report, Rival, Row, Section, at_most
 from benchmarks.timing import Timing, progress, time_calls
 from headrace.plan import Topology
@@ -25,10 +25,11 @@ from headrace.reorder_service.planning.batch import Batch, Slots, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 from headrace.reorder_service.planning.simulation.colocated_step import predict, sample_seconds
-from headrace.reorder_service.planning.strategies import arrival, colocated, run_strategy
+from headrace.reorder_service.planning.strategies import AUTO, CANDIDATES, arrival, colocated, run_strategy
 from headrace.transport.malloc import keep_freed_pages
 
 TABLES = (*FAMILIES, OMNI, GENERATOR)
+STRATEGY_TABLES = (SYNTHCHART, LLAVA)
 SHAPES = ((8, 4, 8, 1.02), (64, 2, 8, 1.02), (1024, 1, 12, 1.005))
 """Ranks, microbatches, samples a microbatch, and the goal of the time over the even share."""
 TIGHT = 1.05
@@ -52,7 +53,7 @@ def main() -> None:
         benchmark="colocated",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         quick=options.quick,
-        sections=[*_quality(draws), *_limits(draws), _speed()],
+        sections=[*_quality(draws), _strategies(draws), *_limits(draws), _speed()],
     )
     report.write(options.results / "colocated.json")
     report.show()
@@ -93,6 +94,28 @@ def _quality(draws: int) -> Iterator[Section]:
             )
         title = f"step over the even share: {ranks:,} ranks x {microbatches}, {per} samples each; ranks meet at every microbatch"
         yield Section(title=title, rows=rows)
+
+
+def _strategies(draws: int) -> Section:
+    """The plan of every strategy, as ranks run it that have all units. The strategies but `auto` plan for pipelines."""
+    ranks, microbatches, per, goal = SHAPES[1]
+    rows = []
+    for family in STRATEGY_TABLES:
+        progress(f"strategies: {family.name}")
+        batches = [_batch(family, ranks, microbatches, per, "microbatch", seed=SEED + i) for i in range(draws)]
+        for strategy in (*CANDIDATES, AUTO):
+            if strategy == AUTO:
+                rows.append(
+                    Row(name=f"{family.name}, {strategy}", value=_worst(batches, colocated.plan_slots), goal=at_most(goal))
+                )
+            else:
+                rows.append(
+                    Row(name=f"{family.name}, {strategy}", value=_worst(batches, partial(_as_pipeline, strategy=strategy)))
+                )
+    title = (
+        f"step over the even share, by strategy: {ranks:,} ranks x {microbatches}, {per} samples each, which meet at every one"
+    )
+    return Section(title=title, rows=rows)
 
 
 def _limits(draws: int) -> Iterator[Section]:
@@ -174,12 +197,12 @@ def _lpt(batch: Batch) -> Slots:
     return np.broadcast_to((place % ranks * microbatches + place // ranks)[bins], batch.costs.shape)
 
 
-def _as_pipeline(batch: Batch) -> Slots:
-    """What `auto` plans where it is not told that ranks have all units. A rank works on what the LLM has there."""
+def _as_pipeline(batch: Batch, strategy: str = AUTO) -> Slots:
+    """Return the plan of a strategy that is not told that ranks have all units. A rank works on what the LLM has there."""
     costs = dict(zip(batch.units, batch.costs, strict=True))
     pipeline = make_batch(batch.sample_ids, costs, batch.topology, SEED, execution=Execution())
     llm = batch.units.index("llm")
-    return np.broadcast_to(run_strategy("auto", pipeline)[1][llm], batch.costs.shape)
+    return np.broadcast_to(run_strategy(strategy, pipeline)[1][llm], batch.costs.shape)
 
 
 if __name__ == "__main__":

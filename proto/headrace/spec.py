@@ -346,10 +346,13 @@ class JobSpec(SpecSection):
     def is_same_job(self, submitted: JobSpec) -> bool:
         """Return whether submitting that spec means this job: it is equal, or only adds an `execution` to one that has none.
 
-        So a job of a former release, which had no such section, goes on when it is submitted with a topology.
+        So a job of a former release, which had no such section, goes on when it is submitted with a topology, whose stages come
+        with its execution.
         """
-        silent = self.execution == ExecutionSpec()
-        return self == (submitted.model_copy(update={"execution": self.execution}) if silent else submitted)
+        if self.execution == ExecutionSpec() != submitted.execution:
+            topology = submitted.topology.model_copy(update={"stages": self.topology.stages})
+            submitted = submitted.model_copy(update={"execution": self.execution, "topology": topology})
+        return self == submitted
 
     def to_json(self) -> str:
         """Return the canonical JSON form, with every field."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import yaml
 
 from headrace import trainer
 from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.execution_spec import ExecutionSpec
 from headrace.ledger import ledger_sha256
-from headrace.spec import load_spec_json
+from headrace.spec import JobSpec, load_spec_json
 from tests.integration.trainers import start, wait
 
 pytestmark = pytest.mark.integration
@@ -39,7 +41,7 @@ def test_a_limit_that_no_plan_keeps_fails_the_job_with_the_sentence_and_it_can_g
     execution = {"trainer": "colocated", "max_tokens": 2_000}
     job = calm.submit(spec("too-tight", steps=2, execution=execution, topology=planned, text={"max_tokens": 2_000}))
     message = calm.wait_for_state(job, "failed").message
-    assert "step 0 of job 'too-tight' cannot be planned: no plan was found within max_tokens: the 16 samples" in message
+    assert "of job 'too-tight' cannot be planned: no plan was found within max_tokens: the 16 samples" in message
     assert "its 1 microbatches room for 2,000 each" in message
 
 
@@ -66,14 +68,30 @@ def test_trainers_that_run_something_else_are_told_before_their_first_step(calm,
 
 
 def test_a_job_that_is_submitted_with_a_topology_is_planned_for_it(calm, spec, tmp_path: Path) -> None:
-    planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
-    file = tmp_path / "job.yaml"
-    file.write_text(spec("planned-for", steps=1, topology=planned).to_json())
+    submitted = submitted_with_a_topology(calm, tmp_path, spec("planned-for", steps=1), {"replicas": 1, "microbatches": 2})
+    assert submitted.execution.schedule == "gpipe"
+    assert submitted.topology.stages == {"encoder": 1, "llm": 1}, "the spec names none, so they are the topology's"
+
+
+def test_a_spec_that_names_other_stages_is_planned_as_it_was_and_its_user_told(calm, spec, tmp_path: Path) -> None:
+    planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 3}}
+    submitted = submitted_with_a_topology(calm, tmp_path, spec("planned-as-before", steps=1), planned)
+    assert submitted.execution == ExecutionSpec()
+    assert submitted.topology.stages == {"encoder": 1, "llm": 3}
+    told = "the job's topology.stages are encoder 1, llm 3, but the topology of the trainers has encoder 1, llm 1"
+    assert told in (tmp_path / "trainer.log").read_text()
+
+
+def submitted_with_a_topology(cluster: Any, folder: Path, job: JobSpec, planned: dict[str, Any]) -> JobSpec:
+    """Submit a job, with `planned` as its topology section, for trainers under gpipe; return its spec as the service has it."""
+    document = json.loads(job.to_json())
+    del document["execution"]
+    (folder / "job.yaml").write_text(yaml.safe_dump({**document, "topology": planned}))
     with ProcessGroup() as group:
-        process = group.add(train(calm, tmp_path, "--submit", str(file), schedule="gpipe"))
+        process = group.add(train(cluster, folder, "--submit", str(folder / "job.yaml"), schedule="gpipe"))
         assert wait([process]) == [2], "a topology of two processes needs two"
-    with calm.client() as client:
-        assert load_spec_json(client.show("planned-for").spec_json).execution.schedule == "gpipe"
+    with cluster.client() as client:
+        return load_spec_json(client.show(job.name).spec_json)
 
 
 def test_processes_of_an_encoder_with_replicas_of_its_own_take_what_the_plan_deals_them(

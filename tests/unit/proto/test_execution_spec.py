@@ -91,6 +91,9 @@ def test_a_job_without_an_execution_is_still_itself_when_it_is_submitted_with_on
     assert not named.is_same_job(other)
     assert not named.is_same_job(silent), "what it was planned for is not forgotten"
     assert not silent.is_same_job(parse_spec({**JOB, "seed": 1}))
+    other_stages = {**JOB, "topology": {**JOB["topology"], "stages": {"vision": 2, "llm": 2}}}
+    assert silent.is_same_job(parse_spec({**other_stages, "execution": {"schedule": "gpipe"}})), "they come with a topology"
+    assert not silent.is_same_job(parse_spec(other_stages))
 
 
 def test_another_topology_must_still_have_the_units() -> None:

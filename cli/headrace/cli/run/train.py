@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +127,6 @@ def run(args: argparse.Namespace) -> int:
         return emulate.run(args)
     emulate.refuse_options(args)
     import os
-    import sys
 
     from headrace.cli.jobs_client import JobsClient, state_name
     from headrace.cli.watch.submission import read_spec
@@ -208,10 +209,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
-    """Return the spec with the execution of trainers of that topology, unless it says itself how its trainers run plans."""
+    """Return the spec with stages and execution of trainers of that topology, unless it says itself how its trainers run plans.
+
+    A spec that names other stages is planned for these, as before there was an execution, and the user is told.
+    """
     if topology is None or spec.execution != type(spec.execution)():
         return spec
+    if "stages" not in spec.topology.model_fields_set:
+        spec = spec.with_topology(spec.topology.changed(stages=topology.stages))
+    elif spec.topology.stages != topology.stages:
+        print(
+            f"the job's topology.stages are {_in_words(spec.topology.stages)}, but the topology of the trainers has "
+            f"{_in_words(topology.stages)}: steps are planned for the former, as ideal 1F1B; leave stages out of the spec to "
+            "plan for the trainers",
+            file=sys.stderr,
+        )
+        return spec
     return spec.with_execution(topology.execution)
+
+
+def _in_words(stages: Mapping[str, int]) -> str:
+    return ", ".join(f"{unit} {number}" for unit, number in stages.items())
 
 
 def metrics_of_rank(listen: str) -> str:

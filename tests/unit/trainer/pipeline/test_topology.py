@@ -299,25 +299,30 @@ def test_trainers_that_run_something_else_than_is_planned_for_are_told_both() ->
     topology = PipelineTopology.model_validate(
         {"schedule": "zero-bubble", "units": {"vision": {"frozen": True}, "llm": {"pp": 2, "checkpointing": True}}}
     )
-    topology.check_execution(ExecutionSpec())  # of a job that says nothing
-    topology.check_execution(topology.execution)
-    topology.check_execution(topology.execution.model_copy(update={"memory_gib": 40.0}))  # which a topology does not know
+    stages = {"vision": 1, "llm": 2}
+    topology.check_execution(ExecutionSpec(), {"vision": 1, "llm": 7})  # of a job that says nothing
+    topology.check_execution(topology.execution, stages)
+    topology.check_execution(topology.execution.model_copy(update={"memory_gib": 40.0}), stages)  # which a topology does not know
     for change, sentence in (
         ({"schedule": "1f1b"}, "the job plans for schedule 1f1b, but the topology of the trainers has zero-bubble: "),
         ({"units": {}}, "the job plans for frozen units none, but the topology of the trainers has vision: "),
     ):
         with pytest.raises(UserError, match=sentence):
-            topology.check_execution(topology.execution.model_copy(update=change))
+            topology.check_execution(topology.execution.model_copy(update=change), stages)
     with pytest.raises(UserError, match="the job plans for trainer colocated, but the topology of the trainers has pipeline: "):
-        topology.check_execution(ExecutionSpec(trainer="colocated"))
+        topology.check_execution(ExecutionSpec(trainer="colocated"), stages)
+    with pytest.raises(
+        UserError, match=r"plans for stages llm \(3\), vision \(1\), but the topology of the trainers has llm \(2\), vision"
+    ):
+        topology.check_execution(topology.execution, {"vision": 1, "llm": 3})
 
 
 def test_a_job_is_planned_for_the_dp_of_each_unit_and_trainers_with_another_are_told_both() -> None:
     topology = topology_of({"vision": {"dp": 3}, "audio": {"dp": 2}, "llm": {"dp": 2}})
     assert topology.execution.of_units("dp") == {"vision": 3}, "audio has as many as the llm"
-    topology.check_execution(topology.execution)
+    topology.check_execution(topology.execution, topology.stages)
     spelled_out = {"vision": UnitExecution(dp=3), "audio": UnitExecution(dp=2)}
-    topology.check_execution(ExecutionSpec(units=spelled_out))
+    topology.check_execution(ExecutionSpec(units=spelled_out), topology.stages)
     sentence = r"the job plans for units with a dp of their own none, but the topology of the trainers has vision \(3\): change"
     with pytest.raises(UserError, match=sentence):
-        topology.check_execution(ExecutionSpec(latency_us=1.0))
+        topology.check_execution(ExecutionSpec(latency_us=1.0), topology.stages)

@@ -84,7 +84,7 @@ def train_pipeline(
     with loader:
         name = model_name or loader.spec.model
         _check_units(loader, topology)
-        topology.check_execution(loader.spec.execution)
+        topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
         topology.check_strategy(loader.spec.strategy)
         model = _model(loader, name, topology.model)
         topology.check(num_ranks(), model.shape)

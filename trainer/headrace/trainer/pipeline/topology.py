@@ -11,7 +11,7 @@ slices of the llm's first stage, 4 and 5 those of its last. So the slices of a s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -243,11 +243,14 @@ class PipelineTopology(BaseModel):
             for replica, tensor_slice in product(range(llm.dp), range(llm.tp))
         )
 
-    def check_execution(self, planned: ExecutionSpec) -> None:
-        """Raise UserError where the job plans for trainers that run something else. A job that says nothing is not compared."""
+    def check_execution(self, planned: ExecutionSpec, stages: Mapping[str, int]) -> None:
+        """Raise UserError where the job plans for trainers that run something else. A job that says nothing is not compared.
+
+        stages: number of stages that the job plans for, by unit.
+        """
         if planned == ExecutionSpec():
             return
-        for name, ours, theirs in self._compared(planned):
+        for name, ours, theirs in (*self._compared(planned), ("stages", self.stages, dict(stages))):
             if ours != theirs:
                 raise UserError(
                     f"the job plans for {name} {_in_words(theirs)}, but the topology of the trainers has {_in_words(ours)}: "
