@@ -8,7 +8,6 @@ exchange no samples meet only at the end of the step, so the slowest one determi
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +57,7 @@ def simulate(work: Work) -> Predicted:
     """
     iteration = _iteration_s(work)
     busy = float(work.seconds.sum()) * work.execution.chunks
-    num_stages = sum(map(operator.mul, work.unit_replicas, work.topology.stages.values()))
+    num_stages = sum(replicas * n for replicas, n in zip(work.unit_replicas, work.topology.stages.values(), strict=True))
     capacity = num_stages * iteration
     bubble = max(0.0, 1.0 - busy / capacity) if capacity > 0 else 0.0
     bound = min(work.lower_bound_s, iteration)  # their sums are rounded in different orders

@@ -126,7 +126,8 @@ def warm_up() -> None:
     cost = np.linspace(1.0, 2.0, ids.size)
     for stages in ({"encoder": 1, LLM: 2}, {"vision": 1, "audio": 1, LLM: 1, GENERATOR: 1}):
         topology = Topology(replicas=2, microbatches=3, stages=stages)
-        for execution in (Execution(), Execution(schedule="interleaved", chunks=2, latency_s=1e-3)):
+        own = Execution(unit_replicas={next(iter(stages)): 3})
+        for execution in (Execution(), Execution(schedule="interleaved", chunks=2, latency_s=1e-3), own):
             plan(AUTO, ids, dict.fromkeys(stages, cost), topology, seed=0, execution=execution)
         for form in FORMS:
             options = PostBalancing(forms=dict.fromkeys(stages, form), ranks_per_node=1)
