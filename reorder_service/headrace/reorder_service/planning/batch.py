@@ -222,9 +222,8 @@ def make_batch(
         raise ValueError(f"backward factors name no unit of {list(topology.stages)}: {sorted(unknown)}")
     if unknown := execution.post_balancing.forms.keys() - topology.stages.keys():
         raise ValueError(f"post-balancing forms name no unit of {list(topology.stages)}: {sorted(unknown)}")
-    if LLM in execution.unit_replicas or (unknown := execution.unit_replicas.keys() - topology.stages.keys()):
-        unknown = sorted(execution.unit_replicas)
-        raise ValueError(f"unit_replicas are for units of {list(topology.stages)} but {LLM!r}, got {unknown}")
+    if wrong := execution.unit_replicas.keys() - (topology.stages.keys() - {LLM}):
+        raise ValueError(f"unit_replicas are for units of {list(topology.stages)} but {LLM!r}, got {sorted(wrong)}")
     own = {unit: number for unit, number in execution.unit_replicas.items() if number != topology.replicas}
     execution = replace(execution, unit_replicas=own)
     matrix = _matrix("costs", "cost", costs, topology, ids.size)

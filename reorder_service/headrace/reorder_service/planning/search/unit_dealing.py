@@ -142,12 +142,7 @@ def _search(
             loads[u, slots[i, u]] += weights[i, u]
             totals[u, slots[i, u] // count] += weights[i, u]
     steepness = 1.0 / targets**3
-    of_replicas = _REPLICA_WEIGHT / (float(count) * count * count)
     members, place, first = _groups(slots, widths, own, count, targets.shape[1])
-    group_of = np.empty((num_units, targets.shape[1]), np.int64)
-    for slot in range(targets.shape[1]):
-        for u in range(num_units):
-            group_of[u, slot] = slot // count // widths[u] * count + slot % count
     window = np.uint64(min(num_samples, _WINDOW))
     at = 0
     for step in range(steps):
@@ -162,24 +157,12 @@ def _search(
             j = members[0, near if near < num_samples else near - num_samples]
             gain = 0.0
             for u in range(num_units):
-                here, there = slots[i, u], slots[j, u]
-                if here != there:
-                    moved = weights[i, u] - weights[j, u]
-                    gain += steepness[u, here] * (_fourth(loads[u, here]) - _fourth(loads[u, here] - moved))
-                    gain += steepness[u, there] * (_fourth(loads[u, there]) - _fourth(loads[u, there] + moved))
-                    home, away = here // count, there // count
-                    if home != away:
-                        before = _fourth(totals[u, home]) + _fourth(totals[u, away])
-                        gain += of_replicas * (before - _fourth(totals[u, home] - moved) - _fourth(totals[u, away] + moved))
+                moved = weights[i, u] - weights[j, u]
+                gain += _gain(loads, totals, steepness, u, slots[i, u], slots[j, u], moved, count)
             if gain > least:
                 for u in range(num_units):
-                    here, there = slots[i, u], slots[j, u]
-                    moved = weights[i, u] - weights[j, u]
-                    loads[u, here] -= moved
-                    loads[u, there] += moved
-                    totals[u, here // count] -= moved
-                    totals[u, there // count] += moved
-                    slots[i, u], slots[j, u] = there, here
+                    _move(loads, totals, u, slots[i, u], slots[j, u], weights[i, u] - weights[j, u], count)
+                    slots[i, u], slots[j, u] = slots[j, u], slots[i, u]
                 for v in range(own.size):
                     places = place[v, i], place[v, j]
                     members[v, places[0]], members[v, places[1]] = j, i
@@ -188,31 +171,44 @@ def _search(
             v = np.int64((state >> np.uint64(8)) & np.uint64(0xFF)) % own.size
             u = own[v]
             here = slots[i, u]
-            group = group_of[u, here]
-            size = np.uint64(first[v, group + 1] - first[v, group])
-            j = members[v, first[v, group] + np.int64((state >> np.uint64(32)) * size >> np.uint64(32))]
-            there = slots[j, u]
-            moved = weights[i, u] - weights[j, u]
-            alone = state & np.uint64(4) == np.uint64(0)
-            if alone:  # the sample alone changes to any replica of the lane: its microbatch may be empty
-                lane = here // count // widths[u]
+            lane = here // count // widths[u]
+            group = lane * count + here % count
+            if state & np.uint64(4) == np.uint64(0):  # the sample moves to any replica of the lane, whose microbatch may be empty
+                j = i
                 other = lane * widths[u] + np.int64((state >> np.uint64(16)) & np.uint64(0xFFFF)) % widths[u]
                 there, moved = other * count + here % count, weights[i, u]
-            if here != there:
-                home, away = here // count, there // count
-                gain = steepness[u, here] * (_fourth(loads[u, here]) - _fourth(loads[u, here] - moved))
-                gain += steepness[u, there] * (_fourth(loads[u, there]) - _fourth(loads[u, there] + moved))
-                before = _fourth(totals[u, home]) + _fourth(totals[u, away])
-                gain += of_replicas * (before - _fourth(totals[u, home] - moved) - _fourth(totals[u, away] + moved))
-                if gain > least:
-                    loads[u, here] -= moved
-                    loads[u, there] += moved
-                    totals[u, home] -= moved
-                    totals[u, away] += moved
-                    slots[i, u] = there
-                    if not alone:
-                        slots[j, u] = here
+            else:
+                size = np.uint64(first[v, group + 1] - first[v, group])
+                j = members[v, first[v, group] + np.int64((state >> np.uint64(32)) * size >> np.uint64(32))]
+                there, moved = slots[j, u], weights[i, u] - weights[j, u]
+            if here != there and _gain(loads, totals, steepness, u, here, there, moved, count) > least:
+                _move(loads, totals, u, here, there, moved, count)
+                slots[j, u] = here
+                slots[i, u] = there
         at = at + 1 if at + 1 < num_samples else 0
+
+
+@kernel
+def _gain(loads: Floats, totals: Floats, steepness: Floats, unit: int, here: int, there: int, moved: float, count: int) -> float:
+    """Return by how much the objective falls if one unit's weight `moved` passes from one slot to another."""
+    if here == there:
+        return 0.0
+    gain = steepness[unit, here] * (_fourth(loads[unit, here]) - _fourth(loads[unit, here] - moved))
+    gain += steepness[unit, there] * (_fourth(loads[unit, there]) - _fourth(loads[unit, there] + moved))
+    home, away = here // count, there // count
+    if home != away:
+        before = _fourth(totals[unit, home]) + _fourth(totals[unit, away])
+        after = _fourth(totals[unit, home] - moved) + _fourth(totals[unit, away] + moved)
+        gain += _REPLICA_WEIGHT / (float(count) * count * count) * (before - after)
+    return gain
+
+
+@kernel
+def _move(loads: Floats, totals: Floats, unit: int, here: int, there: int, moved: float, count: int) -> None:
+    loads[unit, here] -= moved
+    loads[unit, there] += moved
+    totals[unit, here // count] -= moved
+    totals[unit, there // count] += moved
 
 
 @kernel
