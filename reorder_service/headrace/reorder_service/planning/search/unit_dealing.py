@@ -168,8 +168,8 @@ def _search(
                     members[v, places[0]], members[v, places[1]] = j, i
                     place[v, i], place[v, j] = places[1], places[0]
         else:
-            v = np.int64((state >> np.uint64(8)) & np.uint64(0xFF)) % own.size
-            u = own[v]
+            dealt_unit = np.int64((state >> np.uint64(8)) & np.uint64(0xFF)) % own.size
+            u = own[dealt_unit]
             here = slots[i, u]
             lane = here // count // widths[u]
             group = lane * count + here % count
@@ -178,8 +178,9 @@ def _search(
                 other = lane * widths[u] + np.int64((state >> np.uint64(16)) & np.uint64(0xFFFF)) % widths[u]
                 there, moved = other * count + here % count, weights[i, u]
             else:
-                size = np.uint64(first[v, group + 1] - first[v, group])
-                j = members[v, first[v, group] + np.int64((state >> np.uint64(32)) * size >> np.uint64(32))]
+                begin = first[dealt_unit, group]
+                size = np.uint64(first[dealt_unit, group + 1] - begin)
+                j = members[dealt_unit, begin + np.int64((state >> np.uint64(32)) * size >> np.uint64(32))]
                 there, moved = slots[j, u], weights[i, u] - weights[j, u]
             if here != there and _gain(loads, totals, steepness, u, here, there, moved, count) > least:
                 _move(loads, totals, u, here, there, moved, count)
@@ -193,7 +194,7 @@ def _gain(loads: Floats, totals: Floats, steepness: Floats, unit: int, here: int
     """Return by how much the objective falls if one unit's weight `moved` passes from one slot to another."""
     if here == there:
         return 0.0
-    gain = steepness[unit, here] * (_fourth(loads[unit, here]) - _fourth(loads[unit, here] - moved))
+    gain: float = steepness[unit, here] * (_fourth(loads[unit, here]) - _fourth(loads[unit, here] - moved))
     gain += steepness[unit, there] * (_fourth(loads[unit, there]) - _fourth(loads[unit, there] + moved))
     home, away = here // count, there // count
     if home != away:
