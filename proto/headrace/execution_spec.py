@@ -50,6 +50,9 @@ class ExecutionSpec(SpecSection):
     in_flight: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] | None = None
     """Most microbatches that a stage may hold under the 'eager' schedule. None: as many as a plan's activations leave within
     `memory_gib`, or no limit without it."""
+    coefficients: dict[str, Any] | None = None
+    """Measured costs of the model's layers, in the form of the file that `headrace profile` writes. None: the operations counted
+    from the shape of the job's model at a nominal rate."""
     units: dict[str, UnitExecution] = Field(default_factory=dict)
     """The units with replicas of their own, or of which something is frozen or checkpointed, by name; all others have as many
     replicas as the LLM, learn and keep their activations."""
@@ -76,6 +79,11 @@ class ExecutionSpec(SpecSection):
         if self.trainer == "colocated" and self.of_units("dp"):
             raise ValueError("a dp of units is for pipelines; colocated ranks, topology.replicas of them, have all units")
         return self
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nothing is said of the trainers, beside what the layers of their model cost."""
+        return self == ExecutionSpec(coefficients=self.coefficients)
 
     def check(self, stages: Mapping[str, int], shape: ModelShape) -> None:
         """Raise ValueError where the execution does not fit the job's model, or pipelines with these stages.

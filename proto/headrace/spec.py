@@ -21,6 +21,7 @@ from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.plan import GENERATOR, LLM, Topology
+from headrace.text_spec import TextSpec
 from headrace.user_document import SpecSection, parse_json
 from headrace.user_document import parse as parse
 from headrace.user_document import read_yaml as read_yaml
@@ -138,22 +139,6 @@ class AudioSpec(SpecSection):
         return self
 
 
-class TextSpec(SpecSection):
-    """The tokenizer and the prompt template that turn a sample's text into tokens."""
-
-    tokenizer: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
-    """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled tokenizer."""
-    template: Literal["chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision"] = "chatml"
-    """Prompt template that joins the turns of a sample into one sequence; each but chatml is that of the model of its name."""
-    image_token: str = ""
-    """Control token that stands for an image in the sequence. Empty: the template's own."""
-    audio_token: str = ""
-    """Control token that stands for a recording in the sequence. Empty: the template's own, if it has one; a template without one
-    takes recordings only if this is set."""
-    max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] = 32_768
-    """Samples with more tokens than this are quarantined as too_long."""
-
-
 class TopologySpec(SpecSection):
     """The pipelines to plan for: data-parallel replicas, microbatches per replica, and pipeline stages per unit."""
 
@@ -246,9 +231,13 @@ class JobSpec(SpecSection):
     entrain: EntrainSettings = EntrainSettings()
     """How strategy `entrain`, asked for or tried by `auto`, assigns samples to microbatches."""
     pack_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
-    """Pack the samples of a global batch into sequences of this many tokens, and plan these packs. The samples of a pack stay in
-    one microbatch, one after the other (`PackedMicrobatch.pack_offsets` of the trainer), and each pack is assumed to cost the LLM
-    its full length, as with a trainer that pads to it. Headrace's own does not pad. None: samples are planned singly."""
+    """Pack the samples of a global batch into sequences of at most this many tokens, and plan these packs. The samples of a pack
+    stay in one microbatch, one after the other (`PackedMicrobatch.pack_offsets` of the trainer). None: samples are planned
+    singly."""
+    pad_to_max_length: bool = False
+    """Pad each pack at its end to exactly `pack_tokens`, so that sequences have one shape. Padding changes neither loss nor
+    gradients, and costs the LLM the memory and the time of full packs, with which packs are planned then. The option is called so
+    in NeMo and Megatron-Bridge."""
     window: Annotated[int, Field(ge=1, le=limits.MAX_WINDOW)] = 4
     """Most global batches that are planned ahead of the last committed one."""
     window_bytes: Annotated[int, Field(ge=1)] | None = None
@@ -319,6 +308,8 @@ class JobSpec(SpecSection):
 
     @model_validator(mode="after")
     def _packs_hold_every_sample(self) -> Self:
+        if self.pad_to_max_length and self.pack_tokens is None:
+            raise ValueError("pad_to_max_length is set without pack_tokens, the length to pad to: set it too")
         if self.pack_tokens is not None and self.pack_tokens < self.text.max_tokens:
             raise ValueError(
                 f"pack_tokens ({self.pack_tokens}) is below text.max_tokens ({self.text.max_tokens}): "
@@ -334,6 +325,19 @@ class JobSpec(SpecSection):
                 f"topology.stages names {GENERATOR!r}, but model {self.model!r} has none: take it out, or take model {have}"
             )
         return self
+
+    def check_longest(self) -> None:
+        """Raise SpecError where the longest sample or pack that the job admits fits into no microbatch.
+
+        This is checked when a job is submitted and not whenever a spec is loaded: jobs that were taken up before go on.
+        """
+        limit = self.execution.max_tokens
+        name, longest = ("pack_tokens", self.pack_tokens) if self.pack_tokens else ("text.max_tokens", self.text.max_tokens)
+        if limit is not None and longest > limit:
+            raise SpecError(
+                f"{name} ({longest}) is above execution.max_tokens ({limit}): the longest sample or pack must fit into a "
+                f"microbatch; lower {name}, so that longer samples are refused as too_long, or raise execution.max_tokens"
+            )
 
     def with_topology(self, topology: TopologySpec) -> JobSpec:
         """Return the spec of the same job with another topology. Raises SpecError if the model does not fit the topology."""
@@ -367,7 +371,9 @@ class JobSpec(SpecSection):
 
 def parse_spec(document: Any) -> JobSpec:
     """Return the validated job spec in plain data. Raises SpecError with one sentence that names the first wrong field."""
-    return parse(JobSpec, document, "job spec")
+    spec = parse(JobSpec, document, "job spec")
+    spec.check_longest()
+    return spec
 
 
 def load_spec_json(text: str) -> JobSpec:

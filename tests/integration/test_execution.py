@@ -26,7 +26,8 @@ MAX_TOKENS = 12_000
 def test_colocated_ranks_get_the_same_samples_in_microbatches_that_are_not_too_long(calm, spec, undisturbed, meet: str) -> None:
     execution = {"trainer": "colocated", "meet": meet, "max_tokens": MAX_TOKENS}
     planned = {"replicas": 2, "microbatches": 3, "stages": {"encoder": 1, "llm": 1}}
-    job = calm.submit(spec(f"colocated-{meet}", steps=4, execution=execution, topology=planned))
+    text = {"max_tokens": MAX_TOKENS}
+    job = calm.submit(spec(f"colocated-{meet}", steps=4, execution=execution, topology=planned, text=text))
     with trainer.connect(calm.endpoint, job=job) as loader:
         for step in loader:
             assert all(int(microbatch.data.cu_seqlens[-1]) <= MAX_TOKENS for microbatch in step)

@@ -24,6 +24,13 @@ def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processe
     assert differences(processes, case) == []
 
 
+@pytest.mark.parametrize("units", [("vision", "audio", "llm"), ("encoder", "llm"), ("vision", "llm", "generator")], ids="-".join)
+def test_packs_that_are_padded_to_one_length_change_nothing(processes: Processes, units: tuple[str, ...]) -> None:
+    wanted = {"units": units, "strategy": "entrain", "schedule": "1f1b", "degrees": "llm in 2", "frozen": "all learn"}
+    case = next(case for case in every_case() if all(getattr(case, name) == value for name, value in wanted.items()))
+    assert differences(processes, case, pack_tokens=128) == []
+
+
 def test_a_wrong_gradient_is_seen(processes: Processes) -> None:
     """The comparison can fail: the same case with the LLM frozen, beside one process in which it learns."""
     case = next(case for case in every_case() if case.frozen == "frozen llm")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
 from headrace.plan import GENERATOR, StepPlan, Topology
+from headrace.reorder_service.planning.batch import make_batch
 from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.strategies import plan as make_plan
+from headrace.reorder_service.planning.strategies import plan_of
 from headrace.spec import parse
 from headrace.trainer.models.multimodal import MultimodalModel, initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
@@ -31,14 +35,23 @@ NOISE = 1e-3 * LEARNING_RATE
 """Of a weight, on average: Adam divides by the size of a gradient, so rounding shows in the few where that is next to nothing."""
 
 
-def differences(processes: Processes, case: Case, *, expected: str | None = None) -> list[str]:
+def differences(processes: Processes, case: Case, *, expected: str | None = None, pack_tokens: int = 0) -> list[str]:
     """What is not the same, in words; nothing where all is well.
 
-    `expected`: what is frozen in the one process. None: the same.
+    `expected`: what is frozen in the one process. None: the same. `pack_tokens`: the pipeline, and not the one process, gets the
+    samples in packs that are padded to this length. 0: not packed.
     """
     topology = parse(PipelineTopology, case.topology, "topology")
-    plans = [_plan(case, topology, step) for step in range(STEPS)]
-    order = Order(case.topology, [plan.to_json() for plan in plans], case.has_audio, LEARNING_RATE)
+    packs: dict[int, int] = {}
+    plans = [_plan(case, topology, step, pack_tokens, packs) for step in range(STEPS)]
+    order = Order(
+        case.topology,
+        [plan.to_json() for plan in plans],
+        case.has_audio,
+        LEARNING_RATE,
+        packs=packs,
+        pack_tokens=pack_tokens,
+    )
     return compare(processes.run(order), *reference(case.units, expected or case.frozen))
 
 
@@ -112,15 +125,19 @@ def _freeze(model: MultimodalModel, units: tuple[str, ...], frozen: str) -> None
                 model.get_submodule(PROJECTORS[part]).requires_grad_(not flags.get("frozen_projector", False))
 
 
-def _rows(step: int, audio: bool) -> list[dict[str, object]]:
+def _rows(step: int, audio: bool) -> list[dict[str, Any]]:
     return [make_row(1000 * step + number, audio=audio) for number in range(SAMPLES)]
 
 
-def _plan(case: Case, topology: PipelineTopology, step: int) -> StepPlan:
+def _plan(case: Case, topology: PipelineTopology, step: int, pack_tokens: int, packs: dict[int, int]) -> StepPlan:
+    """The plan of a step, whose packs, if there are any, are added to `packs`, numbered apart from those of other steps."""
     rows = _rows(step, case.has_audio)
     ids = np.array([row["sample_id"] for row in rows])
     planned = Topology(replicas=topology.units["llm"].dp, microbatches=MICROBATCHES, stages=topology.stages)
-    own = {unit: dp for unit, dp in topology.replicas.items() if unit != "llm"}
-    return make_plan(
-        case.strategy, ids, costs_of(rows, topology.stages), planned, seed=step, execution=Execution(unit_replicas=own)
-    )
+    execution = Execution(unit_replicas={unit: dp for unit, dp in topology.replicas.items() if unit != "llm"})
+    if not pack_tokens:
+        return make_plan(case.strategy, ids, costs_of(rows, topology.stages), planned, seed=step, execution=execution)
+    batch = make_batch(ids, costs_of(rows, topology.stages), planned, step, execution=execution)
+    of_packs, pack_of = pack_batch(batch, np.array([len(row["input_ids"]) for row in rows]), pack_tokens, padded=True)
+    packs.update(zip(ids.tolist(), (len(packs) + pack_of).tolist(), strict=True))
+    return plan_of_samples(plan_of(case.strategy, of_packs, 1, None), batch, pack_of)

@@ -8,7 +8,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
+from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
@@ -52,6 +53,10 @@ class Order:
     """Folder of checkpoints, to begin with the newest."""
     save_to: str = ""
     """Folder for a checkpoint after the last step."""
+    packs: dict[int, int] = field(default_factory=dict)
+    """Sample -> number of its pack; empty: samples are not packed."""
+    pack_tokens: int = 0
+    """Length to which packs are padded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +161,11 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     parameters = {name: p for stage in stages for name, p in stage.model.named_parameters()}
 
     def feed(portion: Portion) -> Any:
-        return packed_samples(portion.samples, audio=order.audio, unit=portion.unit)
+        data = packed_samples(portion.samples, audio=order.audio, unit=portion.unit)
+        if not order.packs:
+            return data
+        packs = [list(pack) for _, pack in itertools.groupby(portion.samples, order.packs.__getitem__)]
+        return in_packs(data, packs, Padding(pack_tokens=order.pack_tokens, segment_tokens=order.pack_tokens, token=0))
 
     results, gradients = [], {}
     for number, plan in enumerate(order.plans):

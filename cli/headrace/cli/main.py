@@ -29,6 +29,7 @@ COMMANDS = {
     "replay": ("watch.replay", "take one sample of a job through its preprocessing again, and show every piece"),
     "inspect": ("inspect.inspect", "look into a data set: counts, modalities, sizes, tokens, refused samples"),
     "compare": ("planning.compare", "what planning would gain on your data: every strategy against arrival order"),
+    "profile": ("costs.profile", "measure a model's layers on this machine: the cost coefficients that planning reads"),
     "plan": ("planning.plan", "plan one global batch from a cost table"),
     "simulate": ("planning.simulate", "simulate every strategy on one global batch: times, pictures, traces"),
     "simulate-failures": (
@@ -44,6 +45,7 @@ _EXTRAS = {
     "inspect": "preprocessor",
     "compare": "preprocessor",
     "train": "trainer",
+    "profile": "trainer",
     "replay": "preprocessor",
     "audit": "preprocessor",
 }

@@ -11,6 +11,7 @@ from headrace.errors import ConflictError, HeadraceError, NotFoundError, Superse
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
 from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.job_execution import check_coefficients
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
@@ -73,10 +74,13 @@ class ReorderService:
     async def submit(self, spec_json: str) -> JobRun:
         """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed.
 
-        Raises SpecError where the spec is invalid, and ConflictError where the name belongs to a job with another spec or to one
-        whose record cannot be read.
+        Raises SpecError where the spec is invalid or its coefficients are of another model, and ConflictError where the name
+        belongs to a job with another spec or to one whose record cannot be read.
         """
         spec = load_spec_json(spec_json)
+        if spec.name not in self.jobs:
+            spec.check_longest()
+        check_coefficients(spec)
         canonical = spec.to_json()
         async with self._submitting:
             if await self.store.create_job(spec.name, canonical):

@@ -90,6 +90,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"steps": 0}, "steps", "greater than or equal to 1"),
     ({"pack_tokens": 1 << 25}, "pack_tokens", "less than or equal to 16777216"),
     ({"pack_tokens": 512}, "job spec", "below text.max_tokens (32768)"),
+    ({"pad_to_max_length": True}, "job spec", "pad_to_max_length is set without pack_tokens"),
     ({"topology": {"stages": {"encoder": 1, "vision": 1, "llm": 1}}}, "topology.stages", "audio"),
     ({"strategy": "magic"}, "strategy", "no strategy 'magic'; there are random, disttrain"),
     ({"model": "huge"}, "model", "no model 'huge'"),
@@ -181,6 +182,24 @@ def test_numbers_that_are_what_they_look_like_and_texts_in_quotes_are_taken(tmp_
     path.write_text("name: '010'\nsources: [{path: 0.5e1/x, name: '1:30:00'}]\nseed: 0\nglobal_batch: 1_000\nshare: 0.5\n")
     spec = load_spec_yaml(path)
     assert (spec.name, spec.sources[0].name, spec.seed, spec.global_batch, spec.share) == ("010", "1:30:00", 0, 1000, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "text.max_tokens (32768) is above execution.max_tokens (16384)"),
+        ({"pack_tokens": 20_000, "text": {"max_tokens": 100}}, "pack_tokens (20000) is above execution.max_tokens (16384)"),
+    ],
+)
+def test_a_job_whose_longest_sample_fits_no_microbatch_is_refused_but_goes_on_where_it_was_taken(
+    fields: dict[str, Any], words: str
+) -> None:
+    document = {"name": "j", "sources": [{"path": "a"}], "execution": {"trainer": "colocated", "max_tokens": 16_384}}
+    with pytest.raises(SpecError) as raised:
+        parse_spec(document | fields)
+    assert words in str(raised.value)
+    assert load_spec_json(json.dumps(document | fields)).execution.max_tokens == 16_384
+    parse_spec(document | {"text": {"max_tokens": 16_384}})
 
 
 def test_further_errors_are_counted() -> None:

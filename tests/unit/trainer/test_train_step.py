@@ -16,6 +16,7 @@ import torch
 from headrace.errors import HeadraceError
 from headrace.spec import JobSpec
 from headrace.trainer.loading.collate import collate
+from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.train_step import TrainStep, embedding_parameters, make_optimizer
@@ -53,6 +54,29 @@ def test_the_division_into_microbatches_changes_neither_loss_nor_norm_nor_weight
     assert one.num_targets == many.num_targets
     assert one.loss == pytest.approx(many.loss, rel=1e-5)
     assert one.grad_norm == pytest.approx(many.grad_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("generator", [False, True])
+def test_padding_of_packs_changes_neither_loss_nor_gradients(mixed_rows, make_batch, make_model, generator):
+    """Sample 99 was planned into a pack and did not arrive; the last microbatch is empty."""
+    padding = Padding(pack_tokens=64, segment_tokens=40, token=0)
+    parts = [(mixed_rows[:3], [[10, 99, 11], [12]]), (mixed_rows[3:], [[13, 14], [15]]), ([], [])]
+    plain = [collate([make_batch(rows)]) for rows, _ in parts]
+    padded = [in_packs(collate([make_batch(rows)]), packs, padding) for rows, packs in parts]
+    assert [len(data.input_ids) for data in padded] == [128, 128, 0]
+    models = make_model(generator=generator), make_model(generator=generator)
+    results = [one_step(model, data, settings=OptimizerSpec()) for model, data in zip(models, (plain, padded), strict=True)]
+    assert results[0].num_targets == results[1].num_targets > 0
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5)
+    assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=1e-5)
+    for model, data in zip(models, (plain, padded), strict=True):
+        model.load_state_dict(make_model(generator=generator).state_dict())
+        model.zero_grad()
+        for microbatch in data[:2]:
+            model(microbatch).loss_sum.backward()
+    expected = {name: parameter.grad for name, parameter in models[0].named_parameters()}
+    for name, parameter in models[1].named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=0, atol=1e-5 * float(expected[name].abs().max()))
 
 
 def test_bfloat16_rounds_what_is_computed_and_not_what_is_kept(mixed_rows, make_batch, make_model):

@@ -18,7 +18,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from headrace.backward_factors import BackwardTimes
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM
 
@@ -64,6 +65,8 @@ class CostTable:
     """Unit of `costs`; empty if unknown."""
     memory_unit: str = ""
     """Unit of `memory`; empty if unknown."""
+    backward: Mapping[str, BackwardTimes] = field(default_factory=dict)
+    """Measured times of the backward over those of the forward, of the units for which they are known."""
 
     @property
     def units(self) -> tuple[str, ...]:

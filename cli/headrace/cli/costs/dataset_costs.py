@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
-from headrace.plan import GENERATOR, LLM
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from headrace.cli.costs.cost_table import CostTable, CostTableWriter
-    from headrace.reorder_service.planning.cost_model.coefficients import Coefficients
     from headrace.reorder_service.planning.cost_model.cost import SampleCosts
+    from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
     from headrace.sample import Probe
     from headrace.spec import JobSpec
 
@@ -52,19 +51,23 @@ class Estimator:
         self._shape = MODEL_SHAPES[model]
         self._spec = spec
         self._vocab = vocab
-        self._measured = _measured(coefficients)
+        self._measured = None if coefficients is None else read_coefficients(coefficients)
+        if self._measured is not None:
+            try:
+                self._measured.check_model(model, self._shape)
+            except ValueError as err:
+                raise UserError(f"{coefficients}: {err}") from err
         self._units = in_pipeline_order(unit.strip() for unit in units.split(","))
         self.estimate([])
 
     def layers(self) -> dict[str, int]:
         """Return the number of layers of each unit, which bounds its stages; `encoder` has those of vision and audio."""
-        stacks = {"vision": self._shape.vision.layers, "audio": self._shape.audio.layers, LLM: self._shape.llm.layers}
-        if self._shape.generator is not None:
-            stacks[GENERATOR] = self._shape.generator.layers
+        from headrace.reorder_service.planning.cost_model.cost import PARTS_OF
+
+        layers = {part: stack.layers for part, stack in self._shape.units.items()}
         if self._measured is not None:
-            stacks = {unit: len(layers) for unit, layers in self._measured.items()}
-        stacks["encoder"] = stacks.get("vision", 0) + stacks.get("audio", 0)
-        return {unit: stacks[unit] for unit in self._units if stacks.get(unit)}
+            layers |= {part: len(self._measured.parts[part].layers) for part in self._measured.huggingface}
+        return {unit: sum(layers[part] for part in PARTS_OF[unit]) for unit in self._units}
 
     def estimate(
         self, probes: Sequence[Probe], *, checkpointing: Collection[str] = (), backward_factors: Mapping[str, float] | None = None
@@ -79,7 +82,8 @@ class Estimator:
         try:
             return estimate(
                 probes, self._shape, image=self._spec.image, audio=self._spec.audio, vocab=self._vocab, units=self._units,
-                measured=self._measured, checkpointing=checkpointing, backward_factors=backward_factors,
+                measured=None if self._measured is None else self._measured.coefficients,
+                checkpointing=checkpointing, backward_factors=backward_factors,
             )  # fmt: skip
         except ValueError as err:
             raise UserError(str(err)) from err
@@ -102,6 +106,7 @@ class Estimator:
             name="the data set",
             time_unit=SECONDS,
             memory_unit=MEMORY_BYTES,
+            backward={} if self._measured is None else self._measured.backward_times(self._units),
         )
 
 
@@ -143,14 +148,13 @@ def num_tokens(probes: Sequence[Probe]) -> NDArray[np.int64]:
     return np.array([probe.num_tokens for probe in probes], np.int64)
 
 
-def _measured(coefficients: Path | None) -> Coefficients | None:
-    from headrace.reorder_service.planning.cost_model.coefficients import parse_coefficients
+def read_coefficients(path: Path, tp: Mapping[str, int] | None = None) -> MeasuredCosts:
+    """Read a coefficients file; `tp` as for `parse_coefficients`. Raises UserError."""
+    from headrace.reorder_service.planning.cost_model.coefficients_document import parse_coefficients
 
-    if coefficients is None:
-        return None
     try:
-        return parse_coefficients(json.loads(coefficients.read_text(encoding="utf-8")))
+        return parse_coefficients(json.loads(path.read_text(encoding="utf-8")), tp)
     except OSError as err:
-        raise UserError(f"cannot read {coefficients}: {err.strerror}") from err
+        raise UserError(f"cannot read {path}: {err.strerror}") from err
     except ValueError as err:
-        raise UserError(f"{coefficients}: {err}") from err
+        raise UserError(f"{path}: {err}") from err

@@ -10,9 +10,10 @@ import dataclasses
 import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.backward_factors import backward_factors, weight_factor
+from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.cli.planning import orchmllm_option
 from headrace.cli.planning.problem import Problem
 from headrace.errors import UserError
@@ -35,6 +36,12 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         "costs", metavar="COSTS", help="cost table: a .parquet or .jsonl file, or - for JSONL on standard input (see below)"
     )
     parser.add_argument("--batch", type=int, metavar="N", help="plan the first N rows (default: all rows are one global batch)")
+    parser.add_argument(
+        "--coefficients",
+        type=Path,
+        metavar="FILE",
+        help="of `headrace profile`: take its times of the backward, not counted ones",
+    )
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str = str(DEFAULT_MICROBATCHES)) -> None:
@@ -130,8 +137,11 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         chunks=args.chunks,
         in_flight=args.in_flight,
         split_backward=not args.whole_backward,
-        backward_factors=_backward_factors(args, topology.stages),
-        weight_gradient_factors={unit: weight_factor(frozen=unit in frozen) for unit in topology.stages},
+        backward_factors=_backward_factors(args, topology.stages, table),
+        weight_gradient_factors={
+            unit: weight_factor(frozen=unit in frozen, times=table.backward.get(unit, BackwardTimes()))
+            for unit in topology.stages
+        },
         latency_s=args.latency,
         bytes_per_s=args.bandwidth,
         memory_limit=args.memory_limit,
@@ -151,6 +161,8 @@ def problem_of(args: argparse.Namespace, table: CostTable, strategy: str = "auto
     if args.batch is not None and not 1 <= args.batch <= len(table.sample_ids):
         raise UserError(f"--batch must be from 1 to the {len(table.sample_ids)} rows of {table.name}, got {args.batch}")
     table = table.take(slice(args.batch))
+    if args.coefficients is not None:
+        table = dataclasses.replace(table, backward=_measured_backward(args.coefficients, table))
     topology = topology_of(args, table)
     problem = Problem.of(table, topology, execution_of(args, topology, table), seed=args.seed, pack_tokens=args.pack_tokens)
     [problem] = with_fastest_stages(args, [problem], strategy)
@@ -206,9 +218,21 @@ def _unit_replicas(args: argparse.Namespace, topology: Topology) -> dict[str, in
     return {unit: number for unit, number in given.items() if number != topology.replicas}
 
 
-def _backward_factors(args: argparse.Namespace, units: Collection[str]) -> dict[str, float]:
+def _backward_factors(args: argparse.Namespace, units: Collection[str], table: CostTable) -> dict[str, float]:
     frozen, checkpointing = (_units(flag, getattr(args, flag[2:]), units) for flag in ("--frozen", "--checkpointing"))
-    return backward_factors(units, frozen=frozen, checkpointing=checkpointing)
+    measured = {unit: times for unit, times in table.backward.items() if unit in units}
+    return backward_factors(units, frozen=frozen, checkpointing=checkpointing, measured=measured)
+
+
+def _measured_backward(path: Path, table: CostTable) -> dict[str, BackwardTimes]:
+    """Return the measured times of the backward of the table's units. Raises UserError for a file that lacks one of them."""
+    from headrace.cli.costs.dataset_costs import read_coefficients
+    from headrace.reorder_service.planning.cost_model.cost import PARTS_OF
+
+    times = read_coefficients(path).backward_times([unit for unit in table.units if unit in PARTS_OF])
+    if lacking := [unit for unit in table.units if unit not in times]:
+        raise UserError(f"{path} has no times of unit {lacking[0]!r}, but {table.name} has {', '.join(table.units)}")
+    return times
 
 
 def _stages_of(args: argparse.Namespace, table: CostTable, most: Mapping[str, int]) -> dict[str, int]:
@@ -235,7 +259,7 @@ def _stages_of(args: argparse.Namespace, table: CostTable, most: Mapping[str, in
         room = sum(max(1, most.get(unit, DEFAULT_STAGES)) for unit in totals)
         num_stages = min(DEFAULT_STAGES, room) if args.num_stages is None else args.num_stages
         try:
-            stages = level_stages(totals, num_stages, backward_factors=_backward_factors(args, totals), most=most)
+            stages = level_stages(totals, num_stages, backward_factors=_backward_factors(args, totals, table), most=most)
         except ValueError as err:
             raise UserError(f"--num-stages {err}") from err
     if missing := [unit for unit in stages if unit not in totals]:

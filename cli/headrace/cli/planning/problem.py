@@ -27,6 +27,8 @@ class Problem:
     """The batch to plan: of samples, or of the packs that they are in."""
     packs: NDArray[np.int64] | None
     """(n,) pack of each sample; None if samples are not packed."""
+    pack_fill: float = 1.0
+    """Share of the packs' length that samples fill; the rest is padding where packs are padded to one length."""
     time_unit: str = ""
     """Unit of the costs, like `s`; empty if unknown."""
     memory_unit: str = ""
@@ -44,7 +46,7 @@ class Problem:
         from headrace.reorder_service.planning.batch import make_batch
         from headrace.reorder_service.planning.packing import pack_batch
 
-        units = {"time_unit": table.time_unit, "memory_unit": table.memory_unit if table.memory else table.time_unit}
+        memory_unit = table.memory_unit if table.memory else table.time_unit
         if pack_tokens is not None:
             _check_lengths(table, pack_tokens)
         try:
@@ -53,16 +55,17 @@ class Problem:
                 execution=execution, memory=table.memory, transfer_bytes=table.transfer_bytes,
             )  # fmt: skip
             if pack_tokens is None or table.tokens is None:
-                return cls(samples=samples, batch=samples, packs=None, **units)
-            batch, packs = pack_batch(samples, table.tokens, pack_tokens)
+                return cls(samples=samples, batch=samples, packs=None, time_unit=table.time_unit, memory_unit=memory_unit)
+            batch, packs = pack_batch(samples, table.tokens, pack_tokens, padded=True)
         except ValueError as err:
             raise UserError(f"{table.name}: {err}") from err
-        return cls(samples=samples, batch=batch, packs=packs, **units)
+        fill = float(table.tokens.sum()) / (len(batch.sample_ids) * pack_tokens)
+        return cls(samples=samples, batch=batch, packs=packs, pack_fill=fill, time_unit=table.time_unit, memory_unit=memory_unit)
 
     @property
     def size(self) -> str:
-        """Size of the global batch in words, like `512 samples in 93 packs`."""
-        packs = "" if self.packs is None else f" in {count(len(self.batch.sample_ids), 'pack')}"
+        """Size of the global batch in words, like `512 samples in 93 packs (97% full)`."""
+        packs = "" if self.packs is None else f" in {count(len(self.batch.sample_ids), 'pack')} ({self.pack_fill:.0%} full)"
         return f"{count(len(self.samples.sample_ids), 'sample')}{packs}"
 
     @property

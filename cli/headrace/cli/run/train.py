@@ -39,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: whole replicas)",
     )
     parser.add_argument(
+        "--coefficients", type=Path, metavar="FILE", help="with --submit or --emulate: costs measured by `headrace profile`"
+    )
+    parser.add_argument(
         "--optimizer",
         type=Path,
         metavar="FILE.yaml",
@@ -129,13 +132,14 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from headrace.cli.jobs_client import JobsClient, state_name
-    from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
     from headrace.cluster_token import await_token_file
     from headrace.observability import metrics, tracing
     from headrace.observability.logs import configure_logging
     from headrace.transport import base
 
+    if args.coefficients is not None and args.submit is None:
+        raise UserError("--coefficients goes with --submit: a job that was submitted before keeps its own costs")
     if args.threads is not None and args.threads < 1:
         raise UserError(f"--threads must be at least 1, got {args.threads}")
     if args.checkpoint_every is not None and args.checkpoint_every < 1:
@@ -160,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
 
         device = local_device(args.device)
         topology = None if args.topology is None else load_topology_yaml(args.topology)
-        job = client.submit(_planned_for(read_spec(args.submit), topology)) if args.submit else args.job
+        job = client.submit(_spec_of(args, topology)) if args.submit else args.job
         if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
             words = "nothing is left to train, and this is its summary; give it another name to train again"
             print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
@@ -208,12 +212,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _spec_of(args: argparse.Namespace, topology: PipelineTopology | None) -> JobSpec:
+    """Return the spec to submit for trainers of that topology, with the costs of --coefficients at its tensor-parallel widths."""
+    from headrace.cli.watch.submission import read_spec, with_coefficients
+
+    spec = _planned_for(read_spec(args.submit), topology)
+    if args.coefficients is None:
+        return spec
+    widths = {} if topology is None else {unit: size.tp for unit, size in topology.units.items()}
+    return with_coefficients(spec, args.coefficients, widths)
+
+
 def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
     """Return the spec with stages and execution of trainers of that topology, unless it says itself how its trainers run plans.
 
     A spec that names other stages is planned for these, as before there was an execution, and the user is told.
     """
-    if topology is None or spec.execution != type(spec.execution)():
+    if topology is None or not spec.execution.says_nothing:
         return spec
     if "stages" not in spec.topology.model_fields_set:
         spec = spec.with_topology(spec.topology.changed(stages=topology.stages))
@@ -225,7 +240,7 @@ def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
             file=sys.stderr,
         )
         return spec
-    return spec.with_execution(topology.execution)
+    return spec.with_execution(topology.execution.model_copy(update={"coefficients": spec.execution.coefficients}))
 
 
 def _in_words(stages: Mapping[str, int]) -> str:

@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     submit = actions.add_parser("submit", help="start the job of a YAML spec; submitting the same spec again changes nothing")
     submit.add_argument("spec", type=Path, metavar="SPEC.yaml")
+    submit.add_argument(
+        "--coefficients", type=Path, metavar="FILE", help="plan with the costs measured by `headrace profile` (default: counted)"
+    )
     show = actions.add_parser("show", help="state, progress, rates and quarantine of one job")
     show.add_argument("job")
     actions.add_parser("list", help="every job that the service knows")
@@ -71,13 +74,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the action `args.action`, and print what comes of it."""
     from headrace.cli.jobs_client import JobsClient, state_name
-    from headrace.cli.watch.submission import read_spec
+    from headrace.cli.watch.submission import read_spec, with_coefficients
     from headrace.cli.watch.summary import print_summary, summarise
 
     with JobsClient(args.endpoint) as client:
         match args.action:
             case "submit":
-                job = client.submit(read_spec(args.spec))
+                spec = read_spec(args.spec)
+                job = client.submit(spec if args.coefficients is None else with_coefficients(spec, args.coefficients))
                 _print([{"job": job, "state": state_name(client.show(job))}], args.format)
             case "list":
                 _print([_row(status, state_name(status)) for status in client.jobs()], args.format)

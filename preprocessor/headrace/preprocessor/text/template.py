@@ -25,7 +25,7 @@ from headrace.preprocessor.text import TextEncoder, load_encoder
 from headrace.preprocessor.text.templates import TEMPLATES, Frame, Template
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import TextSpec
+from headrace.text_spec import TextSpec
 
 NO_TOKEN = -1
 """The id given for a placeholder that a template does not have."""

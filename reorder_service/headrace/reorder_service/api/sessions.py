@@ -190,7 +190,7 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
             num_samples=step.sizes[r][k],
             parts=_part_samples(step, r, k) if session.replicas else (),
             seconds=step.seconds[r][k],
-            packs=() if session.replicas else [sessions_pb2.Pack(sample_ids=samples) for samples in step.packs_in(r, k)],
+            packs=[sessions_pb2.Pack(sample_ids=samples) for samples in step.packs_in(r, k)],
         )
         for k in range(max((len(step.sizes[r]) for r in replicas), default=0))
         for r in replicas

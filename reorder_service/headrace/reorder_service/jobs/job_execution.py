@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import math
 
-from headrace.backward_factors import backward_factors, weight_factor
+from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
+from headrace.errors import SpecError
+from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Topology
+from headrace.reorder_service.planning.cost_model.coefficients_document import parse_coefficients
+from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.spec import JobSpec
+
+
+def measured_costs(spec: ExecutionSpec) -> MeasuredCosts | None:
+    """Return the measured costs that a job gives of its model's layers; None if it gives none. Raises ValueError."""
+    return None if spec.coefficients is None else parse_coefficients(spec.coefficients)
+
+
+def check_coefficients(spec: JobSpec) -> None:
+    """Raise SpecError for a job whose coefficients are not valid, are of another model, or lack a part of its units."""
+    try:
+        costs = measured_costs(spec.execution)
+        if costs is not None:
+            costs.check_model(spec.model, MODEL_SHAPES[spec.model], spec.topology.stages)
+    except ValueError as err:
+        raise SpecError(f"execution.coefficients: {err}") from err
 
 
 def execution_of(job: JobSpec, topology: Topology) -> Execution:
@@ -21,12 +40,15 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
     spec, orchmllm = job.execution, job.orchmllm
     frozen, layers = spec.of_units("frozen"), MODEL_SHAPES[job.model].units
     frozen_shares = {unit: number / layers[unit].layers for unit, number in spec.of_units("frozen_layers").items()}
+    costs = measured_costs(spec)
+    measured = {} if costs is None else costs.backward_times(topology.stages)
     factors = backward_factors(
         topology.stages,
         frozen=frozen,
         frozen_projectors=spec.of_units("frozen_projector"),
         frozen_shares=frozen_shares,
         checkpointing=spec.of_units("checkpointing"),
+        measured=measured,
     )
     return Execution(
         colocated=spec.meet if spec.trainer == "colocated" else "",
@@ -36,7 +58,10 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         in_flight=spec.in_flight,
         backward_factors=factors,
         weight_gradient_factors={
-            unit: weight_factor(frozen=unit in frozen, frozen_share=frozen_shares.get(unit, 0.0)) for unit in topology.stages
+            unit: weight_factor(
+                frozen=unit in frozen, frozen_share=frozen_shares.get(unit, 0.0), times=measured.get(unit, BackwardTimes())
+            )
+            for unit in topology.stages
         },
         latency_s=spec.latency_us / 1e6,
         bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,

@@ -18,7 +18,7 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Microbatch, StepPlan
 from headrace.quarantine import Rejected
 from headrace.reorder_service.fleet.member import Work
-from headrace.reorder_service.jobs.job_execution import execution_of
+from headrace.reorder_service.jobs.job_execution import execution_of, measured_costs
 from headrace.reorder_service.jobs.left_out import Agreement
 from headrace.reorder_service.planning.batch import make_batch
 from headrace.reorder_service.planning.cost_model.cost import estimate
@@ -164,7 +164,7 @@ class PlannedStep:
         probes = [self.probes[int(i)] for i in self.sample_ids]
         shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
         tokens = np.array([probe.num_tokens for probe in probes], np.int64)
-        execution = execution_of(spec, topology)
+        execution, costs = execution_of(spec, topology), measured_costs(spec.execution)
         estimated = estimate(
             probes,
             shape,
@@ -172,6 +172,7 @@ class PlannedStep:
             audio=spec.audio,
             vocab=vocab,
             units=units,
+            measured=None if costs is None else costs.coefficients,
             checkpointing=spec.execution.of_units("checkpointing"),
             backward_factors=execution.backward_factors,
         )
@@ -189,7 +190,7 @@ class PlannedStep:
         speeds = np.array(topology_spec.speeds, np.float64) if topology_spec.speeds else None
         if spec.pack_tokens is None:
             return plan_of(spec.strategy, batch, generation, speeds)
-        of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens)
+        of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
         self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
         return plan_of_samples(plan_of(spec.strategy, of_packs, generation, speeds), batch, packs)
 

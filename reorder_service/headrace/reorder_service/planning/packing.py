@@ -44,11 +44,11 @@ def pack(lengths: NDArray[np.integer], capacity: int) -> Ints:
     return rank[number]
 
 
-def pack_batch(batch: Batch, lengths: NDArray[np.integer], capacity: int) -> tuple[Batch, Ints]:
+def pack_batch(batch: Batch, lengths: NDArray[np.integer], capacity: int, *, padded: bool) -> tuple[Batch, Ints]:
     """Return a batch whose samples are packs of the samples of `batch`, and the (n,) pack of each sample.
 
-    A pack has the id of its first sample. The costs of its samples add up, except in the LLM: padding makes all packs equally
-    long, so there each costs what `capacity` tokens cost on average over the batch. The same holds for memory and transfers.
+    A pack has the id of its first sample. The costs of its samples add up. padded: whether all packs are made equally long, so
+    that each costs the LLM what `capacity` tokens cost on average over the batch. The same holds for memory and transfers.
     `unpack` turns slots of packs back into slots of samples.
 
     Raises ValueError where `pack` does, and unless there is one length per sample.
@@ -62,7 +62,7 @@ def pack_batch(batch: Batch, lengths: NDArray[np.integer], capacity: int) -> tup
     def packed(matrix: Floats) -> Floats:
         columns = np.empty((len(batch.units), first_row.size))
         for u, (unit, column) in enumerate(zip(batch.units, matrix, strict=True)):
-            columns[u] = column.sum() * share if unit == LLM else np.bincount(packs, weights=column)
+            columns[u] = column.sum() * share if padded and unit == LLM else np.bincount(packs, weights=column)
         return columns
 
     batch_of_packs = replace(
@@ -71,7 +71,7 @@ def pack_batch(batch: Batch, lengths: NDArray[np.integer], capacity: int) -> tup
         costs=packed(batch.costs),
         memory=packed(batch.memory),
         transfer_bytes=packed(batch.transfer_bytes),
-        tokens=np.full(first_row.size, capacity, np.int64),
+        tokens=np.full(first_row.size, capacity) if padded else np.bincount(packs, weights=lengths).astype(np.int64),
     )
     return batch_of_packs, packs
 
@@ -82,10 +82,15 @@ def unpack(slots_of_packs: Slots, packs: Ints) -> Slots:
 
 
 def plan_of_samples(plan_of_packs: StepPlan, batch: Batch, packs: Ints) -> StepPlan:
-    """Turn the plan of the packs that `pack_batch` made of `batch` into the plan of the samples of `batch`."""
+    """Turn the plan of the packs that `pack_batch` made of `batch` into the plan of the samples of `batch`.
+
+    In every microbatch the samples of a pack follow each other, in the order of the batch.
+    """
     first_row = np.unique(packs, return_index=True)[1]
-    slots = unpack(slots_of(plan_of_packs, batch.sample_ids[first_row]), packs)
-    return replace(plan_of_packs, replicas=batch.replicas(slots), unit_replicas=batch.own_replicas(slots))
+    slots = slots_of(plan_of_packs, batch.sample_ids[first_row])
+    by_pack = np.argsort(packs, kind="stable")
+    ordered, slots = replace(batch, sample_ids=batch.sample_ids[by_pack]), unpack(slots, packs[by_pack])
+    return replace(plan_of_packs, replicas=ordered.replicas(slots), unit_replicas=ordered.own_replicas(slots))
 
 
 @kernel

@@ -22,7 +22,8 @@ from headrace.cli.main import _parse, main
 from headrace.preprocessor.image import to_patches
 from headrace.preprocessor.text.template import load_template
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import ImageSpec, TextSpec
+from headrace.spec import ImageSpec
+from headrace.text_spec import TextSpec
 
 LEARNT, REFUSED = {(252, 220, 203), (246, 195, 167)}, (179, 38, 30)
 IMAGE_CHIP, AUDIO_CHIP = (18, 128, 122), (106, 76, 147)

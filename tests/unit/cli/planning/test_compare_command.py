@@ -137,9 +137,10 @@ def test_the_cost_table_of_a_data_set_has_a_row_for_each_good_sample(tmp_path: P
 
 def test_a_larger_model_costs_more_and_measured_layers_take_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = tmp_path / "measured.json"
-    measured.write_text(json.dumps({"units": {unit: {"layers": 2, "linear_s": 1.0} for unit in ("vision", "audio", "llm")}}))
+    layers = {"vision": 2, "audio": 2, "llm": 4}
+    measured.write_text(json.dumps({"units": {unit: {"layers": n, "linear_s": 0.5} for unit, n in layers.items()}}))
     totals = []
-    for options in (["--model", "tiny"], ["--model", "7b"], ["--coefficients", str(measured)]):
+    for options in (["--model", "tiny"], ["--model", "7b"], ["--model", "tiny", "--coefficients", str(measured)]):
         path = tmp_path / "costs.parquet"
         assert main(["inspect", EXAMPLE, "--limit", "8", "--costs", str(path), "--out", str(tmp_path), *options]) == 0
         table = read_cost_table(str(path))
@@ -174,6 +175,10 @@ def test_a_larger_model_costs_more_and_measured_layers_take_its_place(tmp_path: 
         (["inspect", EXAMPLE, "--costs", f"{HARD}/costs.parquet"], "cannot write to"),
         (["inspect", EXAMPLE, "--costs", "costs.parquet", "--coefficients", "nowhere.json"], "cannot read nowhere.json"),
         (["inspect", EXAMPLE, "--costs", "costs.parquet", "--coefficients", "wrong.json"], "wrong.json: "),
+        (
+            ["inspect", EXAMPLE, "--costs", "costs.parquet", "--coefficients", "other.json"],
+            "other.json: the coefficients have 9 layers of llm, but model '7b' has 28: measure it with `headrace profile 7b`",
+        ),
     ],
     ids=lambda value: " ".join(Path(part).name for part in value) if isinstance(value, list) else "",
 )
@@ -184,6 +189,7 @@ def test_what_the_user_can_fix_is_one_sentence_and_exit_code_2(
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "shard.jsonl").write_text('{"id": 1}\n')
     (tmp_path / "wrong.json").write_text("[]")
+    (tmp_path / "other.json").write_text('{"units": {"llm": {"layers": 9, "linear_s": 1}}}')
     assert main([*arguments, "--limit", "9", *arguments[2:]]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -102,15 +102,17 @@ def test_units_with_replicas_of_their_own_are_simulated_drawn_and_traced(
 
 def test_packs_are_named_where_they_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "short.jsonl"
-    row = {"cost_encoder": 1, "cost_llm": 1, "tokens": 50}
+    row = {"cost_encoder": 1, "cost_llm": 1, "tokens": 45}
     table.write_text("".join(json.dumps({"sample_id": i, **row}) + "\n" for i in range(12)))
     options = ["--pack-tokens", "100", "--replicas", "2", "--microbatches", "8"]
     assert main(["simulate", str(table), *options, "--no-pictures", "--format", "json"]) == 0
     out, err = capsys.readouterr()
-    assert (json.loads(out)["samples"], json.loads(out)["packs"]) == (12, 6)
+    assert [json.loads(out)[name] for name in ("samples", "packs", "pack_fill")] == [12, 6, 0.9]
     assert err.startswith("6 packs cannot fill 16 microbatches: some stay empty; ")
     assert main(["plan", str(table), *options]) == 0
-    assert "of 6 packs" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "12 samples in 6 packs (90% full)" in out
+    assert "of 6 packs" in out
 
 
 @pytest.mark.parametrize("columns", ["20", "200"])

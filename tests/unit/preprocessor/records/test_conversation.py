@@ -12,7 +12,7 @@ from headrace.preprocessor.records.record_to_sample import Sample, Text, to_samp
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import TextSpec
+from headrace.text_spec import TextSpec
 
 USER = {"role": "user", "content": "2 + 3?"}
 ANSWER = {"role": "assistant", "content": "5"}

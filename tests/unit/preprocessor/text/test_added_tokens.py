@@ -18,7 +18,8 @@ from headrace.preprocessor.records.record_to_sample import to_sample
 from headrace.preprocessor.text import BUNDLED, TextEncoder, byte_pairs
 from headrace.preprocessor.text.template import load_template
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import MappingSpec, TextSpec
+from headrace.spec import MappingSpec
+from headrace.text_spec import TextSpec
 
 PLAIN = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>")
 SPECIAL = ("<|extra|>", "<|im_start|>")

@@ -22,7 +22,8 @@ from headrace.preprocessor.text import BUNDLED, TextEncoder
 from headrace.preprocessor.text.template import ChatTemplate, load_template
 from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import ImageSpec, TextSpec
+from headrace.spec import ImageSpec
+from headrace.text_spec import TextSpec
 
 DATA = Path(__file__).parents[3] / "data" / "templates"
 GOLDEN = {

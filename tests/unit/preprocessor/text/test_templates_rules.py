@@ -16,7 +16,7 @@ from headrace.preprocessor.text.template import NO_TOKEN, ChatTemplate, TokenSeq
 from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import TextSpec
+from headrace.text_spec import TextSpec
 
 IMAGE, AUDIO = Image(data=b""), Audio(data=b"")
 EVERY_TOKEN = tuple(dict.fromkeys(token for template in TEMPLATES.values() for token in template.control))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
-from headrace.errors import ConflictError, SupersededError
-from headrace.spec import parse_spec
+from headrace.errors import ConflictError, SpecError, SupersededError
+from headrace.spec import load_spec_json, parse_spec
 from tests.unit.reorder_service.job_world import ROWS, Preprocessor, Start, commit, consume, names, submit, told_step, until
 
 
@@ -79,6 +80,16 @@ async def test_a_restarted_service_tells_the_same_steps_with_the_same_tickets(st
     assert (before.refs, before.plan, list(before.parts)) == (after.refs, after.plan, list(after.parts))
 
 
+async def test_a_job_whose_longest_sample_fits_no_microbatch_is_refused_unless_it_was_taken_before(start: Start) -> None:
+    service = await start()
+    document = {"name": "job", "sources": [{"path": "/d"}], "execution": {"trainer": "colocated", "max_tokens": 100}}
+    with pytest.raises(SpecError, match=r"text.max_tokens \(32768\) is above execution.max_tokens \(100\)"):
+        await service.submit(json.dumps(document))
+    assert await service.store.create_job("job", load_spec_json(json.dumps(document)).to_json())
+    service = await start()
+    assert await service.submit(json.dumps(document)) is service.find("job")
+
+
 async def test_a_commit_whose_caller_goes_away_is_whole(start: Start) -> None:
     run = await submit(await start())
     session = run.open_session(0, 1)
@@ -99,6 +110,14 @@ async def test_submitting_the_same_spec_again_and_at_once_gives_one_job(start: S
     with pytest.raises(ConflictError, match="another spec"):
         await submit(service, join=False, seed=1)
     assert await service.store.jobs() == ["job"]
+
+
+async def test_a_job_with_the_costs_of_another_model_is_not_taken(start: Start) -> None:
+    service = await start()
+    coefficients = {"units": {"llm": {"layers": 28, "linear_s": 1.0}}}
+    with pytest.raises(SpecError, match="have 28 layers of llm, but model 'tiny' has 4"):
+        await submit(service, join=False, execution={"coefficients": coefficients})
+    assert await service.store.jobs() == []
 
 
 async def test_a_submission_that_was_cut_off_is_taken_up_by_the_next(start: Start) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from headrace.entrain_settings import EntrainSettings
+from headrace.errors import SpecError
 from headrace.plan import StepPlan, Topology
-from headrace.reorder_service.jobs.job_execution import execution_of
+from headrace.reorder_service.jobs.job_execution import check_coefficients, execution_of
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.sample import Probe, SampleRef
-from headrace.spec import JobSpec, parse_spec
+from headrace.spec import JobSpec, load_spec_json, parse_spec
 
 STAGES = {"vision": 1, "llm": 2}
 TOPOLOGY = Topology(replicas=2, microbatches=4, stages=STAGES)
@@ -23,7 +25,8 @@ TOPOLOGY = Topology(replicas=2, microbatches=4, stages=STAGES)
 
 def job(**execution: Any) -> JobSpec:
     topology = {"replicas": 2, "microbatches": 4, "stages": STAGES}
-    return parse_spec({"name": "j", "sources": [{"path": "/data"}], "topology": topology, "model": "7b", "execution": execution})
+    document = {"name": "j", "sources": [{"path": "/data"}], "model": "7b", "text": {"max_tokens": 12_000}}
+    return parse_spec(document | {"topology": topology, "execution": execution})
 
 
 def planned(spec: JobSpec) -> PlannedStep:
@@ -119,6 +122,72 @@ def test_colocated_ranks_of_a_live_job_get_microbatches_of_even_seconds_and_few_
     assert step.plan.predicted is not None
     assert step.plan.predicted.bubble < 0.05
     assert planned(job()).plan.chosen != "colocated"  # type: ignore[union-attr]
+
+
+# -- measured costs ----------------------------------------------------------------------------------------------------
+
+BACKWARD = {"input_gradients": 1.25, "weight_gradients": 0.75, "rerun": 1.5}
+
+
+def coefficients(speed: float = 1.0, **units: Any) -> dict[str, Any]:
+    """Of model 7b on a device of that speed; vision takes as long a token as the LLM, which is not what operations say."""
+    layers = {"vision": 32, "llm": 28}
+    parts = {unit: {"layers": n, "linear_s": 1e-5 / n / speed, "backward": BACKWARD} for unit, n in layers.items()}
+    return {"model": "7b", "units": parts | units}
+
+
+def test_a_job_with_measured_costs_is_planned_with_their_forward_and_backward() -> None:
+    spec = job(coefficients=coefficients(), units={"llm": {"checkpointing": True}}, schedule="zero-bubble")
+    execution = execution_of(spec, TOPOLOGY)
+    assert execution.factors("vision") == pytest.approx((1.0, 1.25, 0.75))
+    assert execution.factors("llm") == pytest.approx((1.0, 1.25 + 1.5, 0.75))
+    step = planned(spec)
+    tokens = [step.probes[i].num_tokens for i in range(32)]
+    patches = [sum(step.probes[i].image_patches) for i in range(32)]
+    assert step.costs["llm"] == pytest.approx(np.array(tokens) * 1e-5)
+    assert step.costs["vision"] == pytest.approx(np.array(patches) * 1e-5)
+
+
+def test_twice_the_measured_speed_halves_the_forecast_of_the_same_plan() -> None:
+    slow, fast = planned(job(coefficients=coefficients())), planned(job(coefficients=coefficients(2.0)))
+    assert slow.plan is not None
+    assert fast.plan is not None
+    assert slow.plan.replicas == fast.plan.replicas
+    assert slow.plan.predicted is not None
+    assert fast.plan.predicted is not None
+    assert slow.plan.predicted.iteration_s == pytest.approx(2 * fast.plan.predicted.iteration_s)
+
+
+def test_measured_costs_change_the_plan_but_not_the_samples_of_the_step() -> None:
+    counted, measured = planned(job()), planned(job(coefficients=coefficients()))
+    assert counted.plan is not None
+    assert measured.plan is not None
+    assert counted.plan.replicas != measured.plan.replicas
+    assert counted.plan.sample_ids() == measured.plan.sample_ids() == list(range(32))
+
+
+def test_a_plan_with_measured_costs_is_the_same_on_every_machine_that_reads_the_spec() -> None:
+    spec = job(coefficients=coefficients())
+    read = load_spec_json(spec.to_json())
+    assert read == spec
+    assert planned(read).plan == planned(spec).plan
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (coefficients(llm={"layers": 4, "linear_s": 1.0}), "have 4 layers of llm, but model '7b' has 28"),
+        (coefficients(llm={"layers": 28, "linear_s": -1.0}), "units.llm.linear_s must be a number from 0 to 1e+09, got -1.0"),
+        (coefficients(generator={"layers": 2, "linear_s": 1.0}), "have a part 'generator', but model '7b' has only"),
+        ({"units": {"llm": {"layers": 28, "linear_s": 1.0}}}, "have llm, but the job's units need vision too"),
+        ({}, "a coefficients file has one field, 'units'"),
+    ],
+)
+def test_costs_that_the_job_cannot_be_planned_with_are_refused_in_one_sentence(document: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(sentence)) as caught:
+        check_coefficients(job(coefficients=document))
+    assert str(caught.value).startswith("execution.coefficients: ")
+    assert "\n" not in str(caught.value)
 
 
 def of_orchmllm(**settings: Any) -> JobSpec:

@@ -2,6 +2,7 @@
 
 import os
 import time
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import Batch, make_batch
-from headrace.reorder_service.planning.packing import MOST_CAPACITY, pack, pack_batch, unpack
+from headrace.reorder_service.planning.packing import MOST_CAPACITY, pack, pack_batch, plan_of_samples, unpack
+from headrace.reorder_service.planning.strategies import plan_of
 
 interpreted = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 
@@ -159,7 +161,7 @@ def test_costs_add_up_but_the_llm_pays_for_the_whole_length() -> None:
         memory={"encoder": np.arange(4.0), "llm": np.full(4, 9.0), "generator": np.ones(4)},
         transfer_bytes={"encoder": np.ones(4), "llm": np.full(4, 18.0), "generator": np.zeros(4)},
     )
-    packed, packs = pack_batch(batch, np.array([6, 5, 4, 3]), 10)
+    packed, packs = pack_batch(batch, np.array([6, 5, 4, 3]), 10, padded=True)
     assert packs.tolist() == [0, 1, 0, 1]  # 6 + 4 and 5 + 3 of 10
     assert packed.sample_ids.tolist() == [40, 30]
     assert packed.costs.tolist() == [[5, 10], [10, 10], [2, 6]]  # 18 seconds for 18 tokens: 10 for 10
@@ -169,12 +171,41 @@ def test_costs_add_up_but_the_llm_pays_for_the_whole_length() -> None:
     assert (packed.topology, packed.seed, packed.execution) == (batch.topology, batch.seed, batch.execution)
 
 
+def test_without_padding_costs_add_up_in_the_llm_too() -> None:
+    ones = {"encoder": np.ones(4), "llm": np.full(4, 9.0)}
+    batch = batch_of({"encoder": [1, 2, 4, 8], "llm": [6, 5, 4, 3]}, memory=ones, transfer_bytes=ones)
+    packed, _ = pack_batch(batch, np.array([6, 5, 4, 3]), 10, padded=False)
+    assert packed.costs.tolist() == [[5, 10], [10, 8]]
+    assert packed.memory.tolist() == packed.transfer_bytes.tolist() == [[2, 2], [18, 18]]
+    assert packed.tokens is not None
+    assert packed.tokens.tolist() == [10, 8]
+
+
+@given(instances(), st.integers(0, 2**32 - 1), st.sampled_from(["random", "disttrain", "entrain", "orchmllm"]))
+def test_in_a_plan_samples_of_a_pack_follow_each_other_in_their_order(
+    instance: tuple[list[int], int], seed: int, strategy: str
+) -> None:
+    lengths, capacity = instance
+    costs = np.random.default_rng(seed).random(len(lengths))
+    ids = list(range(3, 3 + len(lengths)))
+    batch = batch_of({"vision": costs.tolist(), "llm": [float(length) for length in lengths]}, ids=ids)
+    of_packs, packs = pack_batch(batch, np.array(lengths), capacity, padded=True)
+    plan = plan_of_samples(plan_of(strategy, of_packs, 1, None), batch, packs)
+    assert plan.sample_ids() == ids
+    pack_of = dict(zip(ids, packs.tolist(), strict=True))
+    for unit in batch.units:
+        seen = [microbatch.units[unit] for replica in plan.replicas for microbatch in replica]
+        runs = [list(run) for samples in seen for _, run in groupby(samples, pack_of.__getitem__)]
+        assert len(runs) == len(set(packs.tolist())), "no pack is torn apart"
+        assert all(run == sorted(run) for run in runs)
+
+
 @given(instances(), st.integers(0, 2**32 - 1))
 def test_every_sample_goes_where_its_pack_goes(instance: tuple[list[int], int], seed: int) -> None:
     lengths, capacity = instance
     rng = np.random.default_rng(seed)
     batch = batch_of({"vision": rng.random(len(lengths)).tolist(), "llm": rng.random(len(lengths)).tolist()})
-    packed, packs = pack_batch(batch, np.array(lengths), capacity)
+    packed, packs = pack_batch(batch, np.array(lengths), capacity, padded=True)
     slots_of_packs = rng.integers(0, batch.num_slots, packed.costs.shape)
     slots = unpack(slots_of_packs, packs)
     assert slots.flags.c_contiguous
@@ -185,4 +216,4 @@ def test_every_sample_goes_where_its_pack_goes(instance: tuple[list[int], int], 
 
 def test_lengths_of_another_batch_are_refused() -> None:
     with pytest.raises(ValueError, match=r"one value per sample \(2\), got shape \(3,\)"):
-        pack_batch(batch_of({"llm": [1, 1]}), np.array([1, 2, 3]), 10)
+        pack_batch(batch_of({"llm": [1, 1]}), np.array([1, 2, 3]), 10, padded=True)

@@ -156,14 +156,14 @@ def test_with_a_gpu_a_single_batch_is_copied_into_pinned_memory(mixed_rows, make
 
 MEDIA_OF = {"encoder": {"patches", "mel"}, "vision": {"patches"}, "audio": {"mel"}, "llm": set(), "generator": {"patches"}}
 OF_COLUMN = {
-    "input_ids": {"input_ids", "position_ids", "cu_seqlens"},
+    "input_ids": {"input_ids", "position_ids", "cu_seqlens", "pack_offsets"},
     "labels": {"labels"},
     "patches": {"patches"},
     "image_grids": {"image_grids", "image_cu_seqlens", "images_per_sample"},
     "mel": {"mel"},
     "mel_frames": {"mel_frames", "mel_cu_seqlens", "recordings_per_sample"},
 }
-PER_SAMPLE = {"cu_seqlens", "images_per_sample", "recordings_per_sample"}
+PER_SAMPLE = {"cu_seqlens", "pack_offsets", "images_per_sample", "recordings_per_sample"}
 """Zeros, not empty, where a unit does not receive their columns."""
 
 
@@ -188,7 +188,7 @@ def test_a_unit_s_columns_pack_to_the_same_tensors_and_the_others_are_empty(mixe
             assert actual == (expected if "labels" in there else 0)
         elif name in PER_SAMPLE:
             assert torch.equal(actual, expected if name in there else torch.zeros_like(expected)), name
-        elif name in there | {"sample_ids", "pack_offsets"}:
+        elif name in there | {"sample_ids", "sample_segments"}:
             assert torch.equal(actual, expected), name
         else:
             assert actual.dtype == expected.dtype

@@ -90,8 +90,9 @@ def test_a_microbatch_says_which_of_its_samples_share_a_pack(world: Any) -> None
     with connect(world) as loader:
         packed, alone = (microbatch.data for microbatch in next(iter(loader)))
     assert packed.sample_ids.tolist() == [1, 4, 2, 7]
-    assert packed.pack_offsets.tolist() == [0, 2, 4]
-    assert alone.pack_offsets.tolist() == [0, 1]
+    assert packed.cu_seqlens.tolist() == [0, 2, 4, 6, 8]
+    assert packed.pack_offsets.tolist() == [0, 4, 8]
+    assert alone.pack_offsets.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("bound", [1, 3])

@@ -17,9 +17,9 @@ from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import EventBatch, Sessions
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.strategies import plan as make_plan
-from headrace.sample import SampleRef
-from headrace.spec import STRATEGIES
-from headrace.trainer.pipeline.feed import replicas_of, tickets_of
+from headrace.sample import Probe, SampleRef
+from headrace.spec import STRATEGIES, parse_spec
+from headrace.trainer.pipeline.feed import StepFeed, packs_of, replicas_of, tickets_of
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.v1 import sessions_pb2
@@ -44,6 +44,30 @@ def fed(topology: PipelineTopology, plan: StepPlan) -> None:
         assert all(needed & set(of_part) for of_part in samples.values()), "no part is fetched for nothing"
 
 
+def told(step: PlannedStep, topology: PipelineTopology, rank: int) -> sessions_pb2.PlanEvent:
+    """What the reorder service sends one process of a step."""
+    replicas = topology.units["llm"].dp
+    session = Sessions("job").open(rank, topology.world_size, replicas, replicas_of(topology, topology.place(rank), replicas))
+    (event,) = sessions_pb2.PlanEvents.FromString(plan_events(EventBatch([step]), session)).events
+    return event
+
+
+def packed_step(strategy: str, dp: int, microbatches: int, lengths: list[int], seed: int) -> PlannedStep:
+    """A planned step of samples in packs of at most 64 tokens."""
+    document = {"name": "job", "sources": [{"path": "/d"}], "pack_tokens": 64, "text": {"max_tokens": 64}, "strategy": strategy}
+    topology = {"replicas": dp, "microbatches": microbatches, "stages": {"vision": 1, "llm": 1}}
+    spec = parse_spec(document | {"topology": topology, "seed": seed})
+    rng = np.random.default_rng(seed)
+    ids = range(len(lengths))
+    step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=int(rng.integers(3)), row=i) for i in ids])
+    step.probes = {
+        i: Probe(name=f"n{i}", num_tokens=lengths[i], num_targets=1, image_patches=(4,) * int(rng.integers(3))) for i in ids
+    }
+    step.sample_ids = np.arange(len(lengths))
+    step.cut(step.make_plan(spec, spec.topology, vocab=9, generation=1), part_samples=2, ticket=str)
+    return step
+
+
 def planned(strategy: str, dp: int, microbatches: int, samples: int, seed: int, own: dict[str, int] | None = None) -> StepPlan:
     rng = np.random.default_rng(seed)
     costs = {
@@ -57,6 +81,35 @@ def planned(strategy: str, dp: int, microbatches: int, samples: int, seed: int, 
 def topology_of(vision: int, llm: int) -> PipelineTopology:
     units: dict[str, Any] = {"vision": {"dp": vision}, "llm": {"dp": llm}}
     return PipelineTopology.model_validate({"units": units})
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "auto"])
+@settings(max_examples=15)
+@given(
+    dp=st.integers(1, 3),
+    microbatches=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=40),
+    seed=st.integers(0, 2**32),
+)
+def test_the_llm_gets_every_pack_whole_in_one_portion(
+    strategy: str, dp: int, microbatches: int, lengths: list[int], seed: int
+) -> None:
+    step = packed_step(strategy, dp, microbatches, lengths, seed)
+    topology = topology_of(1, dp)
+    seen: list[list[int]] = []
+    for rank in range(topology.world_size):
+        place = topology.place(rank)
+        event = told(step, topology, rank)
+        routes = Routes(message_codec.plan_value(event.plan.whole), topology.replicas)
+        packs = packs_of(event.plan)
+        feed = StepFeed(routes, place, tickets_of(event.plan, routes, place), packs, None, None)  # type: ignore[arg-type]
+        for portion in routes.portions(place.unit, place.replica):
+            of_portion = feed.packs(portion)
+            assert [sample for pack in of_portion for sample in pack] == list(portion.samples if place.unit == "llm" else ())
+            seen += of_portion
+    assert sorted(sample for pack in seen for sample in pack) == list(range(len(lengths)))
+    assert len(seen) == len(set(step.packs.values())), "no pack is torn apart"
+    assert all(sum(lengths[sample] for sample in pack) <= 64 for pack in seen)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

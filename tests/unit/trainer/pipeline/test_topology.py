@@ -301,6 +301,7 @@ def test_trainers_that_run_something_else_than_is_planned_for_are_told_both() ->
     )
     stages = {"vision": 1, "llm": 2}
     topology.check_execution(ExecutionSpec(), {"vision": 1, "llm": 7})  # of a job that says nothing
+    topology.check_execution(ExecutionSpec(coefficients={"units": {}}), {"vision": 1, "llm": 7})  # says nothing of the trainers
     topology.check_execution(topology.execution, stages)
     topology.check_execution(topology.execution.model_copy(update={"memory_gib": 40.0}), stages)  # which a topology does not know
     for change, sentence in (

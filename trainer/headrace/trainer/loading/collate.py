@@ -1,8 +1,11 @@
-"""Packing of Arrow record batches into one microbatch of tensors: samples are concatenated, and nothing is padded."""
+"""Packing of Arrow record batches into one microbatch of tensors: samples are concatenated.
+
+`headrace.trainer.loading.packs` divides the microbatch into packs, and pads these where a job asks for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -22,8 +25,8 @@ from headrace.trainer.loading.columns import Columns
 class PackedMicrobatch:
     """The packed samples of one microbatch, the input of a model's forward.
 
-    n: samples, T: tokens, I: images, P: patches, A: recordings, F: mel frames. Payload (`input_ids`, `labels`,
-    `position_ids`, `patches`, `mel`) goes to the device; the layout (`sample_ids`, `image_grids`, `mel_frames` and the
+    n: samples, s: segments, p: packs, T: tokens, I: images, P: patches, A: recordings, F: mel frames. Payload (`input_ids`,
+    `labels`, `position_ids`, `patches`, `mel`) goes to the device; the layout (`sample_ids`, `image_grids`, `mel_frames` and the
     cumulative lengths) stays on the host, where its numbers are read without waiting for the device.
 
     Payload may be a view of the Arrow buffers that it came from: do not write into it. If a rank receives only the columns of
@@ -38,13 +41,16 @@ class PackedMicrobatch:
     """(T,) int64, aligned with the prediction: `labels[t]` is the token that follows `input_ids[t]` in its sample, or
     LABEL_IGNORED. The last token of a sample predicts nothing."""
     position_ids: Tensor
-    """(T,) int64: position of each token in its sample, counted from 0."""
+    """(T,) int64: position of each token in its segment, counted from 0."""
     cu_seqlens: Tensor
-    """(n + 1,) int32: sample i has the tokens cu_seqlens[i]:cu_seqlens[i + 1]."""
+    """(s + 1,) int32: segment i has the tokens cu_seqlens[i]:cu_seqlens[i + 1]. A segment, outside of which its tokens attend to
+    nothing, is a sample or, where the job has `pad_to_max_length`, the padding at the end of a pack."""
+    sample_segments: Tensor
+    """(n,) int32: the segment of each sample, rising; 0, 1, ..., n - 1 without padding. The other segments are padding: token
+    ids without a meaning, with labels LABEL_IGNORED and positions from 0."""
     pack_offsets: Tensor
-    """(p + 1,) int32: pack j has the samples pack_offsets[j]:pack_offsets[j + 1], and so the tokens between the entries of
-    `cu_seqlens` at these two indexes. Each sample is a pack of its own where the job has no `pack_tokens`, and in Headrace's
-    own pipeline."""
+    """(p + 1,) int32: pack j has the tokens pack_offsets[j]:pack_offsets[j + 1], which are whole segments. Each sample is a pack
+    of its own where the job has no `pack_tokens`; where it has `pad_to_max_length`, every pack has `pack_tokens` tokens."""
     patches: Tensor
     """(P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous; (0, 0) without images."""
     image_grids: Tensor
@@ -121,7 +127,8 @@ def collate(
         labels=_tensor(labels, np.int64),
         position_ids=_tensor(np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], lengths), np.int64),
         cu_seqlens=_tensor(cu_seqlens, np.int32),
-        pack_offsets=torch.arange(columns.num_rows + 1, dtype=torch.int32),
+        sample_segments=torch.arange(columns.num_rows, dtype=torch.int32),
+        pack_offsets=_tensor(cu_seqlens, np.int32),
         patches=_rows(media["patches"], num_patches, patch_values, "patches"),
         image_grids=_tensor(grids, np.int32),
         image_cu_seqlens=_tensor(image_cu_seqlens, np.int32),
@@ -132,14 +139,6 @@ def collate(
         recordings_per_sample=_tensor(_entries(columns, "mel_frames"), np.int32),
         num_targets=int(np.count_nonzero(labels != LABEL_IGNORED)),
     )
-
-
-def in_packs(microbatch: PackedMicrobatch, packs: Sequence[Collection[int]]) -> PackedMicrobatch:
-    """Return the microbatch with `pack_offsets` set. packs: the sample ids of each pack, in the order of the microbatch's rows.
-    Samples that did not arrive are left out of their packs, and packs without any sample that arrived are left out."""
-    arrived = set(microbatch.sample_ids.tolist())
-    sizes = [len(arrived.intersection(samples)) for samples in packs]
-    return replace(microbatch, pack_offsets=cumulative(torch.tensor([size for size in sizes if size], dtype=torch.int32)))
 
 
 def cumulative(lengths: Tensor) -> Tensor:

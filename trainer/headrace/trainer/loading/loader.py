@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
@@ -21,12 +21,13 @@ from headrace.errors import ConflictError, JobFailedError, NotFoundError, Unavai
 from headrace.observability import metrics, tracing
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.buffers import BufferPool
-from headrace.trainer.loading.collate import PackedMicrobatch, collate, in_packs
+from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.loading.columns import is_view
 from headrace.trainer.loading.consumers import Consumers
 from headrace.trainer.loading.data_parallel import check_ranks
 from headrace.trainer.loading.fetch import PartFetcher
 from headrace.trainer.loading.pack_ahead import PackAhead
+from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.loading.session import AWAY_TIMEOUT_S, SessionClient
 from headrace.trainer.loading.statistics import LoaderStatistics
 from headrace.trainer.loading.steps import Microbatch, Step
@@ -81,7 +82,7 @@ class StepLoader:
             hedge_s=hedge_s,
             on_delivered=self._on_part_arrived,
         )
-        self._packing = PackAhead(self._pack, self._parts.have_arrived)
+        self._packing = PackAhead(self._pack, lambda message: self._parts.have_arrived(message.tickets))
         self._buffers = BufferPool(prefetch_bytes, pinned=torch.cuda.is_available())
         self._data_wait_s = 0.0
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
@@ -285,13 +286,11 @@ class StepLoader:
     def _microbatches(self, plan: sessions_pb2.RankPlan, step: Step) -> Iterator[Microbatch]:
         for number, message in enumerate(plan.microbatches, 1):
             began_s = time.perf_counter()
-            data, rejected = self._packing.take(list(message.tickets))
+            data, rejected = self._packing.take(message)
             step.rejected.extend(rejected)
             self._waited(step, began_s)
             step.consumed = number == len(plan.microbatches)
             self._announce(plan, number)
-            if message.packs:
-                data = in_packs(data, [pack.sample_ids for pack in message.packs])
             yield Microbatch(replica=message.replica, index=message.index, data=data)
 
     def _on_part_arrived(self) -> None:
@@ -305,29 +304,31 @@ class StepLoader:
         """
         following = self._plans.get(plan.step + 1) if number == len(plan.microbatches) else plan
         if following is not None and following.microbatches:
-            self._packing.announce(list(following.microbatches[number % len(plan.microbatches)].tickets))
+            self._packing.announce(following.microbatches[number % len(plan.microbatches)])
 
-    def _pack(self, tickets: Sequence[str]) -> tuple[PackedMicrobatch, list[Rejected]]:
+    def _pack(self, message: sessions_pb2.RankMicrobatch) -> tuple[PackedMicrobatch, list[Rejected]]:
         """Pack the parts of a microbatch, and return it with its damaged samples. Parts that were copied are released at once."""
         batches: list[pa.RecordBatch] = []
         rejected: list[Rejected] = []
-        for ticket in tickets:
+        for ticket in message.tickets:
             part = self._parts.take(ticket)
             batches += [batch for batch in part.batches if batch.num_rows]
             rejected.extend(part.rejected)
-        data = collate(batches, **self._sizes, buffers=self._buffers)
+        data = self._collate(batches, [pack.sample_ids for pack in message.packs])
         if not is_view(batches, self._buffers):
-            self._parts.release(tickets)
+            self._parts.release(list(message.tickets))
         return data, rejected
 
-    @property
-    def _sizes(self) -> dict[str, int]:
-        """The job's sizes, as keyword arguments of `collate`."""
-        return {
-            "patch_values": 3 * self.spec.image.patch**2,
-            "mel_bins": self.spec.audio.mel_bins,
-            "vocab_size": self.vocabulary.size,
-        }
+    def _collate(self, batches: Sequence[pa.RecordBatch], packs: Sequence[Collection[int]]) -> PackedMicrobatch:
+        """Pack batches into a microbatch. packs: the sample ids of each pack in the order of the rows; empty without packs."""
+        data = collate(
+            batches,
+            patch_values=3 * self.spec.image.patch**2,
+            mel_bins=self.spec.audio.mel_bins,
+            vocab_size=self.vocabulary.size,
+            buffers=self._buffers,
+        )
+        return in_packs(data, packs, Padding.of(self.spec, self.vocabulary)) if packs else data
 
     def _waited(self, step: Step, since_s: float) -> None:
         waited_s = time.perf_counter() - since_s

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
-from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.connecting import PREFETCH_BYTES, PREFETCH_PARTS, THREADS
 from headrace.trainer.loading.device_copy import DeviceCopy, PendingCopy
 from headrace.trainer.loading.hedging import HEDGE_S
@@ -58,6 +59,8 @@ class StepFeed:
     _place: Place
     _samples: Mapping[str, Sequence[int]]
     """The samples of each part that this process needs, by ticket."""
+    _packs: Mapping[int, int]
+    """Sample -> number of its pack; empty if the job does not pack."""
     _parts: Parts
     _packing: PackAhead[tuple[StepFeed, Portion], PendingCopy]
     rejected: list[Rejected] = field(default_factory=list)
@@ -103,6 +106,14 @@ class StepFeed:
             self._note(part)
         return list(_runs(self._row_refs[sample] for sample in portion.samples if sample in self._row_refs))
 
+    def packs(self, portion: Portion) -> list[list[int]]:
+        """Return the samples of the LLM's portion by pack, in its order; empty in other units, and if the job does not pack.
+
+        A plan tears no pack apart.
+        """
+        samples = portion.samples if self._packs and portion.unit == LLM else ()
+        return [list(of_pack) for _, of_pack in groupby(samples, self._packs.__getitem__)]
+
     def _tickets(self, portion: Portion) -> list[str]:
         """Return the tickets of the portion's parts that were not taken yet."""
         return list(dict.fromkeys(self._to_come[sample] for sample in portion.samples if sample in self._to_come))
@@ -143,7 +154,7 @@ class PortionLoader(StepLoader):
 
     def _pack_portion(self, what: tuple[StepFeed, Portion]) -> PendingCopy:
         feed, portion = what
-        return self._copy.begin(collate(feed.rows(portion), **self._sizes, buffers=self._buffers))
+        return self._copy.begin(self._collate(feed.rows(portion), feed.packs(portion)))
 
 
 class PipelineLoader(PortionLoader):
@@ -166,7 +177,7 @@ class PipelineLoader(PortionLoader):
     ) -> None:
         """`device`: where packed portions are copied to. `transports`, `tls_ca`, `catch_up`: as in `headrace.trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
-        self._needed: dict[int, tuple[Routes, dict[str, list[int]]]] = {}  # by step
+        self._needed: dict[int, tuple[Routes, dict[str, list[int]], dict[int, int]]] = {}  # by step
         super().__init__(
             endpoint,
             job=job,
@@ -186,7 +197,7 @@ class PipelineLoader(PortionLoader):
             whole = message_codec.plan_value(plan.whole)
             _check_replicas(plan.step, whole, self._topology)
             routes = Routes(whole, self._topology.replicas)
-            self._needed[plan.step] = routes, tickets_of(plan, routes, self._place)
+            self._needed[plan.step] = routes, tickets_of(plan, routes, self._place), packs_of(plan)
         return list(self._needed[plan.step][1])
 
     def _drop_plans(self) -> None:
@@ -196,8 +207,8 @@ class PipelineLoader(PortionLoader):
     def steps(self) -> Iterator[tuple[Step, StepFeed]]:
         """Yield the steps until the job's end, each with its data. Commit each one by `commit_fed`."""
         for step in self:
-            routes, samples = self._needed.pop(step.index)
-            feed = StepFeed(routes, self._place, samples, self._parts, self._portions)
+            routes, samples, packs = self._needed.pop(step.index)
+            feed = StepFeed(routes, self._place, samples, packs, self._parts, self._portions)
             feed.announce()
             yield step, feed
 
@@ -253,6 +264,12 @@ def tickets_of(message: sessions_pb2.RankPlan, routes: Routes, place: Place) -> 
             "give the unit one replica, or take another strategy"
         )
     return {ticket: part_samples[ticket] for ticket in dict.fromkeys(part_of[sample] for sample in needed)}
+
+
+def packs_of(message: sessions_pb2.RankPlan) -> dict[int, int]:
+    """Return the number of each sample's pack; empty if the job does not pack."""
+    packs = [pack for microbatch in message.microbatches for pack in microbatch.packs]
+    return {sample: number for number, pack in enumerate(packs) for sample in pack.sample_ids}
 
 
 def _check_replicas(step: int, plan: StepPlan, topology: PipelineTopology) -> None:

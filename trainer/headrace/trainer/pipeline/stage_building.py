@@ -145,7 +145,7 @@ class LlmStage(Stage):
         """Return the (n,) counts of tokens that each sample takes from an encoder unit, on the host."""
         if unit == ENCODER:
             return self.input_token_counts("vision", data) + self.input_token_counts("audio", data)
-        return _sums((data.input_ids == self._placeholder(unit)).cpu(), data.cu_seqlens)
+        return _sums((data.input_ids == self._placeholder(unit)).cpu(), data.cu_seqlens)[data.sample_segments]
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         return self.input_token_counts("vision", data)

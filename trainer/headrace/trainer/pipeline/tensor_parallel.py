@@ -49,18 +49,46 @@ def shard(layers: Sequence[nn.Module], group: dist.ProcessGroup, device_type: st
     this module does not know how to cut.
     """
     for layer in layers:
-        for name, module in layer.named_modules():
-            if isinstance(module, nn.Linear) and not name.endswith((*_COLUMNS, *_ROWS)):
-                raise UserError(
-                    f"a layer has the matrix {name or type(layer).__name__!r}, of which it is not known how slices have it: "
-                    "set the unit's tp to 1"
-                )
+        _check_matrices(layer)
     mesh = DeviceMesh.from_group(group, device_type)
     styles = {_ENTRIES: _Entry(), _COLUMNS: _Columns(), _ROWS: _Rows(), _SHARED_NORMS: _SharedNorm(), _ATTENTIONS: _HeadCount()}
     for layer in layers:
         for names, style in styles.items():
             present = [name for name, _ in layer.named_modules() if f".{name}".endswith(tuple(f".{end}" for end in names))]
             parallelize_module(layer, mesh, dict.fromkeys(present, style))
+
+
+def cut_to_first_slice(layer: nn.Module, slices: int) -> None:
+    """Cut the matrices of a layer down to the first of `slices` slices, without the sums over slices.
+
+    The layer then computes what one process of the unit computes, for timing; its outputs mean nothing. Raises UserError as
+    `shard` does.
+    """
+    _check_matrices(layer)
+    for name, parameter in list(layer.named_parameters()):
+        dim = cut_dimension(name)
+        if dim is not None:
+            owner, _, kind = name.rpartition(".")
+            part = parameter.detach().narrow(dim, 0, parameter.shape[dim] // slices).clone()
+            layer.get_submodule(owner).register_parameter(kind, nn.Parameter(part))
+    for name, module in layer.named_modules():
+        if f".{name}".endswith(tuple(f".{end}" for end in _ATTENTIONS)):
+            _share_heads(module, slices)
+
+
+def _check_matrices(layer: nn.Module) -> None:
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.Linear) and not name.endswith((*_COLUMNS, *_ROWS)):
+            raise UserError(
+                f"a layer has the matrix {name or type(layer).__name__!r}, of which it is not known how slices have it: "
+                "set the unit's tp to 1"
+            )
+
+
+def _share_heads(attention: nn.Module, slices: int) -> None:
+    heads = getattr(attention, "num_heads", None)
+    if heads is not None:
+        attention.num_heads = heads // slices
 
 
 def cut_dimension(name: str) -> int | None:
@@ -127,9 +155,7 @@ class _HeadCount(ParallelStyle):
     """Style of an attention of `transformers`: sets `num_heads`, if it has that attribute, to the heads of the slice."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        heads = getattr(module, "num_heads", None)
-        if heads is not None:
-            module.num_heads = heads // device_mesh.size()
+        _share_heads(module, device_mesh.size())
         return module
 
 

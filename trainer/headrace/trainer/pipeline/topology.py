@@ -248,7 +248,7 @@ class PipelineTopology(BaseModel):
 
         stages: number of stages that the job plans for, by unit.
         """
-        if planned == ExecutionSpec():
+        if planned.says_nothing:
             return
         for name, ours, theirs in (*self._compared(planned), ("stages", self.stages, dict(stages))):
             if ours != theirs:
@@ -320,13 +320,7 @@ class PipelineTopology(BaseModel):
             raise UserError(
                 f"unit {unit!r} has {shape.layers} layers, but frozen_layers is {size.frozen_layers}: lower it, or set frozen"
             )
-        divided = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mlp": shape.mlp}
-        for name, number in divided.items():
-            if number % size.tp:
-                raise UserError(
-                    f"tp {size.tp} of unit {unit!r} does not divide its {name} {number}: "
-                    f"set its tp to a divisor of {math.gcd(*divided.values())}"
-                )
+        check_width(unit, shape, size.tp)
 
     def _check_joint_encoder(self) -> None:
         size = self.units[ENCODER]
@@ -340,6 +334,17 @@ class PipelineTopology(BaseModel):
 
     def _sizes(self) -> str:
         return ", ".join(f"{unit} {size}" for unit, size in self.units.items())
+
+
+def check_width(unit: str, shape: TransformerShape, tp: int) -> None:
+    """Raise UserError unless a unit of that shape can be cut into `tp` slices of equally many heads and inner channels."""
+    divided = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mlp": shape.mlp}
+    for name, number in divided.items():
+        if number % tp:
+            raise UserError(
+                f"tp {tp} of unit {unit!r} does not divide its {name} {number}: "
+                f"set its tp to a divisor of {math.gcd(*divided.values())}"
+            )
 
 
 def load_topology_yaml(path: Path) -> PipelineTopology:

@@ -17,7 +17,7 @@ from headrace.quarantine import Rejected
 from headrace.trainer.loading.fetch import PartFetcher
 from headrace.trainer.loading.session import FetchedPart
 from headrace.trainer.loading.steps import Step
-from headrace.trainer.pipeline.feed import PortionLoader, StepFeed, columns_of, tickets_of
+from headrace.trainer.pipeline.feed import PortionLoader, StepFeed, columns_of, packs_of, tickets_of
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.recovery.layout import Layout
 from headrace.transport.base import TRANSPORTS
@@ -175,7 +175,7 @@ class NodeLoader(PortionLoader):
             tickets = self._tickets_of(plan)
             needed = self._needed[plan.step]
         step = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=tickets)
-        feed = StepFeed(needed.routes, self._layout.place, needed.samples, self._kept, self._portions)
+        feed = StepFeed(needed.routes, self._layout.place, needed.samples, packs_of(plan), self._kept, self._portions)
         feed.announce()
         return step, needed.numbers, feed
 

@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,11 +28,7 @@ on tokens, and the generator on image tokens. An encoder's projector counts as o
 and the layers at both ends of the generator as layers of the generator, and the output layer as a layer of the LLM.
 """
 
-_POWERS = ("quadratic", "linear", "constant")
-_FIELDS = tuple(f"{power}_s" for power in _POWERS)
-_MEASURED = ("positions", "seconds")
-_MOST_LAYERS = 10_000
-_LARGEST = 1e9  # sums of costs stay far from the largest float
+POWERS = ("quadratic", "linear", "constant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +43,10 @@ class LayerCost:
     linear: float = 0.0
     constant: float = 0.0
 
+    def seconds(self, positions: float) -> float:
+        """Return the forward seconds on that many positions, all of which attend to each other."""
+        return self.quadratic * positions**2 + self.linear * positions + self.constant
+
 
 Coefficients = Mapping[str, Sequence[LayerCost]]
 """The costs of the layers, in order, by part of the model (see PARTS)."""
@@ -56,7 +55,7 @@ Coefficients = Mapping[str, Sequence[LayerCost]]
 def total(layers: Iterable[LayerCost]) -> LayerCost:
     """Add up the polynomials of several layers, as if they were one layer."""
     layers = tuple(layers)
-    return LayerCost(**{power: math.fsum(getattr(layer, power) for layer in layers) for power in _POWERS})
+    return LayerCost(**{power: math.fsum(getattr(layer, power) for layer in layers) for power in POWERS})
 
 
 def fit(positions: ArrayLike, seconds: ArrayLike) -> LayerCost:
@@ -74,13 +73,13 @@ def fit(positions: ArrayLike, seconds: ArrayLike) -> LayerCost:
     if wrong.size:
         row = wrong[0]
         raise ValueError(f"positions and seconds must be finite and positive, but measurement {row} is {x[row]} and {y[row]}")
-    if len(set(x.tolist())) < len(_POWERS):
+    if len(set(x.tolist())) < len(POWERS):
         raise ValueError(
-            f"a curve of {len(_POWERS)} coefficients needs as many different positions, got {sorted(set(x.tolist()))}"
+            f"a curve of {len(POWERS)} coefficients needs as many different positions, got {sorted(set(x.tolist()))}"
         )
     columns = np.stack((x**2, x, np.ones_like(x)), axis=1) / y[:, None]
     scale = np.linalg.norm(columns, axis=0)
-    return LayerCost(**dict(zip(_POWERS, (_non_negative(columns / scale) / scale).tolist(), strict=True)))
+    return LayerCost(**dict(zip(POWERS, (_non_negative(columns / scale) / scale).tolist(), strict=True)))
 
 
 def _non_negative(columns: Floats) -> Floats:
@@ -95,72 +94,3 @@ def _non_negative(columns: Floats) -> Floats:
                 best, best_error = np.zeros(columns.shape[1]), error
                 best[list(used)] = weights
     return best
-
-
-def parse_coefficients(document: Any) -> dict[str, tuple[LayerCost, ...]]:
-    """Read the layers of each part of a model from the content of a coefficients file.
-
-        {"units": {"vision": {"layers": 32, "quadratic_s": 1e-12, "linear_s": 2e-8, "constant_s": 1e-6},
-                   "llm": {"layers": [{"linear_s": 4e-8}, {"positions": [64, 256, 1024], "seconds": [...]}]}}}
-
-    A part is a number of equal layers or a list of single ones. A layer is given by its coefficients, 0 if left out, or by
-    measurements to which they are fitted. Raises ValueError with one sentence that names the part and the field.
-    """
-    units = document.get("units") if isinstance(document, Mapping) else None
-    if not isinstance(units, Mapping) or not units or set(document) != {"units"}:
-        raise ValueError("a coefficients file has one field, 'units', with an entry for each unit")
-    unknown = [unit for unit in units if unit not in PARTS]
-    if unknown:
-        raise ValueError(f"units: there is no unit {unknown[0]!r} to give coefficients for; there are {', '.join(PARTS)}")
-    return {unit: _layers(f"units.{unit}", entry) for unit, entry in units.items()}
-
-
-def _layers(where: str, entry: Any) -> tuple[LayerCost, ...]:
-    if not isinstance(entry, Mapping) or "layers" not in entry:
-        raise ValueError(f"{where}.layers is required: a number of equal layers or a list of single ones")
-    layers, common = entry["layers"], {field: value for field, value in entry.items() if field != "layers"}
-    if isinstance(layers, list) and layers:
-        if common:
-            raise ValueError(f"{where}.{next(iter(common))} stands beside a list of layers; give it in each of them")
-        return tuple(_layer(f"{where}.layers[{i}]", layer) for i, layer in enumerate(layers))
-    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= _MOST_LAYERS:
-        raise ValueError(f"{where}.layers must be a number from 1 to {_MOST_LAYERS} or a list of layers, got {layers!r}")
-    return (_layer(where, common),) * layers
-
-
-def _layer(where: str, fields: Any) -> LayerCost:
-    if not isinstance(fields, Mapping) or not fields:
-        raise ValueError(f"{where} must have some of {', '.join(_FIELDS)}, or positions and seconds, got {fields!r}")
-    if set(fields) == set(_MEASURED):
-        positions, seconds = (_numbers(f"{where}.{field}", fields[field]) for field in _MEASURED)
-        try:
-            return fit(positions, seconds)
-        except ValueError as err:
-            raise ValueError(f"{where}: {err}") from err
-    unknown = [field for field in fields if field not in _FIELDS]
-    if unknown:
-        raise ValueError(
-            f"{where}.{unknown[0]}: there is no such field; a layer has {', '.join(_FIELDS)}, or positions and seconds"
-        )
-    values = {field: _number(f"{where}.{field}", value) for field, value in fields.items()}
-    return LayerCost(**{field.removesuffix("_s"): value for field, value in values.items()})
-
-
-def _numbers(where: str, values: Any) -> list[float]:
-    if not isinstance(values, list):
-        raise ValueError(f"{where} must be a list of numbers, got {values!r}")
-    return [_number(f"{where}[{i}]", value) for i, value in enumerate(values)]
-
-
-def _number(where: str, value: Any) -> float:
-    """Return the value of a field as a number from 0 to _LARGEST; raises ValueError if it is none.
-
-    Text that is a number is accepted, because YAML 1.1 reads 1e-12, which has no point, as text.
-    """
-    try:
-        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
-    except (ValueError, OverflowError):
-        number = math.nan
-    if not 0 <= number <= _LARGEST:
-        raise ValueError(f"{where} must be a number from 0 to {_LARGEST:g}, got {value!r}")
-    return number

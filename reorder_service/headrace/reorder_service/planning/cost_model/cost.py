@@ -30,7 +30,8 @@ _PER_MULTIPLY_ADD = 2
 _BYTES = 2  # per number in bf16
 _AUDIO_STRIDE = 2  # stride of the convolution before the audio encoder's attention
 
-_PARTS_OF = {ENCODER: (VISION, AUDIO), VISION: (VISION,), AUDIO: (AUDIO,), LLM: (LLM,), GENERATOR: (GENERATOR,)}
+PARTS_OF = {ENCODER: (VISION, AUDIO), VISION: (VISION,), AUDIO: (AUDIO,), LLM: (LLM,), GENERATOR: (GENERATOR,)}
+"""The parts of a model that a unit has, by name of the unit."""
 _MEDIA = {VISION: "images", AUDIO: "recordings", GENERATOR: "images"}
 
 
@@ -77,15 +78,13 @@ def estimate(
     projectors, which merge neighbouring positions as `image` and `audio` say, count as part of the encoders. vocab: size of the
     job's vocabulary, 0 for the published one; the output layer counts on every token, unless neither is known. A sample without
     images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
-    `parse_coefficients`). checkpointing: units that keep only each layer's input. backward_factors: as from
+    `MeasuredCosts.coefficients`). checkpointing: units that keep only each layer's input. backward_factors: as from
     `headrace.backward_factors`; a unit with 0 keeps nothing.
 
     Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
     _check(units, shape)
-    stacks = {VISION: shape.vision, AUDIO: shape.audio, LLM: shape.llm}
-    if shape.generator is not None:
-        stacks[GENERATOR] = shape.generator
+    stacks = shape.units
     layers = nominal_coefficients(shape, image=image, audio=audio, vocab=vocab) if measured is None else measured
     lengths = {
         VISION: _Lengths.of([probe.image_patches for probe in probes]),
@@ -100,7 +99,7 @@ def estimate(
     memory: dict[str, Floats] = {}
     for unit in units:
         idle = backward_factors is not None and backward_factors.get(unit) == 0
-        kept = {part: 0 if idle else kept_bytes(stacks[part], unit in checkpointing) for part in _PARTS_OF[unit]}
+        kept = {part: 0 if idle else kept_bytes(stacks[part], unit in checkpointing) for part in PARTS_OF[unit]}
         memory[unit] = np.sum([lengths[part].sums * float(amount) for part, amount in kept.items()], axis=0)
     return SampleCosts(seconds=_by_unit(units, seconds), memory_bytes=memory, transfer_bytes=_by_unit(units, transfer))
 
@@ -187,21 +186,21 @@ class _Lengths:
 
 
 def _by_unit(units: Sequence[str], parts: Mapping[str, Floats]) -> dict[str, Floats]:
-    return {unit: np.sum([parts[part] for part in _PARTS_OF[unit]], axis=0) for unit in units}
+    return {unit: np.sum([parts[part] for part in PARTS_OF[unit]], axis=0) for unit in units}
 
 
 def _check(units: Sequence[str], shape: ModelShape) -> None:
-    known = [unit for unit in _PARTS_OF if unit != GENERATOR or shape.generator is not None]
+    known = [unit for unit in PARTS_OF if unit != GENERATOR or shape.generator is not None]
     unknown = [unit for unit in units if unit not in known]
     if unknown:
         raise ValueError(f"the model's shape gives no cost for unit {unknown[0]!r}, only for {', '.join(known)}")
-    parts = [part for unit in units for part in _PARTS_OF[unit]]
+    parts = [part for unit in units for part in PARTS_OF[unit]]
     if len(set(parts)) != len(parts) or LLM not in parts:
         raise ValueError(f"units must have {LLM!r}, each unit once, and {ENCODER!r} without its parts, got {list(units)}")
 
 
 def _check_parts(units: Sequence[str], layers: Coefficients, lengths: Mapping[str, _Lengths], probes: Sequence[Probe]) -> None:
-    taken = {part for unit in units for part in _PARTS_OF[unit]}
+    taken = {part for unit in units for part in PARTS_OF[unit]}
     for part in lengths:
         rows = np.flatnonzero(lengths[part].sums)
         if rows.size and (part not in taken or part not in layers):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.reorder_service.planning.cost_model.coefficients import LayerCost, fit, parse_coefficients, total
+from headrace.backward_factors import BackwardTimes
+from headrace.model_shape import MODEL_SHAPES
+from headrace.reorder_service.planning.cost_model.coefficients import Coefficients, LayerCost, fit, total
+from headrace.reorder_service.planning.cost_model.coefficients_document import document_of, parse_coefficients
+from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts, PartCosts
 
 POSITIONS = [64, 256, 1024, 4096, 16_384]  # Entrain's
+BACKWARD = {"input_gradients": 1.2, "weight_gradients": 0.8, "rerun": 1.1}
 coefficient = st.one_of(st.just(0.0), st.floats(1e-12, 1.0))
+
+
+def coefficients(document: object) -> Coefficients:
+    return parse_coefficients(document).coefficients
 
 
 def times(cost: LayerCost, positions: list[int] = POSITIONS) -> list[float]:
@@ -106,18 +116,18 @@ def test_the_total_of_layers_costs_what_they_cost_one_by_one(layers: list[LayerC
 
 def test_equal_layers_are_given_once() -> None:
     document = {"units": {"vision": {"layers": 3, "quadratic_s": 1e-12, "linear_s": 2e-8, "constant_s": 1e-6}}}
-    assert parse_coefficients(document) == {"vision": (LayerCost(quadratic=1e-12, linear=2e-8, constant=1e-6),) * 3}
+    assert coefficients(document) == {"vision": (LayerCost(quadratic=1e-12, linear=2e-8, constant=1e-6),) * 3}
 
 
 def test_layers_may_differ_and_leave_out_zeros() -> None:
-    got = parse_coefficients({"units": {"llm": {"layers": [{"linear_s": 4}, {"quadratic_s": 1, "constant_s": 0}]}}})
+    got = coefficients({"units": {"llm": {"layers": [{"linear_s": 4}, {"quadratic_s": 1, "constant_s": 0}]}}})
     assert got == {"llm": (LayerCost(linear=4.0), LayerCost(quadratic=1.0))}
 
 
 def test_measured_times_are_fitted() -> None:
     seconds = times(LayerCost(quadratic=3e-12, linear=2e-8))
     measured = {"positions": POSITIONS, "seconds": seconds}
-    got = parse_coefficients({"units": {"audio": {"layers": 2, **measured}, "llm": {"layers": [measured]}}})
+    got = coefficients({"units": {"audio": {"layers": 2, **measured}, "llm": {"layers": [measured]}}})
     assert got == {"audio": (fit(POSITIONS, seconds),) * 2, "llm": (fit(POSITIONS, seconds),)}
 
 
@@ -137,8 +147,10 @@ def test_json_and_yaml_say_the_same() -> None:
         ({"units": {}}, "has one field, 'units'"),
         ({"units": {"llm": {"layers": 1, "linear_s": 1}}, "unit": 1}, "has one field, 'units'"),
         ({"units": {"encoder": {}}}, "no unit 'encoder' to give coefficients for; there are vision, audio, llm, generator"),
-        ({"units": {"llm": 3}}, "units.llm.layers is required"),
+        ({"units": {"llm": 3}}, "units.llm must be a mapping of fields, got 3"),
         ({"units": {"llm": {"linear_s": 1}}}, "units.llm.layers is required"),
+        ({"model": 7, "units": {"llm": {"layers": 1, "linear_s": 1}}}, "model must be a name, got 7"),
+        ({"measured_on": "cpu", "units": {"llm": {"layers": 1, "linear_s": 1}}}, "measured_on must be texts by name, got 'cpu'"),
     ],
 )
 def test_a_file_of_another_form_is_refused(document: object, message: str) -> None:
@@ -168,6 +180,19 @@ def test_a_file_of_another_form_is_refused(document: object, message: str) -> No
         ({"layers": 2, "positions": 64, "seconds": [1]}, "units.llm.positions must be a list of numbers, got 64"),
         ({"layers": 2, "positions": [64], "seconds": ["x"]}, r"units.llm.seconds\[0\] must be a number .*, got 'x'"),
         ({"layers": 2, "positions": [1, 2], "seconds": [1, 1]}, "units.llm: a curve of 3 coefficients needs as many different"),
+        (
+            {"layers": 2, "linear_s": 1, "ends": {"head": {"linear_s": -1}}},
+            "units.llm.ends.head.linear_s must be a number .*, got -1",
+        ),
+        (
+            {"layers": 2, "linear_s": 1, "backward": {"rerun": 1}},
+            "units.llm.backward must have input_gradients, weight_gradients",
+        ),
+        (
+            {"layers": 2, "linear_s": 1, "backward": BACKWARD | {"rerun": -1}},
+            "units.llm.backward.rerun must be .* 0 to 100, got -1",
+        ),
+        ({"layers": 2, "linear_s": 1, "tp": 0}, "units.llm.tp must be a number of slices from 1, got 0"),
         ({"layers": [{"positions": [1, 2], "seconds": [1]}]}, r"units.llm.layers\[0\]: positions and seconds must be lists of"),
     ],
 )
@@ -175,3 +200,88 @@ def test_a_wrong_entry_is_named_with_its_rule(entry: dict[str, object], message:
     with pytest.raises(ValueError, match=message) as caught:
         parse_coefficients({"units": {"llm": entry}})
     assert "\n" not in str(caught.value)
+
+
+# -- measured costs ----------------------------------------------------------------------------------------------------
+
+layer = st.builds(LayerCost, quadratic=coefficient, linear=coefficient, constant=coefficient)
+ratio = st.floats(0, 100)
+part = st.builds(
+    PartCosts,
+    layers=st.lists(layer, min_size=1, max_size=3).map(tuple),
+    ends=st.dictionaries(st.sampled_from(["embedding", "projector"]), layer, max_size=2),
+    backward=st.builds(BackwardTimes, input_gradients=ratio, weight_gradients=ratio, rerun=ratio),
+    tp=st.integers(1, 8),
+)
+costs = st.builds(
+    MeasuredCosts,
+    parts=st.dictionaries(st.sampled_from(["vision", "audio", "llm", "generator"]), part, min_size=1),
+    model=st.sampled_from(["", "tiny"]),
+    huggingface=st.dictionaries(st.just("llm"), st.text(max_size=5)),
+    measured_on=st.dictionaries(st.sampled_from(["device", "dtype"]), st.text(max_size=5)),
+)
+
+
+@settings(max_examples=40)
+@given(costs)
+def test_measured_costs_survive_their_file(measured: MeasuredCosts) -> None:
+    assert parse_coefficients(json.loads(json.dumps(document_of(measured)))) == measured
+
+
+def test_the_slices_of_a_tensor_parallel_width_stand_beside_the_whole_layers_and_have_the_same_ends() -> None:
+    whole = {"layers": 2, "linear_s": 4.0, "ends": {"head": {"linear_s": 9.0}}, "backward": BACKWARD}
+    document = {"units": {"llm": {**whole, "slices": {"2": {"layers": 2, "linear_s": 2.5}}}}}
+    halves = parse_coefficients(document, {"llm": 2}).parts["llm"]
+    assert (halves.layers, halves.ends, halves.tp) == ((LayerCost(linear=2.5),) * 2, {"head": LayerCost(linear=9.0)}, 2)
+    assert parse_coefficients(document, {"llm": 1}) == parse_coefficients(document)
+    with pytest.raises(ValueError, match=r"units.llm was measured at tensor-parallel width 1, 2, but the unit's tp is 4"):
+        parse_coefficients(document, {"llm": 4})
+
+
+def test_the_backward_of_the_encoder_is_the_mean_of_its_parts_weighted_by_their_forward() -> None:
+    def of(seconds: float, ratio: float) -> PartCosts:
+        return PartCosts(
+            layers=(LayerCost(constant=seconds),),
+            backward=BackwardTimes(input_gradients=ratio, weight_gradients=2 * ratio, rerun=3 * ratio),
+        )
+
+    measured = MeasuredCosts(parts={"vision": of(3.0, 1.0), "audio": of(1.0, 2.0), "llm": of(1.0, 0.5)})
+    times = measured.backward_times(["encoder", "llm"])
+    assert times["encoder"] == BackwardTimes(input_gradients=1.25, weight_gradients=2.5, rerun=3.75)
+    assert times["llm"] == BackwardTimes(input_gradients=0.5, weight_gradients=1.0, rerun=1.5)
+    assert list(MeasuredCosts(parts={"llm": of(1.0, 0.5)}).backward_times(["vision", "llm"])) == ["llm"]
+
+
+def of_tiny(**layers: int) -> MeasuredCosts:
+    counts = {"vision": 2, "audio": 2, "llm": 4} | layers
+    return MeasuredCosts(
+        parts={name: PartCosts(layers=(LayerCost(linear=1.0),) * count) for name, count in counts.items() if count}, model="tiny"
+    )
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        (
+            of_tiny(llm=28),
+            "are of model 'tiny' and have 28 layers of llm, but model 'tiny' has 4: measure it with `headrace profile",
+        ),
+        (of_tiny(llm=3), "have 3 layers of llm, but model 'tiny' has 4"),
+        (of_tiny(generator=2), "have a part 'generator', but model 'tiny' has only vision, audio, llm"),
+        (of_tiny(audio=0), "have vision, llm, but the job's units need audio too"),
+    ],
+)
+def test_the_costs_of_another_model_are_refused_with_both_numbers(measured: MeasuredCosts, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measured.check_model("tiny", MODEL_SHAPES["tiny"], ("encoder", "llm"))
+
+
+def test_the_layers_of_a_hugging_face_model_are_not_compared_with_those_of_the_named_one() -> None:
+    replace(of_tiny(llm=24), huggingface={"llm": "Qwen2.5-0.5B"}).check_model("tiny", MODEL_SHAPES["tiny"], ("encoder", "llm"))
+
+
+def test_ends_may_be_counted_among_the_layers_unless_they_are_given_apart() -> None:
+    of_tiny(vision=3, llm=6).check_model("tiny", MODEL_SHAPES["tiny"], ("vision", "llm"))
+    parts = {"llm": PartCosts(layers=(LayerCost(linear=1.0),) * 5, ends={"head": LayerCost(linear=1.0)})}
+    with pytest.raises(ValueError, match="have 5 layers of llm, but model 'tiny' has 4"):
+        MeasuredCosts(parts=parts).check_model("tiny", MODEL_SHAPES["tiny"])
