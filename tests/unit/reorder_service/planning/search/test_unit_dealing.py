@@ -125,7 +125,7 @@ def test_a_lane_is_a_fair_share_of_both_units() -> None:
 
 def test_packs_are_dealt_whole() -> None:
     batch = batch_of("chartqa", 3, 64)
-    of_packs, packs = pack_batch(batch, np.full(64, 300), 1000)
+    of_packs, packs = pack_batch(batch, np.full(64, 300), 1000, padded=True)
     plan = plan_of_samples(plan_of("joint", of_packs), batch, packs)
     plan.check()
     encoder = slots_of(plan, batch.sample_ids)[0]
