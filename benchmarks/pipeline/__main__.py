@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks.pipeline import alone, images, wait
+from benchmarks.pipeline import alone, dealt, images, wait
+from benchmarks.pipeline.emulated import Emulated
 from benchmarks.planning.inputs import SEED, SYNTHCHART
 from benchmarks.report import RESULTS, Goal, Report, Row, Section, at_least, at_most
 from benchmarks.timing import progress
-from headrace.cli.planning.emulated_ranks import EmulatedRanks, MeasuredStep
+from headrace.cli.planning.emulated_ranks import EmulatedRanks
 from headrace.cli.planning.outcome import Outcome
 from headrace.reorder_service.planning import warm_up
 from headrace.reorder_service.planning.batch import make_batch
@@ -45,28 +45,6 @@ SCHEDULES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Emulated:
-    """One step of a strategy and a schedule."""
-
-    outcome: Outcome
-    rounds: Sequence[MeasuredStep]
-
-    @property
-    def predicted_s(self) -> float:
-        return self.outcome.predicted.iteration_s
-
-    @property
-    def error_percent(self) -> float:
-        """Of the prediction, without sign."""
-        return 100 * abs(self.measured_s / self.predicted_s - 1)
-
-    @property
-    def measured_s(self) -> float:
-        """The median of the rounds."""
-        return median(measured.iteration_s for measured in self.rounds)
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
@@ -84,6 +62,7 @@ def main() -> None:
             _errors("strategies, 1F1B", by_strategy),
             _errors("schedules, joint", by_schedule),
             _gains(by_strategy),
+            *dealt.sections(rounds=rounds),
             _overheads([emulated for all_steps in (by_strategy | by_schedule).values() for emulated in all_steps]),
             alone.section(quick=options.quick),
             wait.section(quick=options.quick),

@@ -6,7 +6,7 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.planning import optimum, permutation, quality, scale, speed, stage_splits
+from benchmarks.planning import optimum, permutation, quality, scale, speed, stage_splits, unit_replicas
 from benchmarks.report import RESULTS, Report
 from benchmarks.timing import progress
 from headrace.reorder_service.planning import warm_up
@@ -24,6 +24,7 @@ def main() -> None:
     sections = [
         *quality.sections(),
         *stage_splits.sections(),
+        *unit_replicas.sections(quick=options.quick),
         *speed.sections(quick=options.quick),
         *scale.sections(options.results / "planning-scaling.png", quick=options.quick),
         *optimum.sections(quick=options.quick),

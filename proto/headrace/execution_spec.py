@@ -9,13 +9,16 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace import limits
 from headrace.model_shape import ModelShape
+from headrace.plan import LLM
 from headrace.schedule import SCHEDULES, build
 from headrace.user_document import SpecSection
 
 
 class UnitExecution(SpecSection):
-    """What of a unit is trained, and how its layers keep their activations."""
+    """How many replicas a unit has, what of it is trained, and how its layers keep their activations."""
 
+    dp: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] | None = None
+    """Number of data-parallel replicas. None: as many as the LLM, which has `topology.replicas`."""
     frozen: bool = False
     """Whether the unit's weights are frozen."""
     frozen_layers: Annotated[int, Field(ge=0, le=limits.MAX_LAYERS)] = 0
@@ -55,7 +58,8 @@ class ExecutionSpec(SpecSection):
     """Measured costs of the model's layers, in the form of the file that `headrace profile` writes. None: the operations counted
     from the shape of the job's model at a nominal rate."""
     units: dict[str, UnitExecution] = Field(default_factory=dict)
-    """The units of which something is frozen or checkpointed, by name; all others learn and keep their activations."""
+    """The units with replicas of their own, or of which something is frozen or checkpointed, by name; all others have as many
+    replicas as the LLM, learn and keep their activations."""
     memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Most GiB of activations that a stage can hold, estimated in bf16 from the model's shape. None: no limit."""
     bandwidth_gb_s: Annotated[float, Field(gt=0)] | None = None
@@ -76,6 +80,8 @@ class ExecutionSpec(SpecSection):
             raise ValueError("meet and max_tokens are for `trainer: colocated`; pipelines have memory_gib")
         if self.trainer == "colocated" and (self.schedule != "1f1b" or self.memory_gib is not None):
             raise ValueError("schedule and memory_gib are for pipelines; colocated ranks have max_tokens")
+        if self.trainer == "colocated" and self.of_units("dp"):
+            raise ValueError("a dp of units is for pipelines; colocated ranks, topology.replicas of them, have all units")
         return self
 
     @property
@@ -92,6 +98,8 @@ class ExecutionSpec(SpecSection):
         if unknown:
             raise ValueError(f"execution.units names {unknown[0]!r}, but topology.stages has {', '.join(stages)}")
         for unit, size in self.units.items():
+            if unit == LLM and size.dp is not None:
+                raise ValueError(f"execution: topology.replicas says how many {LLM!r} has: take away its dp {size.dp}")
             if size.frozen and size.frozen_layers:
                 raise ValueError(
                     f"execution: unit {unit!r} is frozen as a whole, and so are more than its first {size.frozen_layers} layers: "
@@ -105,6 +113,10 @@ class ExecutionSpec(SpecSection):
         if self.units.get(last := list(stages)[-1], UnitExecution()).frozen_projector:
             raise ValueError(f"execution: the last unit, {last!r}, has no projector behind it: take away its frozen_projector")
         build(self.schedule, dict(stages), (), chunks=self.chunks, in_flight=self.in_flight)
+
+    def unit_replicas(self, replicas: int) -> dict[str, int]:
+        """Return the number of replicas of each unit that has another number than the LLM. replicas: those of the LLM."""
+        return {unit: dp for unit, dp in self.of_units("dp").items() if dp != replicas}
 
     def of_units(self, option: str) -> dict[str, Any]:
         """Return the values of `option`, one of UnitExecution's fields, by unit; units that have its default are left out."""

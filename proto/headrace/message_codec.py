@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
+from typing import TypeVar
 
 from headrace.errors import UserError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
@@ -16,6 +17,8 @@ from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.schedule import Kind
 from headrace.v1 import common_pb2, sessions_pb2
+
+_T = TypeVar("_T")
 
 
 def ref_message(ref: SampleRef) -> common_pb2.SampleRef:
@@ -121,6 +124,11 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
     first_sample = min(plan.sample_ids(), default=0)
     samples = {unit: [microbatch.units.get(unit, ()) for microbatch in microbatches] for unit in topology.stages}
     lengths = [len(replica) for replica in plan.replicas]
+
+    def planned(unit: str, of_unit: Sequence[tuple[int, ...]], stages: int) -> sessions_pb2.PlannedUnit:
+        ids = [sample - first_sample for sample in chain.from_iterable(of_unit)]
+        return sessions_pb2.PlannedUnit(unit=unit, stages=stages, counts=map(len, of_unit), samples=ids)
+
     return sessions_pb2.WholePlan(
         strategy=plan.strategy,
         seed=plan.seed,
@@ -131,15 +139,8 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
         lengths=lengths if set(lengths) != {topology.microbatches} else (),
         first_sample=first_sample,
         in_flight=plan.in_flight or 0,
-        units=[
-            sessions_pb2.PlannedUnit(
-                unit=unit,
-                stages=topology.stages[unit],
-                counts=map(len, of_unit),
-                samples=[sample - first_sample for sample in chain.from_iterable(of_unit)],
-            )
-            for unit, of_unit in samples.items()
-        ],
+        units=[planned(unit, of_unit, topology.stages[unit]) for unit, of_unit in samples.items()],
+        dealt=[planned(unit, list(chain.from_iterable(replicas)), 0) for unit, replicas in plan.unit_replicas.items()],
     )
 
 
@@ -161,6 +162,7 @@ def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
         in_flight=message.in_flight or None,
         topology=topology,
         replicas=tuple(tuple(microbatches[first:end]) for first, end in pairwise(bounds)),
+        unit_replicas={unit.unit: _by_replica(_cut(unit, message.first_sample), topology.microbatches) for unit in message.dealt},
     )
 
 
@@ -175,6 +177,11 @@ def field_bytes(number: int, body: bytes) -> bytes:
 def _varint(value: int) -> bytes:
     groups = [value >> shift & 0x7F for shift in range(0, max(1, value.bit_length()), 7)]
     return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])
+
+
+def _by_replica(of_slots: Sequence[_T], microbatches: int) -> tuple[tuple[_T, ...], ...]:
+    """Return what the slots have, replica by replica."""
+    return tuple(tuple(of_slots[start : start + microbatches]) for start in range(0, len(of_slots), microbatches))
 
 
 def _cut(unit: sessions_pb2.PlannedUnit, first_sample: int) -> list[tuple[int, ...]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 # Every unit but these two is an encoder. A sample passes its encoders, the LLM and then the generator.
@@ -92,6 +92,10 @@ class StepPlan:
 
     None means as many as the trainers' topology says.
     """
+    unit_replicas: Mapping[str, Sequence[Sequence[tuple[int, ...]]]] = field(default_factory=dict)
+    """The units that have another number of replicas than `topology.replicas`: `unit_replicas[unit][r][k]` are the samples that
+    replica r of the unit processes in microbatch k, in processing order. Their entries in `replicas` say at the same index which
+    of the LLM's replicas these samples are for."""
 
     def sample_ids(self) -> list[int]:
         """Return the ids of all samples of the plan, sorted."""
@@ -102,6 +106,8 @@ class StepPlan:
         one in front. Only microbatch indices are compared: a sample may pass its units on different replicas.
         """
         places = {unit: self._places(unit) for unit in self.topology.stages}
+        for unit in self.unit_replicas:
+            self._check_dealt(unit, places)
         llm = places.pop(LLM)
         for unit, place in places.items():
             for sample_id in place.keys() ^ llm.keys():
@@ -125,6 +131,28 @@ class StepPlan:
                     place[sample_id] = index
         return place
 
+    def _check_dealt(self, unit: str, places: Mapping[str, Mapping[int, int]]) -> None:
+        """Raise ValueError unless the own replicas of a unit have each of its samples once, at the planned microbatch index."""
+        if unit not in places or unit == LLM:
+            raise ValueError(f"unit_replicas names {unit!r}, which is no unit of {', '.join(places)} but {LLM!r}")
+        dealt: dict[int, int] = {}
+        for replica in self.unit_replicas[unit]:
+            if len(replica) != self.topology.microbatches:
+                raise ValueError(
+                    f"a replica of unit {unit!r} has {len(replica)} microbatches, and the plan {self.topology.microbatches}"
+                )
+            for index, samples in enumerate(replica):
+                for sample_id in samples:
+                    if sample_id in dealt:
+                        raise ValueError(f"sample {sample_id} stands twice in the replicas of unit {unit!r}")
+                    dealt[sample_id] = index
+        if dealt != places[unit]:
+            wrong = min(i for i in dealt.keys() | places[unit].keys() if dealt.get(i) != places[unit].get(i))
+            raise ValueError(
+                f"sample {wrong}: the replicas of unit {unit!r} have it in microbatch {dealt.get(wrong)}, "
+                f"and the plan in {places[unit].get(wrong)}"
+            )
+
     def to_json(self) -> dict[str, Any]:
         """Return the public, stable JSON form of the plan, as plain data."""
         document: dict[str, Any] = {
@@ -145,6 +173,10 @@ class StepPlan:
             document["chosen"] = self.chosen
         if self.in_flight is not None:
             document["in_flight"] = self.in_flight
+        if self.unit_replicas:
+            document["unit_replicas"] = {
+                unit: [[list(ids) for ids in replica] for replica in replicas] for unit, replicas in self.unit_replicas.items()
+            }
         if self.predicted is not None:
             document["predicted"] = {
                 "iteration_s": self.predicted.iteration_s,
@@ -169,4 +201,8 @@ class StepPlan:
             predicted=Predicted(**predicted) if predicted else None,
             chosen=document.get("chosen", ""),
             in_flight=document.get("in_flight"),
+            unit_replicas={
+                unit: tuple(tuple(map(tuple, replica)) for replica in replicas)
+                for unit, replicas in document.get("unit_replicas", {}).items()
+            },
         )

@@ -171,14 +171,18 @@ class TopologySpec(SpecSection):
 
     @model_validator(mode="after")
     def _can_be_planned(self) -> Self:
+        self.check_size(self.replicas)
+        return self
+
+    def check_size(self, replicas: int) -> None:
+        """Raise ValueError if so many replicas of a unit are too many to be planned."""
         stages = sum(self.stages.values())
-        slots = self.replicas * self.microbatches * stages
+        slots = replicas * self.microbatches * stages
         if slots > limits.MAX_SLOTS:
             raise ValueError(
-                f"{self.replicas} replicas x {self.microbatches} microbatches x {stages} stages are {slots}, and at most "
+                f"{replicas} replicas x {self.microbatches} microbatches x {stages} stages are {slots}, and at most "
                 f"{limits.MAX_SLOTS} are planned: lower one of them"
             )
-        return self
 
     def changed(
         self,
@@ -268,6 +272,7 @@ class JobSpec(SpecSection):
     @model_validator(mode="after")
     def _execution_fits_the_topology(self) -> Self:
         self.execution.check(self.topology.stages, MODEL_SHAPES[self.model])
+        self.topology.check_size(max(self.execution.of_units("dp").values(), default=1))
         return self
 
     @model_validator(mode="after")

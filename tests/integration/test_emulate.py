@@ -52,6 +52,17 @@ def test_every_stage_takes_its_schedule_and_times_are_marked_as_emulated(
     assert matplotlib.image.imread(picture).shape[1] > 1000
 
 
+@pytest.mark.integration
+def test_a_unit_with_replicas_of_its_own_has_a_process_for_each(costs: Path, tmp_path: Path) -> None:
+    trace, picture = tmp_path / "trace.json", tmp_path / "steps.png"
+    arguments = ["train", "--emulate", str(costs), *PIPELINE, "--dp", "encoder=2", "--strategy", "joint"]
+    assert main([*arguments, "--time-scale", "0.0005", "--trace", str(trace), "--out", str(picture)]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "process_name"}
+    assert names == {"EMULATED encoder, replica 0", "EMULATED encoder, replica 1", "EMULATED llm, replica 0"}
+    assert picture.exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

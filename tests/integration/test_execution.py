@@ -95,6 +95,20 @@ def submitted_with_a_topology(cluster: Any, folder: Path, job: JobSpec, planned:
         return load_spec_json(client.show(job.name).spec_json)
 
 
+def test_processes_of_an_encoder_with_replicas_of_its_own_take_what_the_plan_deals_them(
+    calm, spec, undisturbed, tmp_path
+) -> None:
+    planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
+    job = calm.submit(spec("dealt", steps=2, topology=planned, execution={"units": {"encoder": {"dp": 2}}}))
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path, {"encoder": {"dp": 2}, "llm": {}}, 3, 3)
+        assert wait(processes) == [0] * 3, processes[0].last_words()
+    with calm.client() as client:
+        dealt = client.show_plan(job, 1)[1].unit_replicas["encoder"]
+    assert all(any(samples for samples in replica) for replica in dealt)
+    assert ledger_sha256(calm.ledger(job)) == undisturbed(2)
+
+
 def train(cluster: Any, folder: Path, *options: str, **topology: Any) -> Process:
     """One process of `headrace train` with a topology of two units."""
     (folder / "topology.yaml").write_text(yaml.safe_dump({**topology, "units": {"encoder": {}, "llm": {}}}))

@@ -166,7 +166,8 @@ def _plan(case: Case, topology: PipelineTopology, step: int, pack_tokens: int, p
     rows = _rows(step, case.has_audio)
     ids = np.array([row["sample_id"] for row in rows])
     planned = Topology(replicas=topology.units["llm"].dp, microbatches=MICROBATCHES, stages=topology.stages)
-    execution = Execution(may_cross_replicas=True)
+    own = {unit: dp for unit, dp in topology.replicas.items() if unit != "llm"}
+    execution = Execution(may_cross_replicas=True, unit_replicas=own)
     if not pack_tokens:
         return make_plan(case.strategy, ids, costs_of(rows, topology.stages), planned, seed=step, execution=execution)
     batch = make_batch(ids, costs_of(rows, topology.stages), planned, step, execution=execution)

@@ -90,7 +90,7 @@ class RankPlan(_message.Message):
     def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ..., formation: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WholePlan(_message.Message):
-    __slots__ = ("strategy", "seed", "generation", "chosen", "replicas", "microbatches", "first_sample", "units", "lengths", "in_flight")
+    __slots__ = ("strategy", "seed", "generation", "chosen", "replicas", "microbatches", "first_sample", "units", "lengths", "dealt", "in_flight")
     STRATEGY_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class WholePlan(_message.Message):
     FIRST_SAMPLE_FIELD_NUMBER: _ClassVar[int]
     UNITS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    DEALT_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     strategy: str
     seed: int
@@ -110,8 +111,9 @@ class WholePlan(_message.Message):
     first_sample: int
     units: _containers.RepeatedCompositeFieldContainer[PlannedUnit]
     lengths: _containers.RepeatedScalarFieldContainer[int]
+    dealt: _containers.RepeatedCompositeFieldContainer[PlannedUnit]
     in_flight: int
-    def __init__(self, strategy: _Optional[str] = ..., seed: _Optional[int] = ..., generation: _Optional[int] = ..., chosen: _Optional[str] = ..., replicas: _Optional[int] = ..., microbatches: _Optional[int] = ..., first_sample: _Optional[int] = ..., units: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., in_flight: _Optional[int] = ...) -> None: ...
+    def __init__(self, strategy: _Optional[str] = ..., seed: _Optional[int] = ..., generation: _Optional[int] = ..., chosen: _Optional[str] = ..., replicas: _Optional[int] = ..., microbatches: _Optional[int] = ..., first_sample: _Optional[int] = ..., units: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., dealt: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., in_flight: _Optional[int] = ...) -> None: ...
 
 class PlannedUnit(_message.Message):
     __slots__ = ("unit", "stages", "counts", "samples")

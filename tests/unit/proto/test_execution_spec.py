@@ -40,6 +40,12 @@ def job(**execution: Any) -> JobSpec:
             {"units": {"llm": {"frozen_layers": 4}}},
             "'llm' of the job's model has 4 layers, but frozen_layers is 4: lower it",
         ),
+        ({"units": {"llm": {"dp": 3}}}, "topology.replicas says how many 'llm' has: take away its dp 3"),
+        ({"units": {"vision": {"dp": 0}}}, "dp"),
+        (
+            {"trainer": "colocated", "units": {"vision": {"dp": 3}}},
+            "a dp of units is for pipelines; colocated ranks, topology.replicas of them, have all units",
+        ),
         ({"memory_gib": 0}, "memory_gib"),
         ({"memory_gib": True}, "must be a number"),
         ({"bandwidth_gb_s": -1}, "bandwidth_gb_s"),
@@ -57,6 +63,18 @@ def test_what_cannot_be_run_is_refused_in_one_sentence(execution: dict[str, Any]
         job(**execution)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_more_replicas_of_a_unit_than_can_be_planned_are_refused() -> None:
+    topology = {"replicas": 1, "microbatches": 4096, "stages": {"vision": 1, "llm": 2}}
+    with pytest.raises(SpecError, match="16384 replicas x 4096 microbatches x 3 stages are 201326592, and at most 2097152"):
+        parse_spec({**JOB, "topology": topology, "execution": {"units": {"vision": {"dp": 16384}}}})
+
+
+def test_only_another_number_than_the_llms_is_a_units_own() -> None:
+    execution = job(units={"vision": {"dp": 3}}).execution
+    assert execution.unit_replicas(2) == {"vision": 3}
+    assert execution.unit_replicas(3) == {}
 
 
 def test_peers_of_a_former_release_see_nothing_of_an_execution_that_a_job_does_not_name() -> None:

@@ -62,6 +62,34 @@ def test_a_plan_is_the_same_behind_the_wire_but_for_its_prediction(samples: int)
     assert message_codec.plan_value(sessions_pb2.RankPlan.FromString(event).whole) == plan
 
 
+DEALT: dict[str, Any] = DOCUMENT | {"unit_replicas": {"encoder": [[[5], []], [[9, 1], []], [[], [7]]]}}
+"""The same plan, whose encoder has three replicas."""
+
+
+def test_a_plan_for_a_unit_with_replicas_of_its_own_is_the_same_in_its_public_form_and_behind_the_wire() -> None:
+    plan = StepPlan.from_json(DEALT)
+    plan.check()
+    assert plan.to_json() == DEALT
+    written = message_codec.plan_message(plan).SerializeToString()
+    assert message_codec.plan_value(sessions_pb2.WholePlan.FromString(written)) == replace(plan, predicted=None)
+
+
+@pytest.mark.parametrize(
+    ("unit", "replicas", "words"),
+    [
+        ("llm", [[[5, 9, 1], [7]]], "unit_replicas names 'llm', which is no unit of encoder, llm but 'llm'"),
+        ("audio", [[[5, 9, 1], [7]]], "unit_replicas names 'audio'"),
+        ("encoder", [[[5, 9, 1, 7]]], "a replica of unit 'encoder' has 1 microbatches, and the plan 2"),
+        ("encoder", [[[5, 9, 1], [7]], [[5], []]], "sample 5 stands twice in the replicas of unit 'encoder'"),
+        ("encoder", [[[5, 9], [7]]], "sample 1: the replicas of unit 'encoder' have it in microbatch None, and the plan in 0"),
+        ("encoder", [[[5, 9, 1, 7], []]], "sample 7: the replicas of unit 'encoder' have it in microbatch 0, and the plan in 1"),
+    ],
+)
+def test_replicas_of_a_unit_that_do_not_have_the_plans_samples_are_refused(unit: str, replicas: list, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        StepPlan.from_json(DOCUMENT | {"unit_replicas": {unit: replicas}}).check()
+
+
 def test_deferral_is_sound() -> None:
     make_plan([{"encoder": [1, 2], LLM: [1]}, {"encoder": [], LLM: [2]}]).check()
 

@@ -67,13 +67,14 @@ def run(args: argparse.Namespace) -> int:
 
     from headrace.cli.planning.emulated_ranks import (
         EmulatedRanks,  # imported here: it takes three seconds, for which an error in the arguments should not wait
+        pipeline_of,
     )
     from headrace.trainer.pipeline.emulated_stage import EMULATED
 
     warm_up()
     steps: list[tuple[Outcome, MeasuredStep]] = []
     say = args.format == "table"
-    num_ranks = whole.batch.topology.replicas * whole.batch.topology.num_stages
+    num_ranks = pipeline_of(whole.batch).world_size
     if say:
         print(
             f"{EMULATED}: {whole.size} a step on {count(num_ranks, 'stage')}, each a process that sleeps for computing",

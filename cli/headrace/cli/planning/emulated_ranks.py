@@ -181,8 +181,8 @@ def pipeline_of(batch: Batch) -> PipelineTopology:
     """Return the topology of the processes for a batch's pipelines: one for every stage of every replica."""
     execution = batch.execution
     units = {
-        unit: UnitTopology(dp=batch.topology.replicas, pp=stages, frozen=execution.backward_factor(unit) == 0)
-        for unit, stages in batch.topology.stages.items()
+        unit: UnitTopology(dp=replicas, pp=stages, frozen=execution.backward_factor(unit) == 0)
+        for (unit, stages), replicas in zip(batch.topology.stages.items(), batch.unit_replicas, strict=True)
     }
     return PipelineTopology(schedule=execution.schedule, chunks=execution.chunks, in_flight=execution.in_flight, units=units)
 

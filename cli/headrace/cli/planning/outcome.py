@@ -19,7 +19,10 @@ from headrace.reorder_service.planning.strategies.orchmllm import heaviest_betwe
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """A plan of one global batch and its simulation: D replicas, K microbatches, S stages, U units, n samples."""
+    """A plan of one global batch and its simulation: D replicas, K microbatches, S stages, U units, n samples.
+
+    D is the number of replicas of the unit that has most of them.
+    """
 
     plan: StepPlan
     batch: Batch
@@ -54,14 +57,16 @@ class Outcome:
         return self.batch.loads(self.slots)
 
     def spread(self) -> dict[str, float]:
-        """Return, by unit, how unequal microbatches are: the standard deviation of their loads over the mean.
+        """Return, by unit, how unequal the microbatches of its replicas are: the standard deviation of their loads over the mean.
 
-        Only microbatches that hold samples count. It is 0 for a unit whose loads are all 0.
+        Only microbatches that hold samples of any unit count. It is 0 for a unit whose loads are all 0.
         """
-        loads = self.loads()[self.batch.occupied(self.slots)]
-        mean = loads.mean(axis=0)
-        relative = np.divide(loads.std(axis=0), mean, out=np.zeros_like(mean), where=mean > 0)
-        return dict(zip(self.batch.units, relative.tolist(), strict=True))
+        loads, occupied = self.loads(), self.batch.occupied(self.slots)
+        spread = {}
+        for u, (unit, replicas) in enumerate(zip(self.batch.units, self.batch.unit_replicas, strict=True)):
+            of_unit = loads[:replicas, :, u][occupied[:replicas]]
+            spread[unit] = float(of_unit.std() / of_unit.mean()) if of_unit.any() else 0.0
+        return spread
 
     def peak_memory(self) -> Floats:
         """Return the (D, S) most activations that each stage holds at any time, in the unit of `Batch.memory`."""
@@ -102,12 +107,11 @@ class Outcome:
 
         where: (U, n) mask of the samples to count; None counts all.
         """
-        topology = self.plan.topology
         count = [
             np.bincount(slot if where is None else slot[where[u]], minlength=self.batch.num_slots)
             for u, slot in enumerate(self.slots)
         ]
-        return np.stack(count).reshape(len(count), topology.replicas, topology.microbatches).astype(np.int64)
+        return np.stack(count).reshape(len(count), -1, self.plan.topology.microbatches).astype(np.int64)
 
     def slowest(self, most: int) -> list[int]:
         """Return the sorted indices of the `most` replicas that end last.
@@ -115,7 +119,7 @@ class Outcome:
         Among replicas that end at the same time, those with more actions on the critical path are preferred.
         """
         actions = self.timeline()
-        ends = np.zeros(self.plan.topology.replicas)
+        ends = np.zeros(self.batch.most_replicas)
         np.maximum.at(ends, actions.replica, actions.end_s)
         critical = np.bincount(actions.replica[actions.critical], minlength=ends.size)
         return sorted(np.lexsort((-critical, -ends))[:most].tolist())

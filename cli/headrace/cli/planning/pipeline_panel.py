@@ -65,9 +65,12 @@ class Panel:
         return self.height_in - _HEAD_IN - _GAP_IN
 
     def rows(self) -> NDArray[np.float64]:
-        """Return the (D, S) row in which each stage is drawn, from the top; NaN for replicas that are left out."""
+        """Return the (D, S) row in which each stage is drawn, from the top; NaN for replicas that are left out.
+
+        The row of a stage that a replica does not have stays empty.
+        """
         topology = self.outcome.plan.topology
-        rows = np.full((topology.replicas, topology.num_stages), np.nan)
+        rows = np.full((self.outcome.batch.most_replicas, topology.num_stages), np.nan)
         for place, replica in enumerate(self.replicas):
             rows[replica] = place * (topology.num_stages + _REPLICA_GAP) + np.arange(topology.num_stages)
         return rows
@@ -100,7 +103,7 @@ def write_headline(axes: Axes, panel: Panel, headline: str, figures: str) -> Non
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(headline, (0, 1), (0, 5), fontsize=11.5, fontweight="bold", color=INK, **place)
     axes.annotate(figures, (0, 1), (225, 5), fontsize=11, color=INK, **place)
-    drawn, replicas = len(panel.replicas), panel.outcome.plan.topology.replicas
+    drawn, replicas = len(panel.replicas), panel.outcome.batch.most_replicas
     if drawn < replicas:
         note = f"the slowest {drawn} of {replicas} replicas" if drawn > 1 else f"the slowest of {replicas} replicas"
         axes.annotate(note, (1, 1), (0, 5), ha="right", fontsize=9, color=QUIET, **place)

@@ -124,7 +124,9 @@ def _summary(outcome: Outcome, problem: Problem, planning_s: float) -> Table:
     table.add_column(overflow="fold")
     if plan.chosen:
         table.add_row("strategy chosen", plan.chosen)
-    table.add_row("pipelines", f"{count(plan.topology.replicas, 'replica')} x {count(plan.topology.microbatches, 'microbatch')}")
+    own = "".join(f", {unit} {count(number, 'replica')}" for unit, number in outcome.batch.execution.unit_replicas.items())
+    pipelines = f"{count(plan.topology.replicas, 'replica')} x {count(plan.topology.microbatches, 'microbatch')}"
+    table.add_row("pipelines", pipelines + own)
     table.add_row("stages", stages)
     unit = f" {problem.time_unit}" if problem.time_unit else " (in the unit of the costs)"
     table.add_row("step", f"{predicted.iteration_s:.4g}, lower bound {predicted.lower_bound_s:.4g}{unit}")

@@ -53,6 +53,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
     shape.add_argument(
         "--replicas", type=int, default=DEFAULT_REPLICAS, metavar="D", help="data-parallel pipelines (default: %(default)s)"
     )
+    shape.add_argument("--dp", default="", metavar="UNIT=N,...", help="replicas of units that have another number, like vision=3")
     shape.add_argument("--microbatches", type=int, metavar="K", help=f"of each replica and step (default: {microbatches})")
     shape.add_argument("--stages", metavar="UNIT=N,...", help="pipeline stages of each unit, like vision=2,audio=1,llm=5")
     shape.add_argument("--encoder-stages", type=int, metavar="P", help="for tables of encoder and llm")
@@ -145,6 +146,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         bytes_per_s=args.bandwidth,
         memory_limit=args.memory_limit,
         may_cross_replicas=args.crossing,
+        unit_replicas=_unit_replicas(args, topology),
         stratification=Stratification(coarse_quantile=args.coarse_quantile),
         post_balancing=orchmllm_option.post_balancing_of(args.orchmllm, topology.stages),
     )
@@ -205,6 +207,15 @@ def _layers(args: argparse.Namespace, layers: Mapping[str, int] | None) -> dict[
 def _most_stages(args: argparse.Namespace, layers: Mapping[str, int]) -> dict[str, int]:
     """Return the most stages that the units can have whose layers are known."""
     return {unit: number // max(1, args.chunks) for unit, number in layers.items()}
+
+
+def _unit_replicas(args: argparse.Namespace, topology: Topology) -> dict[str, int]:
+    """Return the number of replicas of the units that have another number than the LLM. Raises UserError."""
+    given = _counts("--dp", args.dp) if args.dp else {}
+    _units("--dp", ",".join(given), topology.stages)
+    if LLM in given:
+        raise UserError(f"--replicas says how many {LLM!r} has, so --dp must not name it: take {LLM}={given[LLM]} away")
+    return {unit: number for unit, number in given.items() if number != topology.replicas}
 
 
 def _backward_factors(args: argparse.Namespace, units: Collection[str], table: CostTable) -> dict[str, float]:

@@ -135,6 +135,7 @@ def _settings(problem: Problem) -> dict[str, Any]:
         "samples": len(problem.samples.sample_ids),
         **({} if packs is None else {"packs": len(batch.sample_ids), "pack_fill": problem.pack_fill}),
         "replicas": batch.topology.replicas,
+        **({"dp": dict(batch.execution.unit_replicas)} if batch.execution.unit_replicas else {}),
         "microbatches": batch.topology.microbatches,
         "stages": batch.topology.stages,
         "schedule": batch.execution.schedule,

@@ -69,6 +69,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,
         may_cross_replicas=spec.trainer == "pipeline",
         memory_limit=math.inf if spec.memory_gib is None else spec.memory_gib * 2**30,
+        unit_replicas=spec.unit_replicas(topology.replicas),
         stratification=Stratification(coarse_quantile=job.entrain.coarse_quantile),
         post_balancing=PostBalancing(
             forms=orchmllm.forms,

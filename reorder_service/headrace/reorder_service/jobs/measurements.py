@@ -23,19 +23,24 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
     work = [one for commit in step.commits.values() for one in commit.measured]
     if step.plan is None or not step.estimated or not work or (work[0].unit == ALL_UNITS) != bool(execution.colocated):
         return None
-    units, shape = tuple(step.plan.topology.stages), (step.plan.topology.replicas, step.plan.topology.microbatches)
+    units, (replicas, microbatches) = (
+        tuple(step.plan.topology.stages),
+        (step.plan.topology.replicas, step.plan.topology.microbatches),
+    )
+    own = {unit: len(of_unit) for unit, of_unit in step.plan.unit_replicas.items()}
     forth = slots_of(step.plan, step.sample_ids)
-    back = forth - forth % shape[1] + forth[-1] % shape[1]  # of every unit, in the microbatch of the last one
+    back = forth - forth % microbatches + forth[-1] % microbatches  # of every unit, in the microbatch of the last one
 
     def estimated_s(u: int, kind: Kind) -> Floats:
         slot = (forth if kind == Kind.FORWARD else back)[u]
-        sums = np.bincount(slot, weights=step.estimated[units[u]], minlength=shape[0] * shape[1])
-        return sums.astype(np.float64, copy=False).reshape(shape)
+        of_unit = own.get(units[u], replicas)
+        sums = np.bincount(slot, weights=step.estimated[units[u]], minlength=of_unit * microbatches)
+        return sums.astype(np.float64, copy=False).reshape(of_unit, microbatches)
 
     outside_s = min(commit.outside_s for commit in step.commits.values())
     if execution.colocated:
         loads = [estimated_s(u, Kind.FORWARD) * (1.0 + execution.backward_factor(unit)) for u, unit in enumerate(units)]
-        [measured_s] = _sums(work, 1, *shape)
+        [measured_s] = _sums(work, 1, replicas, microbatches)
         ranks = Ranks(estimated_s=np.stack(loads, axis=-1), measured_s=np.where(measured_s > 0, measured_s, np.nan))
         return Observation(ranks=ranks, outside_s=outside_s)
     lines = {
@@ -50,7 +55,7 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
 def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Line:
     """Join the measured seconds of a unit's actions of one kind with the (D, K) estimated ones.
 
-    Where the unit has not as many replicas as the plan, whose samples are then dealt out anew, microbatches of one index are
+    Where the unit has not as many replicas as the plan says, which trainers then deal out anew, microbatches of one index are
     added up.
     """
     replicas = min(MAX_REPLICAS, 1 + max(one.replica for one in work))

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from weakref import WeakKeyDictionary
 
@@ -236,6 +236,8 @@ class PlannedStep:
             checkpointing=spec.execution.of_units("checkpointing"),
             backward_factors=execution.backward_factors,
         )
+        if formation is not None:  # every pipeline has each unit once
+            execution = replace(execution, unit_replicas={})
         self.estimated, self.costs = estimated.seconds, correction.seconds(estimated.seconds)
         batch = make_batch(
             self.sample_ids,

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.slot_order import samples_by_slot
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# (U, n): slot of every sample in every unit, where slot r * K + k is microbatch k of replica r. A sample's slots differ between
-# units if it is deferred (to a later microbatch of the same replica) or if a strategy balances each unit separately (on another
-# replica). The index of its microbatch never decreases from one unit to the next in pipeline order.
+# (U, n): slot of every sample in every unit, where slot r * K + k is microbatch k of replica r of that unit. A sample's slots
+# differ between units if it is deferred (to a later microbatch), if a strategy balances each unit separately (on another
+# replica), or if the units have different numbers of replicas. The index of its microbatch never decreases from one unit to the
+# next in pipeline order.
 Slots = Ints
 
 _LARGEST_SUM = 1e300  # a step's time is a small multiple of the sum of costs, and must be finite too
@@ -48,31 +50,71 @@ class Batch:
         return tuple(self.topology.stages)
 
     @property
+    def unit_replicas(self) -> tuple[int, ...]:
+        """Number of replicas of each of the U units."""
+        return tuple(self.execution.unit_replicas.get(unit, self.topology.replicas) for unit in self.units)
+
+    @property
+    def most_replicas(self) -> int:
+        """D, the number of replicas of the unit that has most of them; arrays by replica have a row for each."""
+        return max(self.unit_replicas)
+
+    @property
     def num_slots(self) -> int:
-        """Number of microbatches of all replicas together."""
-        return self.topology.replicas * self.topology.microbatches
+        """Number of microbatches of D replicas together."""
+        return self.most_replicas * self.topology.microbatches
 
     def loads(self, slots: Slots) -> Floats:
-        """Return the forward seconds of every microbatch in every unit, as a (D, K, U) array."""
+        """Return the forward seconds of every microbatch in every unit, as a (D, K, U) array.
+
+        They are 0 on replicas that a unit does not have.
+        """
         loads = np.empty((self.num_slots, len(self.units)))
         for u, (slot, cost) in enumerate(zip(slots, self.costs, strict=True)):
             loads[:, u] = np.bincount(slot, weights=cost, minlength=self.num_slots)
-        return loads.reshape(self.topology.replicas, self.topology.microbatches, len(self.units))
+        return loads.reshape(self.most_replicas, self.topology.microbatches, len(self.units))
 
     def crosses_replicas(self, slots: Slots) -> bool:
-        """Return whether any sample is processed on different replicas by different units."""
+        """Return whether any sample is processed on replicas of different units that are not of one lane.
+
+        There are gcd(both numbers) lanes between a unit and the LLM; equal numbers of replicas are that many lanes.
+        """
         replicas = slots // self.topology.microbatches
-        return bool((replicas != replicas[0]).any())
+        llm = replicas[self.units.index(LLM)]
+        for replica, number in zip(replicas, self.unit_replicas, strict=True):
+            lanes = math.gcd(number, self.topology.replicas)
+            if (replica * lanes // number != llm * lanes // self.topology.replicas).any():
+                return True
+        return False
 
     def occupied(self, slots: Slots) -> NDArray[np.bool_]:
         """Return which microbatches have a sample in any unit, as a (D, K) array."""
         filled = np.zeros(self.num_slots, np.bool_)
         filled[slots.ravel()] = True
-        return filled.reshape(self.topology.replicas, self.topology.microbatches)
+        return filled.reshape(self.most_replicas, self.topology.microbatches)
 
     def replicas(self, slots: Slots) -> Replicas:
-        """Return the slots in the form of `StepPlan.replicas`, with the samples of a microbatch in arrival order."""
-        return Replicas(self.sample_ids, slots, self.topology)
+        """Return the slots in the form of `StepPlan.replicas`, with the samples of a microbatch in arrival order.
+
+        A unit with another number of replicas than the LLM has its samples there on the replica that they have in the LLM.
+        """
+        if not self.execution.unit_replicas:
+            return Replicas(self.sample_ids, slots, self.topology)
+        count = self.topology.microbatches
+        llm = slots[self.units.index(LLM)]
+        own = np.array([unit in self.execution.unit_replicas for unit in self.units])
+        return Replicas(self.sample_ids, np.where(own[:, None], llm - llm % count + slots % count, slots), self.topology)
+
+    def own_replicas(self, slots: Slots) -> dict[str, tuple[tuple[tuple[int, ...], ...], ...]]:
+        """Return the slots in the form of `StepPlan.unit_replicas`, with the samples of a microbatch in arrival order."""
+        count = self.topology.microbatches
+        found = {}
+        for unit, replicas in self.execution.unit_replicas.items():
+            slot = slots[self.units.index(unit)]
+            ids, ends = self.sample_ids[np.argsort(slot, kind="stable")], np.cumsum(np.bincount(slot, minlength=replicas * count))
+            cut = tuple(_cut(ids, ends, 0, replicas * count))
+            found[unit] = tuple(cut[r * count : (r + 1) * count] for r in range(replicas))
+        return found
 
 
 class Replicas(Sequence[tuple[Microbatch, ...]]):
@@ -139,6 +181,12 @@ def slots_of(plan: StepPlan, sample_ids: NDArray[np.integer]) -> Slots:
                     if sample_id not in row_of:
                         raise ValueError(f"the plan has sample {sample_id}, which is not in the batch")
                     slots[u, row_of[sample_id]] = r * plan.topology.microbatches + k
+    for unit, replicas in plan.unit_replicas.items():
+        u = list(plan.topology.stages).index(unit)
+        for r, microbatches in enumerate(replicas):
+            for k, samples in enumerate(microbatches):
+                for sample_id in samples:
+                    slots[u, row_of[sample_id]] = r * plan.topology.microbatches + k
     if (slots < 0).any():
         row = int(np.argwhere(slots < 0)[0, 1])
         raise ValueError(f"the plan lacks sample {np.asarray(sample_ids)[row]} of the batch")
@@ -173,6 +221,10 @@ def make_batch(
         raise ValueError(f"backward factors name no unit of {list(topology.stages)}: {sorted(unknown)}")
     if unknown := execution.post_balancing.forms.keys() - topology.stages.keys():
         raise ValueError(f"post-balancing forms name no unit of {list(topology.stages)}: {sorted(unknown)}")
+    if wrong := execution.unit_replicas.keys() - (topology.stages.keys() - {LLM}):
+        raise ValueError(f"unit_replicas are for units of {list(topology.stages)} but {LLM!r}, got {sorted(wrong)}")
+    own = {unit: number for unit, number in execution.unit_replicas.items() if number != topology.replicas}
+    execution = replace(execution, unit_replicas=own)
     matrix = _matrix("costs", "cost", costs, topology, ids.size)
     return Batch(
         sample_ids=ids,

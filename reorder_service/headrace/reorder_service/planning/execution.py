@@ -63,6 +63,8 @@ class Execution:
 
     If not, strategy `auto` rejects plans that need it: replicas that share no unit cannot run them.
     """
+    unit_replicas: Mapping[str, int] = field(default_factory=dict)
+    """Number of replicas of the units that have another number than the LLM, which has `topology.replicas`."""
     stratification: Stratification = field(default_factory=Stratification)
     """How samples are assigned to microbatches by strategy `entrain`, and by no other."""
     post_balancing: PostBalancing = field(default_factory=PostBalancing)
@@ -87,6 +89,8 @@ class Execution:
         }
         if wrong:
             raise ValueError(f"the weights' part of a backward must be from 0 to the backward's own factor, got {wrong}")
+        if any(replicas < 1 for replicas in self.unit_replicas.values()) or (self.unit_replicas and self.colocated):
+            raise ValueError(f"unit_replicas must be at least 1, and are for pipelines only, got {dict(self.unit_replicas)}")
         if not (0 <= self.latency_s <= _MOST_LATENCY_S and self.bytes_per_s >= 1 and self.memory_limit > 0):
             raise ValueError(
                 f"latency_s must be from 0 to {_MOST_LATENCY_S:g}, bytes_per_s at least 1 and memory_limit positive, "

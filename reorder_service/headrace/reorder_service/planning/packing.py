@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.jit import kernel
 from headrace.plan import LLM, StepPlan
-from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Replicas, Slots, slots_of
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
 
 MOST_CAPACITY = 1 << 24  # tokens in a pack, more than any model's context; it bounds a tree that has a leaf per token
 
@@ -89,10 +89,11 @@ def plan_of_samples(plan_of_packs: StepPlan, batch: Batch, packs: Ints) -> StepP
     first_row = np.unique(packs, return_index=True)[1]
     slots = slots_of(plan_of_packs, batch.sample_ids[first_row])
     by_pack = np.argsort(packs, kind="stable")
-    whole = Replicas(batch.sample_ids[by_pack], unpack(slots, packs[by_pack]), plan_of_packs.topology)
-    lengths = [len(replica) for replica in plan_of_packs.replicas]
+    ordered = replace(batch, sample_ids=batch.sample_ids[by_pack], topology=plan_of_packs.topology)
+    slots = unpack(slots, packs[by_pack])
+    whole, lengths = ordered.replicas(slots), [len(replica) for replica in plan_of_packs.replicas]
     cut = whole if set(lengths) == {plan_of_packs.topology.microbatches} else [r[:n] for r, n in zip(whole, lengths, strict=True)]
-    return replace(plan_of_packs, replicas=cut)
+    return replace(plan_of_packs, replicas=cut, unit_replicas=ordered.own_replicas(slots))
 
 
 @kernel

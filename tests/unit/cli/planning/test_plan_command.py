@@ -76,6 +76,16 @@ def test_the_same_arguments_give_the_same_plan(plan: Plan) -> None:
     assert first == second
 
 
+def test_a_unit_with_replicas_of_its_own_gets_its_samples_dealt_to_them(plan: Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [*SMALL, "--dp", "encoder=3", "--encoder-stages", "1", "--llm-stages", "2"]
+    step = StepPlan.from_json(plan(CHARTS, *options))
+    step.check()
+    assert [len(replica) for replica in step.unit_replicas["encoder"]] == [8, 8, 8]
+    assert not StepPlan.from_json(plan(CHARTS, *SMALL, "--dp", "encoder=2")).unit_replicas
+    assert main(["plan", CHARTS, *options]) == 0
+    assert "2 replicas x 8 microbatches, encoder 3 replicas" in capsys.readouterr().out
+
+
 def test_stages_are_those_of_the_flags(plan: Plan) -> None:
     found = plan(CHARTS, *SMALL, "--encoder-stages", "1", "--llm-stages", "2")
     assert found["topology"]["stages"] == {"encoder": 1, "llm": 2}
@@ -188,6 +198,9 @@ def test_the_help_names_every_strategy_and_shows_an_example(capsys: pytest.Captu
         ([OMNI, "--encoder-stages", "2", "--llm-stages", "5"], "use --stages vision=1,audio=1,llm=1"),
         ([CHARTS, "--stages", "encoder=33,llm=4", "--layers", "encoder=32,llm=28"], "'encoder' has 32 layers, too few for 33"),
         ([CHARTS, "--layers", "vision=32"], "--layers names 'vision'"),
+        ([CHARTS, "--dp", "vision=3"], "--dp names 'vision', which is no unit of the pipeline (encoder, llm)"),
+        ([CHARTS, "--dp", "encoder=0"], "--dp must look like vision=2,llm=5"),
+        ([CHARTS, "--dp", "llm=3"], "--replicas says how many 'llm' has, so --dp must not name it: take llm=3 away"),
         ([CHARTS, "--frozen", "vision"], "--frozen names 'vision'"),
         ([CHARTS, "--checkpointing", "x"], "--checkpointing names 'x'"),
         ([CHARTS, "--orchmllm", "vision=padded"], "--orchmllm names 'vision', which is neither one of lambda, tolerance, "),

@@ -83,6 +83,22 @@ def test_the_report_says_how_it_was_made_and_can_do_without_files(tmp_path: Path
     assert not (tmp_path / "none").exists()
 
 
+def test_units_with_replicas_of_their_own_are_simulated_drawn_and_traced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--strategies", "joint", "--encoder-stages", "1", "--llm-stages", "3"]
+    seconds = {}
+    for dp in (1, 3):
+        report = simulate(tmp_path / str(dp), capsys, *options, "--dp", f"encoder={dp}")
+        assert report["dp"] == {"encoder": dp}
+        (joint,) = (row for row in report["strategies"] if row["strategy"] == "joint")
+        seconds[dp] = joint["iteration_s"]
+    assert seconds[1] > 2 * seconds[3], "the encoder is what takes longest here"
+    trace = json.loads(Path(joint["trace"]).read_text())
+    taken = {(event["pid"], event["args"]["unit"]) for event in trace["traceEvents"] if event["ph"] == "X"}
+    assert taken == {(0, "encoder"), (1, "encoder"), (2, "encoder"), (0, "llm"), (1, "llm")}
+
+
 def test_packs_are_named_where_they_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "short.jsonl"
     row = {"cost_encoder": 1, "cost_llm": 1, "tokens": 45}

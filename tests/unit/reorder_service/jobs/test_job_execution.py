@@ -72,6 +72,15 @@ def test_samples_change_replicas_only_where_the_job_says_that_its_trainers_are_p
     assert execution_of(job(trainer=trainer), TOPOLOGY).may_cross_replicas == may_cross
 
 
+def test_the_planner_deals_samples_to_the_replicas_that_the_job_says_a_unit_has() -> None:
+    spec = job(units={"vision": {"dp": 3}})
+    assert execution_of(spec, TOPOLOGY).unit_replicas == {"vision": 3}
+    plan = planned(spec).plan
+    assert isinstance(plan, StepPlan)
+    assert [len(replica) for replica in plan.unit_replicas["vision"]] == [4, 4, 4]
+    assert seconds(units={"vision": {"dp": 1}}) > seconds() > seconds(units={"vision": {"dp": 4}})
+
+
 def test_a_frozen_projector_leaves_a_frozen_llm_nothing_to_do_in_its_backward() -> None:
     units = {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"frozen": True}}
     assert execution_of(job(units=units), TOPOLOGY).backward_factor("llm") == 0

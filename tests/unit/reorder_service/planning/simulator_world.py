@@ -48,7 +48,7 @@ class Twin:
         samples = range(slots.shape[1])
         crosses = any(self.place[u][i][0] != self.place[0][i][0] for u in range(len(self.units)) for i in samples)
         self.runs = []
-        for r in range(self.shape.replicas):
+        for r in range(batch.most_replicas):
             held = {k for row in self.place for replica, k in row if crosses or replica == r}
             self.runs.append(sorted(held))
         self.back = [
@@ -139,7 +139,7 @@ class Twin:
         return found
 
     def times(self) -> dict[Key, tuple[float, float]]:
-        """Start and end of every action. Raises RecursionError where they wait for each other."""
+        """Start and end of every action that a unit has a replica for. Raises RecursionError where they wait for each other."""
         before: dict[Key, Key | None] = {}
         for r, schedule in enumerate(self.schedule):
             for s, actions in enumerate(schedule):
@@ -158,11 +158,11 @@ class Twin:
             open_.remove(key)
             return max(ready), max(ready) + self.seconds(key)
 
-        return {key: times(key) for key in before}
+        return {key: times(key) for key in before if key[0] < self.batch.unit_replicas[self.unit_of(key[1])]}
 
     def peaks(self) -> np.ndarray:
         """(D, S) by adding up what every sample keeps."""
-        most = np.zeros((self.shape.replicas, self.shape.num_stages))
+        most = np.zeros((self.batch.most_replicas, self.shape.num_stages))
         for r, schedule in enumerate(self.schedule):
             for s, actions in enumerate(schedule):
                 unit, held = self.unit_of(s), 0.0
@@ -186,6 +186,7 @@ def plans(draw: st.DrawFn, split: bool = True) -> tuple[Batch, Slots]:
     name = draw(st.sampled_from(SCHEDULES))
     backward = {unit: draw(st.sampled_from([0.0, 1.0, 2.0, 3.0])) for unit in stages} if draw(st.booleans()) else {}
     defers, crosses, timed = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
+    own = {unit: draw(st.integers(1, 4)) for unit in stages if unit != "llm"} if draw(st.booleans()) else {}
 
     def column() -> np.ndarray:
         return rng.lognormal(0, 1.5, count) * (rng.random(count) < 0.8)
@@ -205,10 +206,13 @@ def plans(draw: st.DrawFn, split: bool = True) -> tuple[Batch, Slots]:
         split_backward=split,
         latency_s=0.3 if timed and draw(st.booleans()) else 0.0,
         bytes_per_s=4.0 if timed else np.inf,
+        unit_replicas=own,
     )
     index = rng.integers(0, microbatches, (len(stages), count)) if defers else rng.integers(0, microbatches, (1, count))
     index = np.sort(np.broadcast_to(index, (len(stages), count)), axis=0)
     replica = rng.integers(0, replicas, (len(stages) if crosses else 1, count))
+    if own:
+        replica = np.stack([rng.integers(0, own.get(unit, replicas), count) for unit in stages])
     return batch, replica * microbatches + index
 
 

@@ -48,9 +48,10 @@ def test_what_the_planner_plans_runs(schedule: dict[str, object], strategy: str)
         topology = topology_of({"dp": encoder_dp, "pp": 2}, {"dp": llm_dp, "pp": llm_pp}, schedule)
         planned = Topology(replicas=llm_dp, microbatches=6, stages=topology.stages)
         costs = {unit: rng.pareto(1.5, 40) + 0.1 for unit in topology.stages}
-        plan = make_plan(strategy, np.arange(40), costs, planned, seed=1)
-        for rank in range(topology.world_size):
-            check_order(topology, routes_of(plan, topology), topology.place(rank))
+        for own in ({}, {"vision": encoder_dp}):
+            plan = make_plan(strategy, np.arange(40), costs, planned, seed=1, execution=Execution(unit_replicas=own))
+            for rank in range(topology.world_size):
+                check_order(topology, routes_of(plan, topology), topology.place(rank))
 
 
 def test_a_sample_that_the_llm_has_before_its_encoder_is_refused() -> None:

@@ -68,7 +68,7 @@ def packed_step(strategy: str, dp: int, microbatches: int, lengths: list[int], s
     return step
 
 
-def planned(strategy: str, dp: int, microbatches: int, samples: int, seed: int) -> StepPlan:
+def planned(strategy: str, dp: int, microbatches: int, samples: int, seed: int, own: dict[str, int] | None = None) -> StepPlan:
     rng = np.random.default_rng(seed)
     costs = {
         "vision": rng.lognormal(0, 1.2, samples) * (rng.random(samples) < 0.7) + 1e-4,
@@ -76,7 +76,7 @@ def planned(strategy: str, dp: int, microbatches: int, samples: int, seed: int) 
     }
     stages = {"vision": 1, "llm": 1}
     topology = Topology(replicas=dp, microbatches=microbatches, stages=stages)
-    execution = Execution(may_cross_replicas=strategy in CROSSING)
+    execution = Execution(may_cross_replicas=strategy in CROSSING, unit_replicas=own or {})
     return make_plan(strategy, np.arange(samples), costs, topology, seed, execution=execution)
 
 
@@ -121,6 +121,17 @@ def test_every_process_can_be_fed_by_every_strategy(
     strategy: str, vision: int, llm: int, microbatches: int, samples: int, seed: int
 ) -> None:
     fed(topology_of(vision, llm), planned(strategy, llm, microbatches, samples, seed))
+    fed(topology_of(vision, llm), planned(strategy, llm, microbatches, samples, seed, {"vision": vision}))
+
+
+def test_processes_follow_the_plan_where_a_unit_has_replicas_of_its_own() -> None:
+    plan = planned("disttrain", 2, 4, 32, 0, {"vision": 3})
+    routes = Routes(plan, {"vision": 3, "llm": 2})
+    for replica in range(3):
+        taken = [portion.samples for portion in routes.portions("vision", replica)]
+        assert taken == [samples for samples in plan.unit_replicas["vision"][replica] if samples]
+    with pytest.raises(ValueError, match="the plan deals unit 'vision' to 3 replicas, not to 4"):
+        Routes(plan, {"vision": 4, "llm": 2})
 
 
 def test_a_sample_is_in_each_unit_on_the_replica_that_it_is_planned_for() -> None:

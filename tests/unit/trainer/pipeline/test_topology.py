@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError, UserError
-from headrace.execution_spec import ExecutionSpec
+from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.model_shape import MODEL_SHAPES
 from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
 
@@ -305,3 +305,14 @@ def test_trainers_that_run_something_else_than_is_planned_for_are_told_both() ->
         UserError, match=r"plans for stages llm \(3\), vision \(1\), but the topology of the trainers has llm \(2\), vision"
     ):
         topology.check_execution(topology.execution, {"vision": 1, "llm": 3})
+
+
+def test_a_job_is_planned_for_the_dp_of_each_unit_and_trainers_with_another_are_told_both() -> None:
+    topology = topology_of({"vision": {"dp": 3}, "audio": {"dp": 2}, "llm": {"dp": 2}})
+    assert topology.execution.of_units("dp") == {"vision": 3}, "audio has as many as the llm"
+    topology.check_execution(topology.execution, topology.stages)
+    spelled_out = {"vision": UnitExecution(dp=3), "audio": UnitExecution(dp=2)}
+    topology.check_execution(ExecutionSpec(units=spelled_out), topology.stages)
+    sentence = r"the job plans for units with a dp of their own none, but the topology of the trainers has vision \(3\): change"
+    with pytest.raises(UserError, match=sentence):
+        topology.check_execution(ExecutionSpec(latency_us=1.0), topology.stages)

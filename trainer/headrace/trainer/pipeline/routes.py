@@ -5,9 +5,10 @@ them together. In every unit, a sample's backward runs in the microbatch that ha
 4.5.3: the split backward of deferred samples). So a microbatch without deferral is one portion; with deferral its portions are
 computed separately, which costs some launches and no arithmetic, as samples do not attend to each other.
 
-If a unit has another number of replicas than the plan, gcd(both numbers) lanes connect them, and within a lane the samples of
-each microbatch are dealt out anew, in order (3 encoder replicas and 2 of the LLM are one lane: microbatch k of both LLM
-replicas is cut into three).
+If a unit has another number of replicas than the LLM, gcd(both numbers) lanes connect them (3 encoder replicas and 2 of the LLM
+are one lane), and the plan says how the samples of a lane are dealt to the unit's replicas (`StepPlan.unit_replicas`). Plans of
+a job that does not say the unit's dp (`execution.units`) do not: the samples of a lane's microbatch are then cut by number, in
+order, and some replicas take longer than others.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ class Routes:
     """All portions of a step, and the handovers between them."""
 
     def __init__(self, plan: StepPlan, replicas: Mapping[str, int]) -> None:
-        """`replicas`: number of replicas of each unit. Raises ValueError if its units are not those of the plan."""
+        """`replicas`: number of replicas of each unit.
+
+        Raises ValueError if its units are not those of the plan, or a unit's number is not the one that the plan deals it.
+        """
         if set(replicas) != set(plan.topology.stages):
             raise ValueError(f"the plan is for the units {', '.join(plan.topology.stages)}, not for {', '.join(replicas)}")
         units = list(plan.topology.stages)
@@ -108,6 +112,15 @@ class Routes:
 
 def _places(plan: StepPlan, unit: str, replicas: int) -> dict[int, _Place]:
     """Return replica and microbatch of every sample of a unit, in the order in which its replicas have the samples."""
+    if (dealt := plan.unit_replicas.get(unit)) is not None:
+        if len(dealt) != replicas:
+            raise ValueError(f"the plan deals unit {unit!r} to {len(dealt)} replicas, not to {replicas}")
+        return {
+            sample: _Place(replica=r, microbatch=index)
+            for r, microbatches in enumerate(dealt)
+            for index, samples in enumerate(microbatches)
+            for sample in samples
+        }
     num_lanes = math.gcd(replicas, plan.topology.replicas)
     per_lane, planned_per_lane = replicas // num_lanes, plan.topology.replicas // num_lanes
     places: dict[int, _Place] = {}

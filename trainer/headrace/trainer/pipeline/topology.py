@@ -148,8 +148,13 @@ class PipelineTopology(BaseModel):
     @property
     def execution(self) -> ExecutionSpec:
         """What a job's spec says of trainers with this topology, as far as the topology knows it."""
-        fields = tuple(UnitExecution.model_fields)
-        units = {unit: UnitExecution(**{field: getattr(size, field) for field in fields}) for unit, size in self.units.items()}
+        fields, llm = tuple(UnitExecution.model_fields), self.units[LLM].dp
+        units = {
+            unit: UnitExecution(
+                **{field: getattr(size, field) for field in fields if field != "dp"}, dp=None if size.dp == llm else size.dp
+            )
+            for unit, size in self.units.items()
+        }
         return ExecutionSpec(
             trainer="pipeline",
             schedule=self.schedule,
@@ -266,7 +271,10 @@ class PipelineTopology(BaseModel):
         for name in ("schedule", "chunks", "in_flight"):
             yield name, getattr(self.execution, name), getattr(planned, name)
         for option in UnitExecution.model_fields:
-            yield f"{option} units", self.execution.of_units(option), planned.of_units(option)
+            if option != "dp":
+                yield f"{option} units", self.execution.of_units(option), planned.of_units(option)
+        llm = self.units[LLM].dp
+        yield "units with a dp of their own", self.execution.unit_replicas(llm), planned.unit_replicas(llm)
 
     def check(self, world_size: int, shape: ModelShape) -> None:
         """Raise UserError unless the model can be cut into this topology and it needs `world_size` processes.

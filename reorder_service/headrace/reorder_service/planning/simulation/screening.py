@@ -17,9 +17,11 @@ _SCREENED = 32  # one of so many replicas is simulated first, in a thirtieth of 
 def num_screened(batch: Batch) -> int:
     """Return how many replicas tell by themselves that a plan is too slow; 0 if the batch must be simulated as a whole.
 
-    Under a memory limit, all replicas together decide how deep an eager schedule runs, and whether samples have to move.
+    Under a memory limit, all replicas together decide how deep an eager schedule runs, and whether samples have to move. Units
+    with replicas of their own tie the LLM's together.
     """
-    return batch.topology.replicas // _SCREENED if math.isinf(batch.execution.memory_limit) else 0
+    alike = math.isinf(batch.execution.memory_limit) and not batch.execution.unit_replicas
+    return batch.topology.replicas // _SCREENED if alike else 0
 
 
 def seconds_within(batch: Batch, slots: Slots, limit_s: float) -> float:

@@ -52,12 +52,13 @@ class Timeline:
 def simulate(work: Work) -> Predicted:
     """Simulate a step: return its iteration time, idle share and lower bound.
 
-    `bubble` is the share of the D * S stages' time, up to the end of the slowest replica, in which they are idle. For
+    `bubble` is the share of the time of all stages of all replicas, up to the end of the slowest one, in which they are idle. For
     `lower_bound_s` see `work.lower_bound`. Raises ValueError if the plan makes its schedule wait for itself.
     """
     iteration = _iteration_s(work)
     busy = float(work.seconds.sum()) * work.execution.chunks
-    capacity = work.topology.replicas * work.topology.num_stages * iteration
+    num_stages = sum(replicas * n for replicas, n in zip(work.unit_replicas, work.topology.stages.values(), strict=True))
+    capacity = num_stages * iteration
     bubble = max(0.0, 1.0 - busy / capacity) if capacity > 0 else 0.0
     bound = min(work.lower_bound_s, iteration)  # their sums are rounded in different orders
     return Predicted(iteration_s=iteration, bubble=bubble, lower_bound_s=bound)
@@ -75,6 +76,7 @@ def timeline(work: Work) -> Timeline:
     replica = np.repeat(np.arange(num_actions.size), num_actions)
     rows = layout.tables[np.arange(replica.size) + np.repeat(layout.first_row - layout.first_action[:-1], num_actions)]
     order = np.lexsort((rows[:, actions_of.STAGE], replica))
+    order = order[replica[order] < np.array(work.unit_replicas)[rows[order, actions_of.UNIT]]]
     slot = layout.slot_at[replica, rows[:, actions_of.POSITION]]
     return Timeline(
         replica=replica[order],

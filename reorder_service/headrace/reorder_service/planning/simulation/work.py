@@ -41,10 +41,16 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """The work of one step: the time and memory of every action of D replicas with S stages and K microbatches each."""
+    """The work of one step: the time and memory of every action of D replicas with S stages and K microbatches each.
+
+    D is the number of replicas of the unit that has most of them. The stages of a replica that a unit does not have take no time
+    and no memory, and no microbatch waits for them.
+    """
 
     topology: Topology
     execution: Execution
+    unit_replicas: tuple[int, ...]
+    """Number of replicas of each of the U units."""
     seconds: Floats
     """(D, K, S, kinds) of one action, on one chunk if a stage has several; the last axis is `headrace.schedule.Kind`."""
     memory: Floats
@@ -68,7 +74,8 @@ class Work:
         its microbatch.
 
         Empty microbatches are left out. If replicas exchange samples, all run the microbatches that hold a sample on any of
-        them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself.
+        them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself. They always
+        exchange samples where units have different numbers of replicas.
         """
         topology, execution = batch.topology, batch.execution
         stages = np.array(list(topology.stages.values()))
@@ -94,8 +101,8 @@ class Work:
         )
         occupied = batch.occupied(slots)
         if replicas_coupled:
-            occupied = np.tile(occupied.any(axis=0), (topology.replicas, 1))
-        shape = (topology.replicas, topology.microbatches, unit_of_stage.size, len(Kind))
+            occupied = np.tile(occupied.any(axis=0), (batch.most_replicas, 1))
+        shape = (batch.most_replicas, topology.microbatches, unit_of_stage.size, len(Kind))
         seconds = np.stack([forth_s, back_s, back_s], axis=-1) * factors
         if execution.microbatch_s:
             fixed_s = np.array([execution.microbatch_s.get(unit, (0.0, 0.0, 0.0)) for unit in batch.units])
@@ -104,6 +111,7 @@ class Work:
         return cls(
             topology=topology,
             execution=execution,
+            unit_replicas=batch.unit_replicas,
             seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape) * _stage_loads(topology, execution),
             memory=np.stack((forth_memory, back_memory)) * (per_action * has_backward),
             occupied=occupied,
@@ -127,13 +135,13 @@ def _stage_loads(topology: Topology, execution: Execution) -> Floats:
 def lower_bound(batch: Batch) -> float:
     """Return the seconds that no plan of this batch on this topology can beat.
 
-    That is the larger of two times: the work of the busiest unit, spread over its stages of all replicas; and the longest path
-    of one sample forward and backward, through the slowest of its encoders, without weight gradients that are put off.
+    That is the larger of two times: the work of the busiest unit, spread over the stages of all its replicas; and the longest
+    path of one sample forward and backward, through the slowest of its encoders, without weight gradients that are put off.
     """
     factors = np.array([batch.execution.factors(unit) for unit in batch.units])
     seconds = batch.costs * factors.sum(axis=1, keepdims=True)
     stages = np.array(list(batch.topology.stages.values()))
-    busiest = (seconds.sum(axis=1) / (stages * batch.topology.replicas)).max()
+    busiest = (seconds.sum(axis=1) / (stages * batch.unit_replicas)).max()
     num_encoders = len(batch.topology.encoders)
     on_the_way = batch.costs * factors[:, : Kind.WEIGHT].sum(axis=1, keepdims=True)
     way = on_the_way[num_encoders:].sum(axis=0)

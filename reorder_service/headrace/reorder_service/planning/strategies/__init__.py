@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from headrace.reorder_service.planning.packing import pack
 from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
 from headrace.reorder_service.planning.search.lightening import lighten
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
+from headrace.reorder_service.planning.search.unit_dealing import Strategy, dealt
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.memory_limit import excess_memory
@@ -21,14 +22,17 @@ from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.strategies import arrival, colocated, disttrain, entrain, joint, orchmllm, taper
 from headrace.reorder_service.planning.strategies.auto import fastest
 
-CANDIDATES: dict[str, Callable[[Batch], Slots]] = {
+_EVEN: dict[str, Strategy] = {
     "random": arrival.plan_slots,
     "disttrain": disttrain.plan_slots,
     "entrain": entrain.plan_slots,
     "orchmllm": orchmllm.plan_slots,
     "joint": joint.plan_slots,
     "taper": taper.plan_slots,
-}
+}  # all for units with equal numbers of replicas
+_EXCHANGING = ("joint", "taper")  # they level all units: samples may change whole places to keep that on units of own replicas
+
+CANDIDATES = {name: dealt(strategy, exchanging=name in _EXCHANGING) for name, strategy in _EVEN.items()}
 """The strategies by name: functions from a batch to the slots of its samples, which depend on nothing but the batch."""
 
 CROSSING = ("orchmllm",)
@@ -79,13 +83,14 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
     whatever the strategy, and no time is predicted: the simulator knows only replicas of equal speed.
     """
     if speeds is not None and np.ptp(speeds) > 0:
-        slots = leaner(batch, lighten(batch, share_by_speed(batch, speeds)))
+        slots = leaner(batch, dealt(lambda even: lighten(even, share_by_speed(even, speeds)))(batch))
         return StepPlan(
             strategy=strategy,
             seed=batch.seed,
             generation=generation,
             topology=batch.topology,
             replicas=batch.replicas(slots),
+            unit_replicas=batch.own_replicas(slots),
             chosen="unequal",
             in_flight=planned_work(batch, slots).execution.in_flight,
         )
@@ -101,6 +106,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
         generation=generation,
         topology=batch.topology,
         replicas=batch.replicas(slots),
+        unit_replicas=batch.own_replicas(slots),
         predicted=predicted,
         chosen="" if chosen == strategy else chosen,
         in_flight=in_flight,
@@ -120,15 +126,16 @@ def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
     if strategy != AUTO and strategy not in CANDIDATES:
         raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
     if strategy == AUTO:
-        lightened = {name: partial(_lightened, of_strategy) for name, of_strategy in CANDIDATES.items()}
+        lightened = {name: partial(_lightened, name) for name in CANDIDATES}
         chosen, slots = fastest(batch, lightened, crossing=CROSSING, of_first=OF_FIRST)
     else:
-        chosen, slots = strategy, _lightened(CANDIDATES[strategy], batch)
+        chosen, slots = strategy, _lightened(strategy, batch)
     return ("joint", lean) if (lean := leaner(batch, slots)) is not slots else (chosen, slots)
 
 
-def _lightened(strategy: Callable[[Batch], Slots], batch: Batch) -> Slots:
-    return lighten(batch, strategy(batch))
+def _lightened(name: str, batch: Batch) -> Slots:
+    """Plan a batch with a strategy so that it keeps the memory limit, and then deal it to the units' own replicas."""
+    return dealt(lambda even: lighten(even, _EVEN[name](even)), exchanging=name in _EXCHANGING)(batch)
 
 
 def leaner(batch: Batch, slots: Slots) -> Slots:
@@ -136,7 +143,7 @@ def leaner(batch: Batch, slots: Slots) -> Slots:
     excess = excess_memory(batch, slots)
     if excess == 0:
         return slots
-    lean = lighten(batch, joint.lean_slots(batch))
+    lean = dealt(lambda even: lighten(even, joint.lean_slots(even)), exchanging=True)(batch)
     return lean if excess_memory(batch, lean) < excess else slots
 
 
@@ -150,7 +157,8 @@ def warm_up() -> None:
     cost = np.linspace(1.0, 2.0, ids.size)
     for stages in ({"encoder": 1, LLM: 2}, {"vision": 1, "audio": 1, LLM: 1, GENERATOR: 1}):
         topology = Topology(replicas=2, microbatches=3, stages=stages)
-        for execution in (Execution(), Execution(schedule="interleaved", chunks=2, latency_s=1e-3)):
+        own = Execution(unit_replicas={next(iter(stages)): 3})
+        for execution in (Execution(), Execution(schedule="interleaved", chunks=2, latency_s=1e-3), own):
             plan(AUTO, ids, dict.fromkeys(stages, cost), topology, seed=0, execution=execution)
         for form in FORMS:
             options = PostBalancing(forms=dict.fromkeys(stages, form), ranks_per_node=1)

@@ -30,7 +30,7 @@ def test_it_agrees_with_the_slow_twin(plan: tuple[Batch, Slots]) -> None:
     np.testing.assert_allclose(peak_memory(work), twin.peaks(), rtol=1e-9, atol=1e-12)
 
     busy = sum(end - start for start, end in times)
-    capacity = batch.topology.replicas * batch.topology.num_stages * predicted.iteration_s
+    capacity = np.dot(batch.unit_replicas, list(batch.topology.stages.values())) * predicted.iteration_s
     assert predicted.bubble == pytest.approx(1 - busy / capacity if capacity else 0.0, abs=1e-9)
 
 
@@ -91,7 +91,7 @@ def test_a_stage_does_one_thing_at_a_time_and_gives_back_all_that_it_took(plan: 
     work = Work.of(batch, slots)
     actions, peaks = timeline(work), peak_memory(work)
     assert keys_of(actions) == sorted(keys_of(actions), key=lambda key: key[:2])
-    for r in range(batch.topology.replicas):
+    for r in range(batch.most_replicas):
         for s in range(batch.topology.num_stages):
             here = (actions.replica == r) & (actions.stage == s)
             assert (actions.start_s[here][1:] >= actions.end_s[here][:-1]).all()
