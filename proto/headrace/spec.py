@@ -285,12 +285,8 @@ class JobSpec(SpecSection):
         return self
 
     @model_validator(mode="after")
-    def _orchmllm_fits_the_job(self) -> Self:
+    def _settings_fit_the_strategy(self) -> Self:
         self.orchmllm.check(self.topology.stages, self.strategy)
-        return self
-
-    @model_validator(mode="after")
-    def _entrain_fits_the_job(self) -> Self:
         self.entrain.check(self.strategy)
         return self
 

@@ -301,9 +301,18 @@ class PlannedStep:
 
 
 def _replicas_of(plan: StepPlan) -> dict[int, tuple[int, ...]]:
-    """Return the replicas of each sample in the units, in the order of the plan's stages."""
-    of_units = [
-        {sample: r for r, replica in enumerate(plan.replicas) for microbatch in replica for sample in microbatch.units[unit]}
-        for unit in plan.topology.stages
-    ]
+    """Return the replicas of each sample in the units, in the order of the plan's stages.
+
+    A unit with another number of replicas than the LLM shares lanes with it, gcd(both numbers) of them. There it is the first of
+    the LLM's replicas in the lane: the processes of a lane name all of these.
+    """
+    of_units: list[dict[int, int]] = []
+    for unit in plan.topology.stages:
+        if (dealt := plan.unit_replicas.get(unit)) is None:
+            of_slots = ((r, microbatch.units[unit]) for r, replica in enumerate(plan.replicas) for microbatch in replica)
+        else:
+            lanes = math.gcd(len(dealt), plan.topology.replicas)
+            first = [r * lanes // len(dealt) * (plan.topology.replicas // lanes) for r in range(len(dealt))]
+            of_slots = ((first[r], samples) for r, replica in enumerate(dealt) for samples in replica)
+        of_units.append({sample: r for r, samples in of_slots for sample in samples})
     return {sample: tuple(of_unit[sample] for of_unit in of_units) for sample in of_units[0]}

@@ -70,7 +70,7 @@ async def test_a_plan_says_for_which_pipelines_it_is_and_how_long_each_microbatc
 
 async def test_the_same_pipelines_again_change_nothing(start: Start) -> None:
     run = await submitted(start)
-    await told_step(run.open_session(0, 1, together=True), 1)
+    await told_steps(run.open_session(0, 1, together=True), {0, 1})
     await run.follow([formation(1, 0, (3, 1))])
     plans = [step.plan for step in run.cursor.planned]
     await run.follow([formation(1, 0, (3, 1))])
@@ -79,7 +79,7 @@ async def test_the_same_pipelines_again_change_nothing(start: Start) -> None:
 
 async def test_of_two_changes_at_once_the_newest_holds_for_all_steps(start: Start) -> None:
     run = await submitted(start)
-    await told_step(run.open_session(0, 1, together=True), 1)
+    await told_steps(run.open_session(0, 1, together=True), {0, 1})
     older, newer = [formation(1, 0, (3, 1))], [formation(2, 0, (1, 3))]
     await asyncio.gather(run.follow(older), run.follow(newer))
     assert [lengths(step) for step in run.cursor.planned] == [[1, 3], [1, 3]]

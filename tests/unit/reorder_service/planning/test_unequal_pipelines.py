@@ -126,7 +126,7 @@ def test_the_depth_that_all_pipelines_can_hold_is_planned_and_predicted() -> Non
 
 def test_packs_keep_the_pipelines_and_their_microbatches() -> None:
     batch = batch_of(40)
-    of_packs, packs = pack_batch(batch, np.full(40, 10), 30)
+    of_packs, packs = pack_batch(batch, np.full(40, 10), 30, padded=True)
     plan = plan_of_samples(plan_for_pipelines("joint", of_packs, [THREE, TWO]), batch, packs)
     plan.check()
     assert plan.sample_ids() == batch.sample_ids.tolist()
