@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from benchmarks.planning.inputs import FAMILIES, GENERATOR, OMNI, SYNTHCHART, Family, fill_free_bound_s, plan_table, spread_of
 from benchmarks.report import Rival, Row, Section, at_least, at_most, more_than
 from benchmarks.timing import progress
+from headrace.plan import CROSS_REPLICA_STRATEGIES
 from headrace.reorder_service.planning import STRATEGIES
 from headrace.reorder_service.planning.batch import make_batch, slots_of
-from headrace.spec import CROSS_REPLICA_STRATEGIES
 
 REPLICAS, MICROBATCHES = 4, 32
 HEAVY_MICROBATCHES = 16  # synthchart: with 32 a single sample outweighs a mean microbatch, which no assignment can level

@@ -27,7 +27,7 @@ class BackwardTimes:
     weight_gradients: float = WEIGHT_GRADIENTS
     input_gradients: float = 1.0
     rerun: float = 1.0
-    """Of activation checkpointing, which runs the forward once more before the backward."""
+    """Time of the forward that activation checkpointing runs again before the backward."""
 
     def __post_init__(self) -> None:
         for name in ("weight_gradients", "input_gradients", "rerun"):

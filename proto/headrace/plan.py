@@ -10,6 +10,9 @@ from typing import Any
 LLM = "llm"
 GENERATOR = "generator"
 
+CROSS_REPLICA_STRATEGIES = ("orchmllm",)
+"""Strategies that balance each unit by itself, so that samples change their replica between units."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:

@@ -20,15 +20,13 @@ from headrace.execution_spec import ExecutionSpec
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
-from headrace.plan import GENERATOR, LLM, Topology
+from headrace.plan import CROSS_REPLICA_STRATEGIES, GENERATOR, LLM, Topology
 from headrace.text_spec import TextSpec
 from headrace.user_document import SpecSection, parse_json
 from headrace.user_document import parse as parse
 from headrace.user_document import read_yaml as read_yaml
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
-CROSS_REPLICA_STRATEGIES = ("orchmllm",)
-"""Strategies whose plans may assign the units of a sample to different replicas."""
 
 
 class SourceSpec(SpecSection):

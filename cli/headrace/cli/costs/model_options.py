@@ -26,7 +26,7 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
         help=f"encoder,llm or any of vision,audio,llm; and generator where the model has one (default: {DEFAULT_UNITS})",
     )
     parser.add_argument(
-        "--coefficients", type=Path, metavar="FILE", help="JSON with measured times of layers, in place of counted operations"
+        "--coefficients", type=Path, metavar="FILE", help="a file of `headrace profile`: times of layers (default: counted work)"
     )
 
 

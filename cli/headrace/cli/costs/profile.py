@@ -27,8 +27,8 @@ One layer stands for all that are alike; embedding, projectors and output layers
 the sums. With --tp, layers are cut as tensor parallelism cuts them, and one slice is timed, without its communication.
 
 The file has a polynomial a x^2 + b x + c for the forward of each layer, and for each unit the times of its backward (gradients of
-inputs and of weights, and the re-run of checkpointing) over those of the forward. It is what --coefficients reads, in `headrace
-compare`, `inspect --costs`, `job submit` and `train --submit`.
+inputs and of weights, and the re-run of checkpointing) over those of the forward. It is what --coefficients reads: all of it in
+`headrace compare`, `inspect --costs`, `job submit` and `train --submit`, the backward in `plan`, `simulate`, `train --emulate`.
 
 examples:
   headrace profile small --out small.json

@@ -40,7 +40,7 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         "--coefficients",
         type=Path,
         metavar="FILE",
-        help="of `headrace profile`: take its times of the backward, not counted ones",
+        help="a file of `headrace profile`, of which the backward's share of each unit is taken (default: counted operations)",
     )
 
 
@@ -89,7 +89,9 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
         "--memory-limit", type=float, default=math.inf, metavar="M", help="most activations on a stage, in the table's unit"
     )
     how.add_argument(
-        "--crossing", action="store_true", help="auto may take plans whose samples change their replica, as no job's auto does"
+        "--crossing",
+        action="store_true",
+        help="auto may take plans whose samples change their replica, as in a job with `trainer: pipeline`",
     )
     how.add_argument(
         "--coarse-quantile",

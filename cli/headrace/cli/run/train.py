@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: whole replicas)",
     )
     parser.add_argument(
-        "--coefficients", type=Path, metavar="FILE", help="with --submit or --emulate: costs measured by `headrace profile`"
+        "--coefficients",
+        type=Path,
+        metavar="FILE",
+        help="a file of `headrace profile`: all costs with --submit, the backward's share with --emulate",
     )
     parser.add_argument(
         "--optimizer",

@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace.limits import MAX_REPLICAS
 from headrace.measured import ALL_UNITS, MeasuredWork
+from headrace.plan import LLM
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.batch import Floats, slots_of
 from headrace.reorder_service.planning.cost_model.correction import Line, Observation, Ranks
@@ -23,10 +24,8 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
     work = [one for commit in step.commits.values() for one in commit.measured]
     if step.plan is None or not step.estimated or not work or (work[0].unit == ALL_UNITS) != bool(execution.colocated):
         return None
-    units, (replicas, microbatches) = (
-        tuple(step.plan.topology.stages),
-        (step.plan.topology.replicas, step.plan.topology.microbatches),
-    )
+    topology = step.plan.topology
+    units, replicas, microbatches = tuple(topology.stages), topology.replicas, topology.microbatches
     own = {unit: len(of_unit) for unit, of_unit in step.plan.unit_replicas.items()}
     forth = slots_of(step.plan, step.sample_ids)
     back = forth - forth % microbatches + forth[-1] % microbatches  # of every unit, in the microbatch of the last one
@@ -35,7 +34,8 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
         slot = (forth if kind == Kind.FORWARD else back)[u]
         of_unit = own.get(units[u], replicas)
         sums = np.bincount(slot, weights=step.estimated[units[u]], minlength=of_unit * microbatches)
-        return sums.astype(np.float64, copy=False).reshape(of_unit, microbatches)
+        padding = step.padding if units[u] == LLM else 1.0
+        return padding * sums.astype(np.float64, copy=False).reshape(of_unit, microbatches)
 
     outside_s = min(commit.outside_s for commit in step.commits.values())
     if execution.colocated:
@@ -55,8 +55,8 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
 def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Line:
     """Join the measured seconds of a unit's actions of one kind with the (D, K) estimated ones.
 
-    Where the unit has not as many replicas as the plan says, which trainers then deal out anew, microbatches of one index are
-    added up.
+    Where the unit has another number of replicas than the plan says, whose samples trainers cut by number, microbatches of one
+    index are added up.
     """
     replicas = min(MAX_REPLICAS, 1 + max(one.replica for one in work))
     of_stages = _sums(work, stages, replicas, estimated_s.shape[1])

@@ -99,9 +99,11 @@ class PlannedStep:
     estimated: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     """Estimated forward seconds of each sample by unit, before they are corrected by what trainers have measured."""
     costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    """The corrected ones, which the plan is made from."""
+    """Forward seconds of each sample by unit, corrected by what trainers have measured; the plan is made from them."""
     forecast_s: float = math.nan
     """The step's time as it was forecast with measured costs; NaN where there were none, or the simulator cannot say."""
+    padding: float = 1.0
+    """Tokens of all packs over those of their samples, where the job pads packs to one length; otherwise 1."""
     packs: dict[int, int] = field(default_factory=dict)
     """Sample -> number of its pack; empty where the job does not pack."""
     num_bytes: int | None = None
@@ -204,9 +206,10 @@ class PlannedStep:
         generation: int,
         correction: Correction = UNCORRECTED,
     ) -> StepPlan:
-        """Return a plan for the step's good samples, and fill `estimated`, `costs`, `packs`, `forecast_s` and `num_bytes`.
+        """Return a plan for the step's good samples.
 
-        Changes nothing else, so it may run in a worker thread. formation: the pipelines of nodes to plan for; None: the
+        Fills `estimated`, `costs`, `packs`, `padding`, `forecast_s` and `num_bytes`, and changes nothing else, so it may run in a
+        worker thread. formation: the pipelines of nodes to plan for; None: the
         topology's replicas. vocab: size of the job's vocabulary, 0 if it is not known.
 
         Raises ValueError if the schedule cannot run the plan, or if no plan is found that keeps the memory limit.
@@ -263,6 +266,8 @@ class PlannedStep:
         else:
             of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
             self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
+            if spec.pad_to_max_length:
+                self.padding = spec.pack_tokens * of_packs.sample_ids.size / float(tokens.sum())
             plan = plan_of_samples(plan_any(of_packs), batch, packs)
         if correction.units and plan.predicted is not None:
             self.forecast_s = plan.predicted.iteration_s + correction.outside_s

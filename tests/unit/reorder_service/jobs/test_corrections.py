@@ -116,6 +116,19 @@ async def test_before_enough_steps_are_measured_a_correction_stays_as_it_was(sto
     assert await corrections.of_step(3 * PERIOD_STEPS, former, spec.topology, 2) == fitted
 
 
+def test_the_padding_of_packs_is_part_of_what_the_llm_was_measured_on() -> None:
+    packs = {"pack_tokens": 4_096, "pad_to_max_length": True}
+    spec = job().model_copy(update=packs)
+    step = planned(spec)
+    assert step.padding > 1.05
+    train(spec, step, MACHINE)
+    seen = observation(step, execution_of(spec, step.plan.topology))  # type: ignore[union-attr]
+    assert seen is not None
+    for unit, padding in (("vision", 1.0), ("llm", step.padding)):
+        estimated_s = seen.units[unit, Kind.FORWARD].estimated_s.sum()
+        assert estimated_s == pytest.approx(padding * step.estimated[unit].sum())
+
+
 def test_trainers_of_another_kind_than_the_job_says_tell_nothing_about_it() -> None:
     colocated, pipeline = job(trainer="colocated"), job()
     step = planned(colocated)

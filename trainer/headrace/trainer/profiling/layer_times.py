@@ -44,9 +44,9 @@ class _Seconds:
     forward: float
     backward: float
     input_gradients: float
-    """Of the backward when the weights are frozen."""
+    """Seconds of the backward with frozen weights: those of the inputs' gradients."""
     checkpointed: float
-    """Of forward and backward together with activation checkpointing; of an end, without."""
+    """Seconds of forward and backward with activation checkpointing; of an end, which is never checkpointed, without it."""
 
 
 class LayerTimer:

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from headrace.plan import GENERATOR, LLM, StepPlan, Topology
+from headrace.plan import CROSS_REPLICA_STRATEGIES, GENERATOR, LLM, StepPlan, Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
@@ -35,8 +35,6 @@ _EXCHANGING = ("joint", "taper")  # they level all units: samples may change who
 CANDIDATES = {name: dealt(strategy, exchanging=name in _EXCHANGING) for name, strategy in _EVEN.items()}
 """The strategies by name: functions from a batch to the slots of its samples, which depend on nothing but the batch."""
 
-CROSSING = ("orchmllm",)
-"""Strategies that balance each unit by itself, so that samples change their replica between units."""
 OF_FIRST = {"entrain": entrain.plan_first}
 """Functions that plan the first replicas only, for strategies whose plan of a replica takes longer than dealing the samples."""
 
@@ -127,7 +125,7 @@ def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
         raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
     if strategy == AUTO:
         lightened = {name: partial(_lightened, name) for name in CANDIDATES}
-        chosen, slots = fastest(batch, lightened, crossing=CROSSING, of_first=OF_FIRST)
+        chosen, slots = fastest(batch, lightened, crossing=CROSS_REPLICA_STRATEGIES, of_first=OF_FIRST)
     else:
         chosen, slots = strategy, _lightened(strategy, batch)
     return ("joint", lean) if (lean := leaner(batch, slots)) is not slots else (chosen, slots)
