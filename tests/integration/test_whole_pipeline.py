@@ -20,7 +20,15 @@ def processes() -> Iterator[Processes]:
         yield running
 
 
-@pytest.mark.parametrize("case", covering_cases(strength=2), ids=str)
+FIRST = 40
+"""Cases that are compared in every run. They have every choice, and most pairs of choices."""
+
+CASES = [
+    pytest.param(case, marks=pytest.mark.slow if n >= FIRST else (), id=str(case)) for n, case in enumerate(covering_cases(2))
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processes, case: Case) -> None:
     assert differences(processes, case) == []
 

@@ -65,7 +65,6 @@ async def serve(listen: str, store_url: str, metrics_listen: str = "", *, token:
     Raises UserError where a port or the store cannot be opened, ConflictError where the store is in use or of another release,
     and UnavailableError where an embedded store is lost.
     """
-    keep_freed_pages()  # a third of a large plan's time is the first touch of fresh pages otherwise
     with metrics.exported(metrics_listen, metrics.REORDER):
         store = await StateStore.open(store_url)
         try:
@@ -108,6 +107,8 @@ async def _serve(listen: str, store: StateStore, token: str) -> None:
 
 async def _warm_up() -> None:
     """Load the compiled planner, or compile it. Clients that connect meanwhile are told that this process is starting."""
+
+    keep_freed_pages()  # a third of a large plan's time is the first touch of fresh pages otherwise
 
     def warm_up() -> None:
         planning.warm_up()

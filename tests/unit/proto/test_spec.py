@@ -197,10 +197,10 @@ def test_a_job_whose_longest_sample_fits_no_microbatch_is_refused_but_goes_on_wh
 ) -> None:
     document = {"name": "j", "sources": [{"path": "a"}], "execution": {"trainer": "colocated", "max_tokens": 16_384}}
     with pytest.raises(SpecError) as raised:
-        parse_spec(document | fields)
+        parse_spec(document | fields).check_longest()
     assert words in str(raised.value)
     assert load_spec_json(json.dumps(document | fields)).execution.max_tokens == 16_384
-    parse_spec(document | {"text": {"max_tokens": 16_384}})
+    parse_spec(document | {"text": {"max_tokens": 16_384}}).check_longest()
 
 
 def test_further_errors_are_counted() -> None:

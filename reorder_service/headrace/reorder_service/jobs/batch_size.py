@@ -38,7 +38,7 @@ class BatchSize:
         Ranks that have all units have no stages to divide, and are never warned.
         """
         execution = execution_of(self._spec, topology)
-        known = [costs for costs in self._costs if costs]
+        known = [costs for costs in self._costs if costs.keys() >= topology.stages.keys()]  # of no former topology
         if execution.colocated or not known:
             return
         joined = {unit: np.concatenate([costs[unit] for costs in known]) for unit in topology.stages}

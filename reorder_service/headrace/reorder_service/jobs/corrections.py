@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headrace.observability.logs import pairs
 from headrace.reorder_service.jobs.job_execution import execution_of
@@ -43,25 +44,34 @@ class Corrections:
         if not self._spec.execution.correct_costs:
             return UNCORRECTED
         first = index - index % PERIOD_STEPS
+        recorded = await self._recorded(first, committed, topology, generation)
+        return replace(recorded, units={unit: lines for unit, lines in recorded.units.items() if unit in topology.stages})
+
+    async def _recorded(
+        self, first: int, committed: Sequence[PlannedStep], topology: TopologySpec, generation: int
+    ) -> Correction:
+        """Return the correction of the period that begins with step `first`, which may know units of a former topology."""
         async with self._deciding:
-            if self._known is not None and self._known[0] == first:
-                return self._known[1]
-            text = await self._store.load_correction(self._job, first)
-            if text is None:
-                measured = [step for step in committed if step.commits and step.plan and step.plan.generation == generation]
-                fitted = await asyncio.to_thread(self._fit, measured, topology)
-                former = await self._store.load_correction(self._job, first - PERIOD_STEPS)
-                text = former if fitted is None and former else json.dumps((fitted or UNCORRECTED).to_document())
-                await self._store.save_correction(self._job, first, text)
-            correction = Correction.from_document(json.loads(text))  # also a new one: what is recorded is what counts
-            self._known = first, correction
-            return correction
+            if self._known is None or self._known[0] != first:
+                text = await self._store.load_correction(self._job, first)
+                if text is None:
+                    measured = [step for step in committed if step.commits and step.plan and step.plan.generation == generation]
+                    fitted = await asyncio.to_thread(self._fit, measured, topology)
+                    former = await self._store.load_correction(self._job, first - PERIOD_STEPS)
+                    text = former if fitted is None and former else json.dumps((fitted or UNCORRECTED).to_document())
+                    await self._store.save_correction(self._job, first, text)
+                self._known = first, Correction.from_document(json.loads(text))  # also a new one: what is recorded is what counts
+            return self._known[1]
 
     def _fit(self, steps: Sequence[PlannedStep], topology: TopologySpec) -> Correction | None:
         """Return a correction fitted to these steps; None where they are too few, or their trainers have measured nothing."""
         execution = execution_of(self._spec, topology.topology())
-        observed = [one for step in steps if (one := observation(step, execution)) is not None]
-        correction = fit(observed, execution, tuple(topology.stages)) if len(observed) >= LEAST_STEPS else Correction()
+        try:
+            observed = [one for step in steps if (one := observation(step, execution)) is not None]
+            correction = fit(observed, execution, tuple(topology.stages)) if len(observed) >= LEAST_STEPS else Correction()
+        except (ValueError, ArithmeticError) as err:  # of numbers from the wire, which must not end a job
+            log.warning("costs not corrected %s", pairs(job=self._job, error=err))
+            return None
         if not correction.units:
             return None
         scales = {unit: ":".join(f"{scale:.3g}" for scale in lines.scale) for unit, lines in correction.units.items()}

@@ -271,8 +271,7 @@ class JobRun:
             return
         refs = await self._planner.in_worker_thread(self.batches.refs, index)
         step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
-        formation, committed = formation_of(self.formations, index), tuple(self.cursor.recent)
-        await self._planner.plan(step, self.topology, self.generation, formation, committed)
+        await self._planner.plan(step, self.topology, self.generation, tuple(self.cursor.recent))
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
         await self._plan_for_formation(step)
@@ -307,12 +306,12 @@ class JobRun:
     async def _plan_for_formation(self, step: PlannedStep) -> None:
         async with self._planning_again:
             while (formation := formation_of(self.formations, step.index)) != step.formation:
+                if self.cursor.steps.get(step.index) is not step:  # it was committed meanwhile
+                    return
                 try:
                     await self._planner.plan_again(step, self.topology, self.generation, formation)
                 except JobFailedError as err:
                     self._order_failed(str(err))
-                    return
-                if self.cursor.steps.get(step.index) is not step:
                     return
                 self.sessions.tell_step(step)
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from headrace.limits import MAX_REPLICAS
 from headrace.measured import ALL_UNITS, MeasuredWork
-from headrace.plan import LLM
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.batch import Floats, slots_of
 from headrace.reorder_service.planning.cost_model.correction import Line, Observation, Ranks
@@ -34,8 +33,7 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
         slot = (forth if kind == Kind.FORWARD else back)[u]
         of_unit = own.get(units[u], replicas)
         sums = np.bincount(slot, weights=step.estimated[units[u]], minlength=of_unit * microbatches)
-        padding = step.padding if units[u] == LLM else 1.0
-        return padding * sums.astype(np.float64, copy=False).reshape(of_unit, microbatches)
+        return sums.astype(np.float64, copy=False).reshape(of_unit, microbatches)
 
     outside_s = min(commit.outside_s for commit in step.commits.values())
     if execution.colocated:
@@ -58,7 +56,7 @@ def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Lin
     Where the unit has another number of replicas than the plan says, whose samples trainers cut by number, microbatches of one
     index are added up.
     """
-    replicas = min(MAX_REPLICAS, 1 + max(one.replica for one in work))
+    replicas = min(MAX_REPLICAS, max(0, 1 + max(one.replica for one in work)))
     of_stages = _sums(work, stages, replicas, estimated_s.shape[1])
     measured_s = _over_first(of_stages)
     actions: Floats = np.asarray(np.any(of_stages > 0, axis=0), np.float64)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from headrace import message_codec
 from headrace.measured import MeasuredWork
 from headrace.model_shape import MODEL_SHAPES
-from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.quarantine import Rejected
 from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.jobs.formation import Formation
@@ -100,10 +100,10 @@ class PlannedStep:
     """Estimated forward seconds of each sample by unit, before they are corrected by what trainers have measured."""
     costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     """Forward seconds of each sample by unit, corrected by what trainers have measured; the plan is made from them."""
+    correction: Correction = UNCORRECTED
+    """What the estimated costs are corrected by."""
     forecast_s: float = math.nan
     """The step's time as it was forecast with measured costs; NaN where there were none, or the simulator cannot say."""
-    padding: float = 1.0
-    """Tokens of all packs over those of their samples, where the job pads packs to one length; otherwise 1."""
     packs: dict[int, int] = field(default_factory=dict)
     """Sample -> number of its pack; empty where the job does not pack."""
     num_bytes: int | None = None
@@ -127,12 +127,12 @@ class PlannedStep:
     messages: WeakKeyDictionary[object, bytes] = field(default_factory=WeakKeyDictionary)
     """Lane -> serialized plan of the step for its ranks, serialized once for each lane."""
 
-    def cut(self, plan: StepPlan, formation: Formation | None = None, *, part_samples: int, ticket: Callable[[str], str]) -> None:
+    def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:
         """Take the plan, and cut its microbatches into parts of at most `part_samples` samples from few shards each.
 
         The samples of a pack stay together: they follow each other in the parts of their microbatch. So do those with the same
         replicas in all units, in order that few processes need a part. `ticket`: makes a part's ticket from its name, which is
-        unique in the job. `formation`: as for `adopt`.
+        unique in the job.
 
         Raises ValueError for an invalid plan (headrace.plan.StepPlan.check).
         """
@@ -164,7 +164,7 @@ class PlannedStep:
                     self.tickets.setdefault((r, k), []).append(part.ticket)
                     for place in part.places:
                         self.parts_at.setdefault(place, []).append(part)
-        self.adopt(plan, formation)
+        self.adopt(plan, None)
 
     def adopt(self, plan: StepPlan, formation: Formation | None) -> None:
         """Take a checked plan of the step's samples, which replaces any former one. formation: as the attribute."""
@@ -204,11 +204,10 @@ class PlannedStep:
         *,
         vocab: int,
         generation: int,
-        correction: Correction = UNCORRECTED,
     ) -> StepPlan:
         """Return a plan for the step's good samples.
 
-        Fills `estimated`, `costs`, `packs`, `padding`, `forecast_s` and `num_bytes`, and changes nothing else, so it may run in a
+        Fills `estimated`, `costs`, `packs`, `forecast_s` and `num_bytes`, and changes nothing else, so it may run in a
         worker thread. formation: the pipelines of nodes to plan for; None: the
         topology's replicas. vocab: size of the job's vocabulary, 0 if it is not known.
 
@@ -241,13 +240,13 @@ class PlannedStep:
         )
         if formation is not None:  # every pipeline has each unit once
             execution = replace(execution, unit_replicas={})
-        self.estimated, self.costs = estimated.seconds, correction.seconds(estimated.seconds)
+        self.estimated, self.costs = estimated.seconds, self.correction.seconds(estimated.seconds)
         batch = make_batch(
             self.sample_ids,
             self.costs,
             topology,
             seed,
-            execution=correction.execution(execution),
+            execution=self.correction.execution(execution),
             memory=estimated.memory_bytes,
             transfer_bytes=estimated.transfer_bytes,
             tokens=tokens,
@@ -266,11 +265,12 @@ class PlannedStep:
         else:
             of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
             self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
-            if spec.pad_to_max_length:
-                self.padding = spec.pack_tokens * of_packs.sample_ids.size / float(tokens.sum())
+            if spec.pad_to_max_length:  # what trainers measure is of padded packs, which all take the same
+                of_pack = self.estimated[LLM].sum() * spec.pack_tokens / tokens.sum()
+                self.estimated = {**self.estimated, LLM: (of_pack / np.bincount(packs))[packs]}
             plan = plan_of_samples(plan_any(of_packs), batch, packs)
-        if correction.units and plan.predicted is not None:
-            self.forecast_s = plan.predicted.iteration_s + correction.outside_s
+        if self.correction.units and plan.predicted is not None:
+            self.forecast_s = plan.predicted.iteration_s + self.correction.outside_s
         return plan
 
     @property

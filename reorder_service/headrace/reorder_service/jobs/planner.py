@@ -20,7 +20,6 @@ from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
 from headrace.reorder_service.jobs.work_orders import Orders
-from headrace.reorder_service.planning.cost_model.correction import Correction
 from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec, TopologySpec
@@ -67,13 +66,12 @@ class Planner:
         step: PlannedStep,
         topology: TopologySpec,
         generation: int,
-        formation: Formation | None = None,
         committed: Sequence[PlannedStep] = (),
     ) -> None:
         """Probe a step's samples, plan it and cut it into parts. Raises JobFailedError where no preprocessor can probe them.
 
-        formation: the pipelines of nodes to plan for; None: the topology's replicas. `committed`: the latest steps, by which
-        costs are corrected.
+        The plan is for the topology's replicas, so that the parts are the same whoever plans the step; `plan_again` makes that
+        for the pipelines of nodes. `committed`: the latest steps, by which costs are corrected.
         """
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
@@ -89,10 +87,10 @@ class Planner:
             return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
 
         def cut(plan: StepPlan) -> None:
-            step.cut(plan, formation, part_samples=self._spec.part_samples, ticket=ticket)
+            step.cut(plan, part_samples=self._spec.part_samples, ticket=ticket)
 
-        correction = await self._corrections.of_step(step.index, committed, topology, generation)
-        plan = await self._make(step, topology, generation, formation, correction, cut)
+        step.correction = await self._corrections.of_step(step.index, committed, topology, generation)
+        plan = await self._make(step, topology, generation, None, cut)
         log.info(
             "planned %s",
             pairs(
@@ -112,8 +110,7 @@ class Planner:
 
     async def plan_again(self, step: PlannedStep, topology: TopologySpec, generation: int, formation: Formation | None) -> None:
         """Plan a planned step for other pipelines. Its samples and its parts stay as they are."""
-        correction = await self._corrections.of_step(step.index, (), topology, generation)
-        plan = await self._make(step, topology, generation, formation, correction, StepPlan.check)
+        plan = await self._make(step, topology, generation, formation, StepPlan.check)
         step.adopt(plan, formation)  # in the event loop, which serializes plans
         log.info(
             "planned again %s",
@@ -132,14 +129,13 @@ class Planner:
         topology: TopologySpec,
         generation: int,
         formation: Formation | None,
-        correction: Correction,
         take: Callable[[StepPlan], None],
     ) -> StepPlan:
         """Plan a probed step, and pass the plan to `take`, in a worker thread. Raises JobFailedError where that fails."""
         vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
 
         def make_and_take() -> StepPlan:
-            plan = step.make_plan(self._spec, topology, formation, vocab=vocab, generation=generation, correction=correction)
+            plan = step.make_plan(self._spec, topology, formation, vocab=vocab, generation=generation)
             take(plan)
             return plan
 

@@ -60,8 +60,9 @@ class Record:
             least, end = LEAST_SHARE * sum(self.unit_seconds.values()), 0
             for unit in profile.units:
                 layers, end = slice(end, end + unit.num_layers), end + unit.num_layers
-                scale = max(self.unit_seconds[unit.unit], least) / sum(profile.seconds[layers])
-                profile.seconds[layers] = [scale * seconds for seconds in profile.seconds[layers]]
+                if total := sum(profile.seconds[layers]):
+                    scale = max(self.unit_seconds[unit.unit], least) / total
+                    profile.seconds[layers] = [scale * seconds for seconds in profile.seconds[layers]]
         return spec
 
     def to_json(self) -> str:

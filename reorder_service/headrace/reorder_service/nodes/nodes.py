@@ -164,7 +164,7 @@ class Nodes:
         """Note that training goes on under a snapshot, and keep what the recovery took."""
         if (membership := self._membership_of(stream)) is not None:
             membership.recovered(message.generation)
-            if membership.form(message.formation, self._run.cursor.committed):
+            if _is_valid(message, membership.record) and membership.form(message.formation, self._run.cursor.committed):
                 self._formed.set()
             self._changed.set()
             if message.generation not in {former.generation for former in self.recoveries}:  # nodes repeat it to a new leader
@@ -347,6 +347,16 @@ class Nodes:
         async with self._saving:
             document = (self._membership.record if self._membership is not None else record).to_json()
             await retry_while_unavailable(lambda: self._store.save_membership(job, document), job=job)
+
+
+def _is_valid(message: Recovered, record: Record) -> bool:
+    """Return whether steps can be planned for a message's formation: its pipelines have all layers. It is logged if not."""
+    try:
+        job_formation(message.formation, record.weighted_spec.profile)
+    except ValueError as err:
+        log.warning("formation refused %s", pairs(generation=message.generation, error=err))
+        return False
+    return True
 
 
 def _formations(record: Record) -> list[Formation]:

@@ -185,6 +185,8 @@ def _pipeline_shape(pipeline: membership_pb2.Pipeline, profile: membership_pb2.M
     stages: dict[str, tuple[float, ...]] = {}
     for unit, end in zip(profile.units, ends, strict=True):
         seconds = profile.seconds[end - unit.num_layers : end]
+        if not sum(seconds):  # a unit that takes no time: all layers count alike
+            seconds = [1.0] * unit.num_layers
         own = [stage for stage in pipeline.stages if stage.unit == unit.unit]
         stages[unit.unit] = tuple(sum(seconds[stage.first_layer : stage.end_layer]) / sum(seconds) for stage in own)
     return PipelineShape(stages=stages, microbatches=pipeline.num_microbatches)

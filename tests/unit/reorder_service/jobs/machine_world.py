@@ -41,7 +41,8 @@ def planned(spec: JobSpec, index: int = 0, correction: Correction = UNCORRECTED)
             name=f"{index}/{i}", num_tokens=int(rng.integers(100, 2000)), num_targets=10, image_patches=patches, mel_frames=()
         )
     step.sample_ids = np.arange(SAMPLES)
-    plan = step.make_plan(spec, spec.topology, vocab=0, generation=1, correction=correction)
+    step.correction = correction
+    plan = step.make_plan(spec, spec.topology, vocab=0, generation=1)
     step.cut(plan, part_samples=16, ticket=str)
     return step
 

@@ -44,6 +44,13 @@ def test_ranks_that_have_all_units_have_no_stages_to_divide() -> None:
     assert judged(job(4, execution={"trainer": "colocated"})) == ""
 
 
+def test_costs_of_a_former_topology_are_left_out() -> None:
+    size, former = BatchSize(job(4)), {"encoder": np.ones(9), "llm": np.ones(9)}
+    assert [size.add(former), size.add(former)] == [False, True]
+    size.judge(TOPOLOGY)
+    assert size.warning == ""
+
+
 def test_steps_without_a_good_sample_say_nothing() -> None:
     size = BatchSize(job(4))
     assert [size.add({}), size.add({})] == [False, True]

@@ -117,16 +117,39 @@ async def test_before_enough_steps_are_measured_a_correction_stays_as_it_was(sto
 
 
 def test_the_padding_of_packs_is_part_of_what_the_llm_was_measured_on() -> None:
-    packs = {"pack_tokens": 4_096, "pad_to_max_length": True}
-    spec = job().model_copy(update=packs)
-    step = planned(spec)
-    assert step.padding > 1.05
-    train(spec, step, MACHINE)
-    seen = observation(step, execution_of(spec, step.plan.topology))  # type: ignore[union-attr]
-    assert seen is not None
-    for unit, padding in (("vision", 1.0), ("llm", step.padding)):
-        estimated_s = seen.units[unit, Kind.FORWARD].estimated_s.sum()
-        assert estimated_s == pytest.approx(padding * step.estimated[unit].sum())
+    padded = job().model_copy(update={"pack_tokens": 4_096, "pad_to_max_length": True})
+    plain = planned(job())
+    step = planned(padded)
+    num_packs, tokens = len(set(step.packs.values())), sum(probe.num_tokens for probe in step.probes.values())
+    assert step.estimated["vision"].sum() == plain.estimated["vision"].sum()
+    padding = num_packs * 4_096 / tokens
+    assert padding > 1.05
+    assert step.estimated["llm"].sum() == pytest.approx(padding * plain.estimated["llm"].sum())
+    of_packs = [sum(step.estimated["llm"][i] for i in step.packs if step.packs[i] == pack) for pack in range(num_packs)]
+    assert of_packs == pytest.approx([of_packs[0]] * num_packs), "they all have the same length"
+
+
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_units_that_the_topology_has_no_more_are_not_corrected(store: StateStore) -> None:
+    spec = job()
+    steps = await lived(Corrections("job", spec, store), spec, MACHINE, 2 * PERIOD_STEPS + 1)
+    fewer = spec.topology.changed(stages={"encoder": 1, "llm": 2})
+    corrections = Corrections("job", spec, store)
+    before = await corrections.of_step(steps[-1].index, steps, spec.topology, 1)
+    after = await corrections.of_step(steps[-1].index, steps, fewer, 2)
+    assert (before.units.keys(), after.units.keys()) == ({"vision", "llm"}, {"llm"})
+
+
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_numbers_that_make_no_sense_do_not_end_the_job(store: StateStore) -> None:
+    spec = job()
+    steps = [planned(spec, index) for index in range(LEAST_STEPS)]
+    strange = MeasuredWork(unit="llm", replica=-5, stage=0, kind=Kind.WEIGHT, microbatches=(0,), seconds=(1.0,))
+    for step in steps:
+        train(spec, step, MACHINE)
+        step.commits[0] = replace(step.commits[0], measured=(*step.commits[0].measured, strange))
+    correction = await Corrections("job", spec, store).of_step(PERIOD_STEPS, steps, spec.topology, 1)
+    assert correction.units.keys() == STAGES.keys()
 
 
 def test_trainers_of_another_kind_than_the_job_says_tell_nothing_about_it() -> None:
