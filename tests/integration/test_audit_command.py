@@ -117,6 +117,7 @@ def test_replay_shows_every_piece_of_a_good_sample(cluster, spec, headrace) -> N
     assert kinds >= {"image", "recording"}
 
 
+@pytest.mark.slow
 def test_a_mixture_that_changed_and_a_job_that_was_reset_are_right_and_a_ledger_that_was_touched_is_not(
     cluster, spec, headrace, store
 ) -> None:

@@ -38,6 +38,7 @@ def test_a_job_over_every_hostile_archive_consumes_the_good_and_names_the_bad(ca
     assert reasons["h/zero.tar"] == "archive_truncated"
 
 
+@pytest.mark.slow
 def test_a_shard_that_vanishes_fails_the_job_which_goes_on_when_it_is_back(cluster, spec, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

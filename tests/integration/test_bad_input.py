@@ -55,6 +55,7 @@ def test_samples_longer_than_the_limit_are_quarantined_and_the_job_goes_on(calm,
         assert {str(item.reason) for item in client.quarantine(job)} == {"too_long"}
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_stage_may_keep_are_refused(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("crowded", topology=PLANNED))
     with ProcessGroup() as group:

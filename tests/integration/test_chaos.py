@@ -52,6 +52,7 @@ def test_a_fault_changes_nothing(standing: tuple[Cluster, list[LedgerEntry]], fa
     assert outcome.is_good, outcome
 
 
+@pytest.mark.slow
 def test_rounds_of_faults_at_random_change_nothing(standing: tuple[Cluster, list[LedgerEntry]]) -> None:
     cluster, _ = standing
     assert run(cluster, seeds(SEED, 2)) == 0

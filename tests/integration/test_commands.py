@@ -82,6 +82,7 @@ def test_the_demo_prints_one_json_object_and_draws_a_picture(demo_summary: dict)
     assert Path(demo_summary["picture"]).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_demo_s_ledger_survives_a_killed_preprocessor_and_another_strategy(demo_summary: dict, tmp_path: Path) -> None:
     with started_demo(tmp_path, *QUICK, "--strategy", "random") as demo:
         [victim, *_] = [
@@ -103,6 +104,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     assert not left_of(family)
 
 
+@pytest.mark.slow
 def test_a_killed_demo_leaves_nobody_behind(tmp_path: Path) -> None:
     with started_demo(tmp_path) as demo:
         family = descendants(demo.pid)

@@ -106,6 +106,7 @@ def all_samples(cluster: Any, job: str) -> int:
     return len(names)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_stops_reading_and_a_store_that_is_full_leave_memory_flat(cluster: Any, spec: Any) -> None:
     """The window holds about ten times the budget, and a part more than a fifth of it."""
     budget_mib = 8
@@ -133,6 +134,7 @@ def test_a_trainer_that_stops_reading_and_a_store_that_is_full_leave_memory_flat
     assert preprocessor["parts_evicted_total"] > 0
 
 
+@pytest.mark.slow
 def test_two_preprocessors_share_a_cache_before_a_server_that_throttles(
     cluster: Any, spec: Any, site: Site, tmp_path: Path
 ) -> None:
@@ -151,6 +153,7 @@ def test_two_preprocessors_share_a_cache_before_a_server_that_throttles(
     assert sorted(path.suffix for path in (tmp_path / "cache").iterdir()) == ["", ".shard", ".shard", ".shard"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_the_cache_slows_down_and_loses_nothing(cluster: Any, spec: Any, site: Site, tmp_path: Path) -> None:
     cluster.start_reorder()
     local = spec("local", sources=[{"path": str(example_data() / name), "name": name} for name in site.files], epochs=1)

@@ -201,6 +201,7 @@ def test_services_on_different_addresses_work_together(cluster, spec) -> None:
     assert hosts == {"127.0.0.3"}
 
 
+@pytest.mark.slow
 def test_a_name_used_again_after_the_store_was_lost_gets_its_own_samples(cluster, spec) -> None:
     """A preprocessor that outlives the store may still hold parts of a former job of that name."""
     cluster.start_reorder()

@@ -40,6 +40,7 @@ def losses(calm, spec, tmp_path: Path):
     return run
 
 
+@pytest.mark.slow
 def test_sharded_over_two_ranks_of_unequal_share_the_losses_are_those_of_one_rank_and_one_microbatch(losses) -> None:
     """From the second step on they depend on the gradient: its scale, and that no sample sees another of its microbatch."""
     alone = losses("plain_loop.py", ONE_MICROBATCH, [])

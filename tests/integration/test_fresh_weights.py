@@ -40,6 +40,7 @@ def test_a_pipeline_refuses_a_job_that_has_begun(calm: Any, begun: str, tmp_path
         assert_refused(calm, begun, processes)
 
 
+@pytest.mark.slow
 def test_nodes_refuse_a_job_that_has_begun(calm: Any, begun: str, tmp_path: Path) -> None:
     (tmp_path / "nodes.yaml").write_text(json.dumps(NODES))
     arguments = ["train", "--endpoint", calm.endpoint, "--job", begun, "--threads", "1", "--nodes", str(tmp_path / "nodes.yaml")]

@@ -250,6 +250,7 @@ def consume_together(cluster: Any, job: str, *, ranks: int, stop: int) -> None:
             done.result()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_full_holds_commits_up_until_it_has_room(cluster, spec, store, undisturbed) -> None:
     cluster.start_reorders(store.url, count=1)
     cluster.add_preprocessors(1)

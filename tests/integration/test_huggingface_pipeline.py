@@ -58,6 +58,7 @@ def test_a_job_trains_an_llm_of_transformers(calm, spec, tmp_path: Path) -> None
     assert len(llm) == 2
 
 
+@pytest.mark.slow
 def test_a_job_with_recordings_longer_than_the_encoders_positions_is_refused_before_its_first_step(
     calm, spec, tmp_path: Path
 ) -> None:
@@ -82,6 +83,7 @@ def test_without_transformers_it_is_asked_for(calm, spec, tmp_path: Path) -> Non
         assert "the topology's model needs transformers" in processes[0].last_words()
 
 
+@pytest.mark.slow
 def test_pretrained_weights_are_not_trained_at_the_rate_of_fresh_ones(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("pretrained", steps=1, topology=PLANNED))
     (tmp_path / "model.safetensors").touch()

@@ -109,6 +109,7 @@ def test_nodes_are_killed_hang_come_back_and_leave(calm, spec, join: Join, spawn
     assert names(anew[0].wait(0, TIMEOUT_S)) == "wxyz"
 
 
+@pytest.mark.slow
 def test_no_node_is_lost_to_a_leading_service_that_hangs(cluster, spec, store, join: Join) -> None:
     services = cluster.start_reorders(store.url)
     job = cluster.submit(spec("nodes", steps=1))

@@ -61,7 +61,7 @@ def train(cluster: Any, spec: JobSpec, folder: Path, documents: dict[str, Any], 
     ("documents", "world"),
     [
         pytest.param({}, 1, marks=pytest.mark.slow),
-        ({"topology": {"units": UNITS}}, 2),
+        pytest.param({"topology": {"units": UNITS}}, 2, marks=pytest.mark.slow),
         pytest.param({"nodes": {"units": UNITS, "nodes": 2, "max_failures": 0}}, 2, marks=pytest.mark.slow),
     ],
     ids=["alone", "topology", "nodes"],

@@ -20,11 +20,12 @@ def processes() -> Iterator[Processes]:
         yield running
 
 
-FIRST = 40
+FIRST = 24
 """Cases that are compared in every run. They have every choice, and most pairs of choices."""
 
 CASES = [
-    pytest.param(case, marks=pytest.mark.slow if n >= FIRST else (), id=str(case)) for n, case in enumerate(covering_cases(2))
+    pytest.param(case, marks=pytest.mark.slow if number >= FIRST else (), id=str(case))
+    for number, case in enumerate(covering_cases(strength=2))
 ]
 
 
