@@ -187,7 +187,7 @@ def test_an_empty_folder_and_a_busy_port_are_told_too(cluster, tmp_path: Path) -
             ["preprocessor", "--listen", f"127.0.0.1:{port}", "--reorder", cluster.endpoint],
         ):
             result = headrace(*arguments)
-            assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1)
+            assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
             assert "taken" in result.stderr
 
 
