@@ -35,7 +35,6 @@ LONGEST_S = 280.0
 GOAL_PERCENT = 5.0
 _COMMITTED = re.compile(r"committed job=(\S+) step=(\d+) .*forecast_s=(\S+) measured_s=(\S+)")
 
-
 PLAIN: dict[str, dict[str, Any]] = {"encoder": {}, "llm": {}}
 
 
@@ -127,7 +126,7 @@ def _row(running: Services, case: Case, steps: int) -> Row:
 
 
 def _train(endpoint: str, job: str, case: Case, folder: Path) -> None:
-    """To the job's end. Raises RuntimeError where a trainer fails or takes too long."""
+    """Train the job to its end. Raises RuntimeError where a trainer fails or takes too long."""
     arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", "1"]
     if case.units is not None:
         schedule = {name: value for name, value in case.execution.items() if name == "schedule"}

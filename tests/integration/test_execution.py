@@ -52,7 +52,7 @@ def test_a_job_whose_batches_are_too_small_for_its_stages_is_told_how_large_they
     with calm.client() as client:
         deadline_s = time.monotonic() + 60
         while not (warning := client.show(job).warning) and time.monotonic() < deadline_s:
-            time.sleep(0.1)
+            time.sleep(0.1)  # polls a real service
         client.cancel(job)
     assert "global_batch" in warning
 

@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("model", metavar="MODEL", help=f"its size: {', '.join(MODEL_SHAPES)}")
-    for unit in ("vision", "audio", "llm"):
+    for unit, part in (("vision", "vision encoder"), ("audio", "audio encoder"), ("llm", "LLM")):
         parser.add_argument(
-            f"--{unit}", type=Path, metavar="PATH", help=f"take the {unit} of a Hugging Face model, a folder with a config.json"
+            f"--{unit}", type=Path, metavar="PATH", help=f"take the {part} of a Hugging Face model, a folder with a config.json"
         )
     parser.add_argument("--units", metavar="UNIT,...", help="measure these only, of vision,audio,llm,generator (default: all)")
     parser.add_argument("--tokens", default=DEFAULT_TOKENS, metavar="N,...", help="positions of a sample (default: %(default)s)")

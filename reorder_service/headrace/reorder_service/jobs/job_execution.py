@@ -87,6 +87,6 @@ def mean_microbatch(costs: Sequence[Mapping[str, Floats]], execution: Execution,
     """
     count = len(costs) * topology.replicas * topology.microbatches
     return {
-        unit: sum(float(of_batch[unit].sum()) for of_batch in costs) * sum(execution.factors(unit)) / count
+        unit: sum(float(of_batch[unit].sum()) for of_batch in costs) * execution.step_factor(unit) / count
         for unit in (costs[0] if costs else ())
     }

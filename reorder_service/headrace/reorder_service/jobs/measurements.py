@@ -37,7 +37,7 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
 
     outside_s = min(commit.outside_s for commit in step.commits.values())
     if execution.colocated:
-        loads = [estimated_s(u, Kind.FORWARD) * (1.0 + execution.backward_factor(unit)) for u, unit in enumerate(units)]
+        loads = [estimated_s(u, Kind.FORWARD) * execution.step_factor(unit) for u, unit in enumerate(units)]
         [measured_s] = _sums(work, 1, replicas, microbatches)
         ranks = Ranks(estimated_s=np.stack(loads, axis=-1), measured_s=np.where(measured_s > 0, measured_s, np.nan))
         return Observation(ranks=ranks, outside_s=outside_s)

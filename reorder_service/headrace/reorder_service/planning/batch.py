@@ -64,6 +64,24 @@ class Batch:
         """Number of microbatches of D replicas together."""
         return self.most_replicas * self.topology.microbatches
 
+    @property
+    def step_factors(self) -> Floats:
+        """(U,) ratio of forward and backward together to the forward, by unit."""
+        return np.array([self.execution.step_factor(unit) for unit in self.units])
+
+    def of_rows(self, rows: Ints, topology: Topology) -> Batch:
+        """Return the samples in these rows as a batch for another topology with the same units."""
+        costs = np.ascontiguousarray(self.costs[:, rows])
+        return replace(
+            self,
+            sample_ids=self.sample_ids[rows],
+            costs=costs,
+            memory=costs if self.memory is self.costs else np.ascontiguousarray(self.memory[:, rows]),
+            transfer_bytes=np.ascontiguousarray(self.transfer_bytes[:, rows]),
+            tokens=None if self.tokens is None else self.tokens[rows],
+            topology=topology,
+        )
+
     def loads(self, slots: Slots) -> Floats:
         """Return the forward seconds of every microbatch in every unit, as a (D, K, U) array.
 

@@ -101,6 +101,10 @@ class Execution:
         """Return the ratio of a unit's whole backward, inputs and weights together, to its forward."""
         return self.backward_factors.get(unit, BACKWARD_FACTOR)
 
+    def step_factor(self, unit: str) -> float:
+        """Return the ratio of a unit's forward and backward together to its forward."""
+        return 1.0 + self.backward_factor(unit)
+
     def factors(self, unit: str) -> tuple[float, float, float]:
         """Return the times of a unit's actions relative to its forward, indexed by `headrace.schedule.Kind`.
 

@@ -18,7 +18,7 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.search.number_partition import descending
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import simulate
-from headrace.reorder_service.planning.simulation.work import Work, lower_bound
+from headrace.reorder_service.planning.simulation.work import Work, longest_way
 from headrace.reorder_service.planning.strategies import run_strategy
 
 _ROUNDS = 3  # of sharing out and planning; the first ones correct the model most
@@ -131,7 +131,7 @@ def _plan_one(strategy: str, batch: Batch, shape: PipelineShape, rows: Ints) -> 
         nothing = Microbatch(units=dict.fromkeys(batch.units, ()))
         idle = Predicted(iteration_s=0.0, bubble=0.0, lower_bound_s=0.0)
         return _Share(microbatches=(nothing,) * shape.microbatches, strategy="", work=None, predicted=idle)
-    part = _rows_of(batch, rows, shape.topology)
+    part = batch.of_rows(rows, shape.topology)
     name, slots = run_strategy(strategy, part)
     work = simulated_work(part, slots, shape)
     return _Share(microbatches=part.replicas(slots)[0], strategy=name, work=work, predicted=simulate(work))
@@ -143,19 +143,6 @@ def _as_deep(share: _Share, in_flight: int | None) -> _Share:
         return share
     work = replace(share.work, execution=replace(share.work.execution, in_flight=in_flight))
     return replace(share, work=work, predicted=simulate(work))
-
-
-def _rows_of(batch: Batch, rows: Ints, topology: Topology) -> Batch:
-    costs = np.ascontiguousarray(batch.costs[:, rows])
-    return replace(
-        batch,
-        sample_ids=batch.sample_ids[rows],
-        costs=costs,
-        memory=costs if batch.memory is batch.costs else np.ascontiguousarray(batch.memory[:, rows]),
-        transfer_bytes=np.ascontiguousarray(batch.transfer_bytes[:, rows]),
-        tokens=None if batch.tokens is None else batch.tokens[rows],
-        topology=topology,
-    )
 
 
 def _longest_s(shares: Sequence[_Share]) -> float:
@@ -173,14 +160,12 @@ def _together(batch: Batch, pipelines: Sequence[PipelineShape], shares: Sequence
     works = [share.work for share in shares if share.work is not None]
     busy_s = sum(float(work.seconds.sum()) for work in works)
     taking = [pipeline for pipeline in pipelines if pipeline.microbatches]
-    factors = np.array([sum(batch.execution.factors(unit)) for unit in batch.units])
     speeds = np.array([sum(1 / max(pipeline.stages[unit]) for pipeline in taking) for unit in batch.units])
-    spread_s = float((batch.costs.sum(axis=1) * factors / speeds).max())
-    longest_way_s = lower_bound(replace(batch, topology=replace(batch.topology, replicas=1 << 40)))
+    spread_s = float((batch.costs.sum(axis=1) * batch.step_factors / speeds).max())
     return Predicted(
         iteration_s=longest_s,
         bubble=max(0.0, 1 - busy_s / (stages * longest_s)) if longest_s else 0.0,
-        lower_bound_s=min(longest_s, max(spread_s, longest_way_s)),
+        lower_bound_s=min(longest_s, max(spread_s, longest_way(batch))),
     )
 
 
@@ -190,10 +175,9 @@ def _share_out(batch: Batch, pipelines: Sequence[PipelineShape], slowness: Float
     slowness: (P,) factors by which pipelines take longer than modelled. A pipeline takes as long as its busiest stage, and once
     more the way of a mean microbatch through its other stages; its encoders work at the same time.
     """
-    factors = np.array([sum(batch.execution.factors(unit)) for unit in batch.units])
     busiest = np.array([[max(pipeline.stages[unit]) for unit in batch.units] for pipeline in pipelines])
     microbatches = np.array([pipeline.microbatches for pipeline in pipelines], np.float64)
-    seconds = np.ascontiguousarray((batch.costs * factors[:, None]).T)
+    seconds = np.ascontiguousarray((batch.costs * batch.step_factors[:, None]).T)
     order = descending(seconds.sum(axis=1))
     return _level(seconds, order, busiest, microbatches, slowness, len(batch.topology.encoders))
 

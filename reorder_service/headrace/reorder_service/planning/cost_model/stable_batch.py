@@ -68,9 +68,8 @@ def small_batch_warning(batch: Batch, global_batch: int) -> str:
 
     batch: samples of the job, as many as are known, with its topology and execution. global_batch: samples of one step.
     """
-    factors = np.array([1 + batch.execution.backward_factor(unit) for unit in batch.units])
     num_stages = batch.topology.num_stages
-    stable = smallest_stable_batch(batch.costs * factors[:, None], num_stages, batch.seed)
+    stable = smallest_stable_batch(batch.costs * batch.step_factors[:, None], num_stages, batch.seed)
     if stable is not None and global_batch >= stable:
         return ""
     division = f"divides the {num_stages} stages of a replica alike among {', '.join(batch.units)} in nearly all steps"

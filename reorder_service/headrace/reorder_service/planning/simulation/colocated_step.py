@@ -7,15 +7,13 @@ gradients), the slowest rank's sum. What ranks send each other takes no time, ev
 
 from __future__ import annotations
 
-import numpy as np
-
 from headrace.plan import Predicted
 from headrace.reorder_service.planning.batch import Batch, Floats, Slots
 
 
 def sample_seconds(batch: Batch) -> Floats:
     """Return the (n,) forward and backward seconds of each sample in all units together."""
-    seconds: Floats = (batch.costs * _factors(batch)[:, None]).sum(axis=0)
+    seconds: Floats = (batch.costs * batch.step_factors[:, None]).sum(axis=0)
     return seconds
 
 
@@ -36,14 +34,9 @@ def step_seconds(batch: Batch, loads: Floats) -> float:
 
 def predict(batch: Batch, slots: Slots) -> Predicted:
     """Return the time of a step of a plan on colocated ranks; `bubble` is the share of it that they wait for each other."""
-    loads = (batch.loads(slots) * _factors(batch)).sum(axis=2)
+    loads = (batch.loads(slots) * batch.step_factors).sum(axis=2)
     iteration = step_seconds(batch, loads)
     capacity = batch.topology.replicas * iteration
     bubble = max(0.0, 1.0 - float(loads.sum()) / capacity) if capacity > 0 else 0.0
     bound = min(least_seconds(batch, sample_seconds(batch)), iteration)  # their sums are rounded in different orders
     return Predicted(iteration_s=iteration, bubble=bubble, lower_bound_s=bound)
-
-
-def _factors(batch: Batch) -> Floats:
-    """Return (U,) the seconds of forward and backward over those of the forward."""
-    return np.array([1.0 + batch.execution.backward_factor(unit) for unit in batch.units])

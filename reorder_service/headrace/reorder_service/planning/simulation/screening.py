@@ -43,13 +43,5 @@ def seconds_of_first(batch: Batch, slots: Slots, count: int) -> float:
     Samples of other replicas may have any later slot, or -1. Raises ValueError where `simulate` does.
     """
     samples = np.flatnonzero((slots[0] >= 0) & (slots[0] < count * batch.topology.microbatches))
-    costs = batch.costs[:, samples]
-    part = replace(
-        batch,
-        sample_ids=batch.sample_ids[samples],
-        costs=costs,
-        memory=costs if batch.memory is batch.costs else batch.memory[:, samples],
-        transfer_bytes=batch.transfer_bytes[:, samples],
-        topology=replace(batch.topology, replicas=count),
-    )
+    part = batch.of_rows(samples, replace(batch.topology, replicas=count))
     return simulate(planned_work(part, slots[:, samples])).iteration_s

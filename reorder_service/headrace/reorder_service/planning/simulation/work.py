@@ -138,16 +138,23 @@ def lower_bound(batch: Batch) -> float:
     That is the larger of two times: the work of the busiest unit, spread over the stages of all its replicas; and the longest
     path of one sample forward and backward, through the slowest of its encoders, without weight gradients that are put off.
     """
-    factors = np.array([batch.execution.factors(unit) for unit in batch.units])
-    seconds = batch.costs * factors.sum(axis=1, keepdims=True)
     stages = np.array(list(batch.topology.stages.values()))
-    busiest = (seconds.sum(axis=1) / (stages * batch.unit_replicas)).max()
+    seconds = (batch.costs * batch.step_factors[:, None]).sum(axis=1)
+    return max(float((seconds / (stages * batch.unit_replicas)).max()), longest_way(batch))
+
+
+def longest_way(batch: Batch) -> float:
+    """Return the seconds of the longest path of one sample forward and backward, through the slowest of its encoders.
+
+    Weight gradients that are put off are not on it.
+    """
+    factors = np.array([batch.execution.factors(unit) for unit in batch.units])
     num_encoders = len(batch.topology.encoders)
     on_the_way = batch.costs * factors[:, : Kind.WEIGHT].sum(axis=1, keepdims=True)
     way = on_the_way[num_encoders:].sum(axis=0)
     if num_encoders:
         way = way + on_the_way[:num_encoders].max(axis=0)
-    return float(max(busiest, way.max()))
+    return float(way.max())
 
 
 def _forth_and_back(batch: Batch, values: Floats, slots: Slots, back: Slots) -> tuple[Floats, Floats]:
