@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.limits import MAX_REPLICAS
+from headrace.limits import MAX_SLOTS
 from headrace.measured import ALL_UNITS, MeasuredWork
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.batch import Floats, slots_of
@@ -56,7 +56,8 @@ def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Lin
     Where the unit has another number of replicas than the plan says, whose samples trainers cut by number, microbatches of one
     index are added up.
     """
-    replicas = min(MAX_REPLICAS, max(0, 1 + max(one.replica for one in work)))
+    most = MAX_SLOTS // (stages * estimated_s.shape[1])  # of what a rank says, so that it cannot ask for any amount of memory
+    replicas = min(most, max(0, 1 + max(one.replica for one in work)))
     of_stages = _sums(work, stages, replicas, estimated_s.shape[1])
     measured_s = _over_first(of_stages)
     actions: Floats = np.asarray(np.any(of_stages > 0, axis=0), np.float64)
