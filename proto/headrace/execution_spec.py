@@ -15,25 +15,38 @@ from headrace.user_document import SpecSection
 
 
 class UnitExecution(SpecSection):
-    """How many replicas a unit has, what of it is trained, and how its layers keep their activations."""
+    """How many replicas and slices a unit has, what of it is trained, and how its layers keep their activations."""
 
     dp: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] | None = None
     """Number of data-parallel replicas. None: as many as the LLM, which has `topology.replicas`."""
+    tp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] = 1
+    """Number of tensor-parallel slices of every layer."""
     frozen: bool = False
     """Whether the unit's weights are frozen."""
     frozen_layers: Annotated[int, Field(ge=0, le=limits.MAX_LAYERS)] = 0
-    """Number of the unit's first layers that are frozen; the others are trained."""
+    """Number of the unit's first layers that are frozen, together with the modules in front of them; the others are trained.
+    In front of them is the embedding, and with it an LLM's head if both are one matrix."""
     frozen_projector: bool = False
     """Whether the projector from the unit to the next one is frozen."""
     checkpointing: bool = False
-    """Whether the unit's layers run their forward again in the backward (activation checkpointing)."""
+    """Whether the unit's layers use activation checkpointing: they keep only their inputs, and run their forward again in the
+    backward. With 'zero-bubble' the recomputed activations are then kept from the backward until the weight gradients are
+    computed."""
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Most rows (patches, audio frames, tokens) that a stage may keep at once for their backward. The limit is in rows because
+    their number is known exactly, while the bytes of a row depend on precision, kernels and allocator. A process with a limit
+    begins a step only when all of its data have come. Plans do not know it; they know `memory_gib`. None: no limit."""
+    cuts: tuple[int, ...] | None = None
+    """First layer of every part of the unit but the first; there are as many parts as stages times chunks. Plans take all stages
+    of a unit to be equally long. None: the trainers find the cuts that make them most nearly so."""
 
 
 class ExecutionSpec(SpecSection):
     """The schedule of the pipelines, what they train, and the limits of their memory and links.
 
-    A `--topology` file says the same of its trainers; `headrace train --submit SPEC --topology FILE` copies it from there, and
-    trainers that run something else are refused before their first step.
+    With `trainer: pipeline`, this and the spec's `topology` are all that `headrace train` needs to take its place. A `--topology`
+    file says the same of trainers that bring their own; with `--submit` a job that says nothing is planned for it, and trainers
+    that run something else are refused before their first step.
     """
 
     trainer: Literal["pipeline", "colocated"] | None = None
@@ -100,18 +113,15 @@ class ExecutionSpec(SpecSection):
         for unit, size in self.units.items():
             if unit == LLM and size.dp is not None:
                 raise ValueError(f"execution: topology.replicas says how many {LLM!r} has: take away its dp {size.dp}")
-            if size.frozen and size.frozen_layers:
-                raise ValueError(
-                    f"execution: unit {unit!r} is frozen as a whole, and so are more than its first {size.frozen_layers} layers: "
-                    "take away its frozen or its frozen_layers"
-                )
             if unit in shape.units and size.frozen_layers >= (layers := shape.units[unit].layers):
                 raise ValueError(
                     f"execution: {unit!r} of the job's model has {layers} layers, but frozen_layers is {size.frozen_layers}: "
                     "lower it, or set frozen"
                 )
-        if self.units.get(last := list(stages)[-1], UnitExecution()).frozen_projector:
-            raise ValueError(f"execution: the last unit, {last!r}, has no projector behind it: take away its frozen_projector")
+        try:
+            check_units(self.units, stages, self.chunks)
+        except ValueError as err:
+            raise ValueError(f"execution: {err}") from err
         build(self.schedule, dict(stages), (), chunks=self.chunks, in_flight=self.in_flight)
 
     def unit_replicas(self, replicas: int) -> dict[str, int]:
@@ -123,3 +133,31 @@ class ExecutionSpec(SpecSection):
         values = {unit: getattr(execution, option) for unit, execution in self.units.items()}
         default = UnitExecution.model_fields[option].default
         return {unit: value for unit, value in values.items() if value != default}
+
+
+def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], chunks: int) -> None:
+    """Raise ValueError where a unit's settings contradict each other, its stages or its place.
+
+    stages: number of stages by unit, in pipeline order; chunks: parts of a unit on each of them.
+    """
+    for unit, size in units.items():
+        if size.frozen and size.frozen_layers:
+            raise ValueError(
+                f"unit {unit!r} is frozen as a whole, and so are more than its first {size.frozen_layers} layers: "
+                "take away its frozen or its frozen_layers"
+            )
+        if size.cuts is None:
+            continue
+        parts = stages[unit] * chunks
+        if len(size.cuts) != parts - 1:
+            raise ValueError(
+                f"unit {unit!r} has {len(size.cuts)} cuts, but pp {stages[unit]} x chunks {chunks} parts need {parts - 1}: "
+                "change its cuts or its pp"
+            )
+        if any(cut <= before for before, cut in zip((0, *size.cuts), size.cuts, strict=False)):
+            raise ValueError(
+                f"the cuts of unit {unit!r} must rise and begin at 1 or later, got {list(size.cuts)}: "
+                "give each part at least one layer"
+            )
+    if (last := list(stages)[-1]) in units and units[last].frozen_projector:
+        raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")

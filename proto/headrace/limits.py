@@ -12,6 +12,8 @@ MAX_MICROBATCHES = 4_096
 """Most microbatches of one replica in a step; published runs have up to a few hundred."""
 MAX_STAGES = 256
 """Most pipeline stages of one unit; published pipelines have up to 64 stages, and models some 120 layers."""
+MAX_SLICES = 1_024
+"""Most tensor-parallel slices of a layer; published ones have up to 64."""
 MAX_SLOTS = 1 << 21
 """Most replicas x microbatches x stages (of all units together), the slots that the simulation of a plan fills: at up to 0.8 KiB
 each, 1.6 GiB. 16,384 replicas of 16 microbatches through 8 stages reach it."""

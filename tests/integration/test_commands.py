@@ -149,7 +149,6 @@ def test_a_demo_in_which_nothing_is_good_fails_and_spares_what_is_not_its_own(tm
         (["demo", "--preprocessors", "0"], "--preprocessors must be at least 1"),
         (["train", "--job", "x", "--threads", "0"], "--threads must be at least 1"),
         (["train", "--job", "x", "--checkpoint-every", "0"], "--checkpoint-every must be at least 1"),
-        (["train", "--job", "x", "--resume", "folder"], "go with --topology or --nodes only"),
         (["inspect", "/no/such/folder"], "/no/such/folder"),
         (["job", "list", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
         (["job", "list", "--endpoint", "nonsense"], "not HOST:PORT"),

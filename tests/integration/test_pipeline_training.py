@@ -21,12 +21,14 @@ PLANNED = {"replicas": 1, "microbatches": 2, "stages": STAGES}
 
 
 def test_a_pipeline_trains_as_one_process_does(calm, spec, tmp_path: Path) -> None:
+    """Its processes take their places from the job, which says that it is trained by a pipeline."""
     logs = {}
     planned = {**PLANNED, "stages": {**STAGES, "generator": 1}}
+    pipeline = {"trainer": "pipeline", "units": {"llm": {"checkpointing": True}}}
     with ProcessGroup() as group:
-        for name, units, world in (("whole", None, 1), ("pipeline", {**UNITS, "generator": {}}, 5)):
-            job = calm.submit(spec(name, steps=3, topology=planned, model="tiny-generator"))
-            processes = start(group, calm, job, tmp_path, units, world, world)
+        for name, execution, world in (("whole", {}, 1), ("pipeline", pipeline, 5)):
+            job = calm.submit(spec(name, steps=3, topology=planned, model="tiny-generator", execution=execution))
+            processes = start(group, calm, job, tmp_path, None, world, world)
             assert wait(processes) == [0] * world, processes[0].last_words()
             logs[name] = [losses(process.log) for process in processes]
     [whole] = logs["whole"]

@@ -15,7 +15,7 @@ from headrace.manifest import ShardTable
 from headrace.message_codec import rejection_value, shard_table
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
-from headrace.spec import JobSpec, TopologySpec
+from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 STREAM_TIMEOUT_S = 300.0
@@ -46,6 +46,11 @@ class JobsClient:
     def show(self, job: str) -> jobs_pb2.JobStatus:
         status: jobs_pb2.JobStatus = rpc.call(self._stub.Show, jobs_pb2.ShowRequest(job=job), self.endpoint)
         return status
+
+    def spec(self, job: str) -> JobSpec:
+        """Return the spec of a job, with its present topology."""
+        status = self.show(job)
+        return load_spec_json(status.spec_json).with_topology(load_topology_json(status.topology_json))
 
     def jobs(self) -> list[jobs_pb2.JobStatus]:
         return list(rpc.call(self._stub.List, jobs_pb2.ListRequest(), self.endpoint).jobs)

@@ -29,7 +29,7 @@ def job(**execution: Any) -> JobSpec:
         ({"schedule": "interleaved", "chunks": 0}, "chunks"),
         ({"in_flight": 3}, "in_flight"),
         ({"units": {"audio": {"frozen": True}}}, "execution.units names 'audio', but topology.stages has vision, llm"),
-        ({"units": {"llm": {"frozen_projector": True}}}, "'llm', has no projector behind it"),
+        ({"units": {"llm": {"frozen_projector": True}}}, "execution: 'llm' is the last unit and has no projector behind it"),
         ({"units": {"llm": {"frozen": 1.5}}}, "frozen"),
         ({"units": {"llm": {"frozen_layers": -1}}}, "frozen_layers"),
         (
@@ -42,6 +42,8 @@ def job(**execution: Any) -> JobSpec:
         ),
         ({"units": {"llm": {"dp": 3}}}, "topology.replicas says how many 'llm' has: take away its dp 3"),
         ({"units": {"vision": {"dp": 0}}}, "dp"),
+        ({"units": {"vision": {"tp": 0}}}, "tp"),
+        ({"units": {"llm": {"cuts": [2, 3]}}}, "execution: unit 'llm' has 2 cuts, but pp 2 x chunks 1 parts need 1"),
         (
             {"trainer": "colocated", "units": {"vision": {"dp": 3}}},
             "a dp of units is for pipelines; colocated ranks, topology.replicas of them, have all units",

@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology",
         type=Path,
         metavar="FILE.yaml",
-        help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: whole replicas)",
+        help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: the pipeline of "
+        "the job where it says `trainer: pipeline`, else whole replicas)",
     )
     parser.add_argument(
         "--coefficients",
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE.yaml",
         help="a section `optimizer:` (learning_rate, warmup_steps, decay, weight_decay, betas, max_grad_norm, on_nan ...) for "
-        "whole replicas; with --topology or --nodes it stands in their file (default: rates of named sizes)",
+        "whole replicas or the job's own pipeline; the files of --topology and --nodes have it (default: rates of named sizes)",
     )
     nodes = parser.add_argument_group("as a node of a job that outlasts the loss of others (no torchrun)")
     nodes.add_argument("--nodes", type=Path, metavar="FILE.yaml", help="the nodes, units and failures to survive")
@@ -87,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of preprocessors that speak TLS (default: they do not)"
     )
-    checkpoints = parser.add_argument_group("with --topology or --nodes")
+    checkpoints = parser.add_argument_group("with a pipeline or --nodes")
     checkpoints.add_argument(
         "--checkpoint",
         type=Path,
@@ -98,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every",
         type=int,
         metavar="N",
-        help=f"steps, and after the last; with --topology (default: {DEFAULT_CHECKPOINT_EVERY})",
+        help=f"steps, and after the last; with a pipeline (default: {DEFAULT_CHECKPOINT_EVERY})",
     )
     checkpoints.add_argument(
         "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
@@ -109,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="steps that the checkpoint may be ahead of the job's last commit, as where its store lost some: they are committed "
-        "again, and not trained; with --topology (default: %(default)s)",
+        "again, and not trained; with a pipeline (default: %(default)s)",
     )
     parser.add_argument(
         "--fresh-weights",
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from headrace.cli.jobs_client import JobsClient, state_name
+    from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
     from headrace.cluster_token import await_token_file
     from headrace.observability import metrics, tracing
@@ -148,9 +150,7 @@ def run(args: argparse.Namespace) -> int:
     if args.checkpoint_every is not None and args.checkpoint_every < 1:
         raise UserError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
     if args.checkpoint_every is not None and args.nodes is not None:
-        raise UserError("--checkpoint-every goes with --topology: nodes save at the end, or when training cannot go on")
-    if args.topology is None and args.nodes is None and (args.checkpoint or args.resume):
-        raise UserError("--checkpoint and --resume go with --topology or --nodes only: take them away, or add one")
+        raise UserError("--checkpoint-every goes with a pipeline: nodes save at the end, or when training cannot go on")
     if args.topology is not None and args.nodes is not None:
         raise UserError("--topology and --nodes exclude each other: with --nodes, the pipelines follow from the nodes")
     if args.optimizer is not None and (args.topology is not None or args.nodes is not None):
@@ -162,12 +162,14 @@ def run(args: argparse.Namespace) -> int:
         from headrace.trainer.devices import local_device
         from headrace.trainer.optimizer_spec import OptimizerSpec, load_optimizer_yaml
         from headrace.trainer.pipeline.pipeline_training import train_pipeline
-        from headrace.trainer.pipeline.topology import load_topology_yaml
         from headrace.trainer.train import train
 
         device = local_device(args.device)
-        topology = None if args.topology is None else load_topology_yaml(args.topology)
-        job = client.submit(_spec_of(args, topology)) if args.submit else args.job
+        spec = read_spec(args.submit) if args.submit else client.spec(args.job)
+        topology = None if args.nodes else _pipeline(args, spec)
+        if topology is None and args.nodes is None and (args.checkpoint or args.resume):
+            raise UserError("--checkpoint and --resume go with a pipeline (`trainer: pipeline`, --topology) or --nodes")
+        job = client.submit(_spec_of(args, spec, topology)) if args.submit else args.job
         if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
             words = "nothing is left to train, and this is its summary; give it another name to train again"
             print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
@@ -215,15 +217,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _spec_of(args: argparse.Namespace, topology: PipelineTopology | None) -> JobSpec:
-    """Return the spec to submit for trainers of that topology, with the costs of --coefficients at its tensor-parallel widths."""
-    from headrace.cli.watch.submission import read_spec, with_coefficients
+def _pipeline(args: argparse.Namespace, spec: JobSpec) -> PipelineTopology | None:
+    """Return the pipeline to train in: that of --topology, or the job's own; None where neither names one."""
+    from headrace.trainer.optimizer_spec import load_optimizer_yaml
+    from headrace.trainer.pipeline.topology import PipelineTopology, load_topology_yaml
 
-    spec = _planned_for(read_spec(args.submit), topology)
-    if args.coefficients is None:
-        return spec
-    widths = {} if topology is None else {unit: size.tp for unit, size in topology.units.items()}
-    return with_coefficients(spec, args.coefficients, widths)
+    of_job = spec.execution.trainer == "pipeline"
+    if args.topology is not None:
+        return load_topology_yaml(args.topology, spec if of_job else None)
+    if not of_job:
+        return None
+    own = PipelineTopology.of_job(spec)
+    return own if args.optimizer is None else own.model_copy(update={"optimizer": load_optimizer_yaml(args.optimizer)})
+
+
+def _spec_of(args: argparse.Namespace, spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
+    """Return the spec to submit for trainers of that topology, with the costs of --coefficients at its tensor-parallel widths."""
+    from headrace.cli.watch.submission import with_coefficients
+
+    spec = _planned_for(spec, topology)
+    return spec if args.coefficients is None else with_coefficients(spec, args.coefficients)
 
 
 def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
@@ -231,8 +244,11 @@ def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
 
     A spec that names other stages is planned for these, as before there was an execution, and the user is told.
     """
-    if topology is None or not spec.execution.says_nothing:
+    if topology is None:
         return spec
+    if not spec.execution.says_nothing:
+        kind = spec.execution.trainer or "pipeline"
+        return spec.with_execution(spec.execution.model_copy(update={"trainer": kind}))
     if "stages" not in spec.topology.model_fields_set:
         spec = spec.with_topology(spec.topology.changed(stages=topology.stages))
     elif spec.topology.stages != topology.stages:

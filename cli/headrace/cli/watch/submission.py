@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.spec import JobSpec, load_spec_yaml
@@ -21,10 +20,10 @@ def read_spec(path: Path) -> JobSpec:
     return expand(spec)
 
 
-def with_coefficients(spec: JobSpec, path: Path, tp: Mapping[str, int] | None = None) -> JobSpec:
-    """Return the spec with the measured costs of a coefficients file. `tp`: tensor-parallel widths by unit. Raises UserError."""
+def with_coefficients(spec: JobSpec, path: Path) -> JobSpec:
+    """Return the spec with the measured costs of a coefficients file, at the widths (`tp`) of its units. Raises UserError."""
     from headrace.cli.costs.dataset_costs import read_coefficients
     from headrace.reorder_service.planning.cost_model.coefficients_document import document_of
 
-    document = document_of(read_coefficients(path, tp))
+    document = document_of(read_coefficients(path, spec.execution.of_units("tp")))
     return spec.with_execution(spec.execution.model_copy(update={"coefficients": document}))

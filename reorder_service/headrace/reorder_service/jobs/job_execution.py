@@ -20,8 +20,11 @@ from headrace.spec import JobSpec
 
 
 def measured_costs(spec: ExecutionSpec) -> MeasuredCosts | None:
-    """Return the measured costs that a job gives of its model's layers; None if it gives none. Raises ValueError."""
-    return None if spec.coefficients is None else parse_coefficients(spec.coefficients)
+    """Return the measured costs that a job gives of its model's layers; None if it gives none.
+
+    Raises ValueError, also where they are of another number of slices than the job's units have.
+    """
+    return None if spec.coefficients is None else parse_coefficients(spec.coefficients, spec.of_units("tp"))
 
 
 def check_coefficients(spec: JobSpec) -> None:

@@ -235,6 +235,7 @@ class PlannedStep:
             vocab=vocab,
             units=units,
             measured=None if costs is None else costs.coefficients,
+            tp=spec.execution.of_units("tp"),
             checkpointing=spec.execution.of_units("checkpointing"),
             backward_factors=execution.backward_factors,
         )

@@ -12,11 +12,13 @@ import pytest
 from headrace.cli.run.train import _spec_of
 from headrace.cli.watch.submission import read_spec, with_coefficients
 from headrace.errors import UserError
+from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.reorder_service.jobs.job_execution import check_coefficients, measured_costs
 from headrace.spec import JobSpec
 from headrace.trainer.pipeline.topology import PipelineTopology
 
 HALVES = {"layers": 4, "linear_s": 0.6}
+TWO_SLICES = {"llm": UnitExecution(tp=2)}
 
 
 @pytest.fixture
@@ -36,16 +38,28 @@ def cost_of_a_layer(spec: JobSpec) -> float:
     return costs.parts["llm"].layers[0].linear
 
 
+def cut(spec: JobSpec, tp: int) -> JobSpec:
+    """Return the spec with an LLM of `tp` slices."""
+    return spec.with_execution(ExecutionSpec(units={"llm": UnitExecution(tp=tp)}))
+
+
 def test_a_spec_takes_the_costs_of_whole_layers_unless_its_units_are_cut(files: dict[str, Path]) -> None:
-    spec = with_coefficients(read_spec(files["submit"]), files["coefficients"])
-    check_coefficients(spec)
-    assert cost_of_a_layer(spec) == 1.0
-    assert cost_of_a_layer(with_coefficients(spec, files["coefficients"], {"llm": 2})) == 0.6
+    spec = read_spec(files["submit"])
+    for tp, seconds in ((1, 1.0), (2, 0.6)):
+        measured = with_coefficients(cut(spec, tp), files["coefficients"])
+        check_coefficients(measured)
+        assert cost_of_a_layer(measured) == seconds
+
+
+def test_costs_of_whole_layers_are_refused_for_a_job_whose_layers_are_cut(files: dict[str, Path]) -> None:
+    whole = with_coefficients(read_spec(files["submit"]), files["coefficients"]).execution
+    with pytest.raises(UserError, match=r"llm was measured at tensor-parallel width 1, but the unit's tp is 2"):
+        check_coefficients(cut(read_spec(files["submit"]), 2).with_execution(whole.model_copy(update={"units": TWO_SLICES})))
 
 
 def test_a_job_submitted_by_its_trainers_takes_their_stages_their_execution_and_their_widths(files: dict[str, Path]) -> None:
     topology = PipelineTopology.model_validate({"schedule": "gpipe", "units": {"encoder": {}, "llm": {"pp": 3, "tp": 2}}})
-    spec = _spec_of(argparse.Namespace(**files), topology)
+    spec = _spec_of(argparse.Namespace(**files), read_spec(files["submit"]), topology)
     assert (spec.execution.schedule, spec.topology.stages) == ("gpipe", {"encoder": 1, "llm": 3})
     assert cost_of_a_layer(spec) == 0.6
     topology.check_execution(spec.execution, spec.topology.stages)
@@ -55,10 +69,19 @@ def test_costs_that_stand_in_the_spec_stay_when_the_execution_is_the_topologys(f
     inline = {"coefficients": json.loads(files["coefficients"].read_text())}
     files["submit"].write_text(json.dumps({"name": "j", "sources": [{"path": "/data"}], "execution": inline}))
     topology = PipelineTopology.model_validate({"schedule": "gpipe", "units": {"encoder": {}, "llm": {}}})
-    spec = _spec_of(argparse.Namespace(submit=files["submit"], coefficients=None), topology)
+    spec = _spec_of(argparse.Namespace(coefficients=None), read_spec(files["submit"]), topology)
     assert (spec.execution.schedule, cost_of_a_layer(spec)) == ("gpipe", 1.0)
 
 
 def test_a_width_that_was_not_measured_is_refused_with_those_that_were(files: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="llm was measured at tensor-parallel width 1, 2, but the unit's tp is 4"):
-        with_coefficients(read_spec(files["submit"]), files["coefficients"], {"llm": 4})
+        with_coefficients(cut(read_spec(files["submit"]), 4), files["coefficients"])
+
+
+def test_a_spec_that_does_not_name_its_kind_of_trainer_is_submitted_as_that_of_the_pipelines_that_train_it(
+    files: dict[str, Path],
+) -> None:
+    files["submit"].write_text(json.dumps({"name": "j", "sources": [{"path": "/data"}], "execution": {"memory_gib": 3}}))
+    topology = PipelineTopology.model_validate({"units": {"encoder": {}, "llm": {"pp": 3}}})
+    spec = _spec_of(argparse.Namespace(coefficients=None), read_spec(files["submit"]), topology)
+    assert (spec.execution.trainer, spec.execution.memory_gib) == ("pipeline", 3)

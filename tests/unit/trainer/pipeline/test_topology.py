@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from headrace.errors import SpecError, UserError
 from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.model_shape import MODEL_SHAPES
+from headrace.spec import JobSpec, TopologySpec, parse_spec
 from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
 
 TINY = MODEL_SHAPES["tiny"]  # vision and audio: 2 layers, 2 heads; llm: 4 layers, 4 heads, 2 kv_heads, mlp 352
@@ -141,11 +142,11 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
         ({"units": {"llm": {"cp": 2}}}, "units.llm.cp: there is no such field, got 2"),
         (
             {"units": {"llm": {"frozen_projector": True}}},
-            "units: 'llm' is the last unit and has no projector behind it: take away its frozen_projector",
+            "topology: 'llm' is the last unit and has no projector behind it: take away its frozen_projector",
         ),
         (
             {"units": {"llm": {"frozen": True, "frozen_layers": 2}}},
-            "units: unit 'llm' is frozen as a whole, and so are more than its first 2 layers: "
+            "topology: unit 'llm' is frozen as a whole, and so are more than its first 2 layers: "
             "take away its frozen or its frozen_layers",
         ),
         (
@@ -178,6 +179,30 @@ def test_a_wrong_document_is_refused_in_one_sentence(tmp_path: Path, document: A
     with pytest.raises(SpecError) as caught:
         load(tmp_path, document)
     assert str(caught.value) == message
+
+
+def job_of(topology: PipelineTopology, **fields: Any) -> JobSpec:
+    """Return a job that plans for trainers of that topology."""
+    planned = TopologySpec(replicas=topology.units["llm"].dp, stages=topology.stages)
+    spec = parse_spec({"name": "j", "sources": [{"path": "/data"}], **fields})
+    return spec.model_copy(update={"topology": planned, "execution": topology.execution})
+
+
+@exactly
+@given(topologies.filter(lambda topology: {"vision", "audio"} & set(topology.units)))
+def test_trainers_that_take_their_topology_from_the_job_get_the_one_it_was_planned_for(topology: PipelineTopology) -> None:
+    assert PipelineTopology.of_job(job_of(topology)) == topology
+
+
+def test_a_file_without_units_is_of_the_trainers_own_settings_and_the_job_has_the_pipeline(tmp_path: Path) -> None:
+    units = {"vision": {"dp": 2, "frozen": True}, "llm": {"tp": 2, "pp": 2, "max_rows": 300, "cuts": [1]}}
+    planned = topology_of(units, schedule="gpipe")
+    (tmp_path / "trainers.yaml").write_text("optimizer: {learning_rate: 0.25}")
+    topology = load_topology_yaml(tmp_path / "trainers.yaml", job_of(planned))
+    assert topology.optimizer.learning_rate == 0.25
+    assert topology.model_copy(update={"optimizer": planned.optimizer}) == planned
+    with pytest.raises(SpecError, match="units: is required"):
+        load_topology_yaml(tmp_path / "trainers.yaml")
 
 
 def test_a_file_that_is_not_there_or_not_yaml_is_refused(tmp_path: Path) -> None:
@@ -296,6 +321,10 @@ def test_trainers_that_run_something_else_than_is_planned_for_are_told_both() ->
     for change, sentence in (
         ({"schedule": "1f1b"}, "the job plans for schedule 1f1b, but the topology of the trainers has zero-bubble: "),
         ({"units": {}}, "the job plans for frozen units none, but the topology of the trainers has vision: "),
+        (
+            {"units": {**topology.execution.units, "llm": UnitExecution(tp=2, checkpointing=True)}},
+            r"the job plans for tp units llm \(2\), but the topology of the trainers has none: ",
+        ),
     ):
         with pytest.raises(UserError, match=sentence):
             topology.check_execution(topology.execution.model_copy(update=change), stages)

@@ -20,11 +20,11 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.errors import UserError
-from headrace.execution_spec import ExecutionSpec, UnitExecution
+from headrace.execution_spec import ExecutionSpec, UnitExecution, check_units
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
-from headrace.spec import parse, read_yaml
+from headrace.spec import JobSpec, parse, read_yaml
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.optimizer_spec import OptimizerSpec
 
@@ -45,35 +45,13 @@ class Place:
     slice: int
 
 
-class UnitTopology(BaseModel):
-    """The parallelism of one unit, and which of its weights are frozen."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class UnitTopology(UnitExecution):
+    """The parallelism of one unit, which of its weights are frozen, and how its layers keep their activations."""
 
     dp: Annotated[int, Field(ge=1)] = 1
     """Number of data-parallel replicas."""
-    tp: Annotated[int, Field(ge=1)] = 1
-    """Number of tensor-parallel slices of every layer."""
     pp: Annotated[int, Field(ge=1)] = 1
     """Number of pipeline stages."""
-    frozen: bool = False
-    """Whether the unit's weights are frozen."""
-    frozen_layers: Annotated[int, Field(ge=0)] = 0
-    """Number of the unit's first layers that are frozen, together with the modules in front of them; the others are trained.
-    In front of them is the embedding, and with it an LLM's head if both are one matrix."""
-    frozen_projector: bool = False
-    """Whether the projector from the unit to the next one is frozen."""
-    checkpointing: bool = False
-    """Whether the unit's layers use activation checkpointing: they keep only their inputs, and run their forward again in the
-    backward. With 'zero-bubble' the recomputed activations are then kept from the backward until the weight gradients are
-    computed."""
-    max_rows: int | None = Field(default=None, ge=1)
-    """Most rows (patches, audio frames, tokens) that a stage may keep at once for their backward. The limit is in rows because
-    their number is known exactly, while the bytes of a row depend on precision, kernels and allocator. A process with a limit
-    begins a step only when all of its data have come. None: no limit."""
-    cuts: tuple[int, ...] | None = None
-    """First layer of every part of the unit but the first; there are pp * chunks parts. None: the cuts are found by
-    `headrace.trainer.pipeline.layer_partition.partition`."""
 
     @property
     def num_ranks(self) -> int:
@@ -106,53 +84,35 @@ class PipelineTopology(BaseModel):
     def _in_pipeline_order(cls, units: dict[str, UnitTopology]) -> dict[str, UnitTopology]:
         if LLM not in units:
             raise ValueError(f"must name {LLM!r}, got {', '.join(units) or 'none'}: add it")
-        ordered = dict(sorted(units.items(), key=lambda item: (item[0] == GENERATOR, item[0] == LLM)))
-        last = list(ordered)[-1]
-        if ordered[last].frozen_projector:
-            raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")
-        return ordered
-
-    @field_validator("units")
-    @classmethod
-    def _frozen_once(cls, units: dict[str, UnitTopology]) -> dict[str, UnitTopology]:
-        for unit, size in units.items():
-            if size.frozen and size.frozen_layers:
-                raise ValueError(
-                    f"unit {unit!r} is frozen as a whole, and so are more than its first {size.frozen_layers} layers: "
-                    "take away its frozen or its frozen_layers"
-                )
-        return units
+        return dict(sorted(units.items(), key=lambda item: (item[0] == GENERATOR, item[0] == LLM)))
 
     @model_validator(mode="after")
     def _can_be_scheduled(self) -> Self:
+        check_units(self.units, self.stages, self.chunks)
         build(self.schedule, self.stages, (), chunks=self.chunks, in_flight=self.in_flight)
         return self
 
-    @model_validator(mode="after")
-    def _cuts_make_parts(self) -> Self:
-        for unit, size in self.units.items():
-            if size.cuts is None:
-                continue
-            if len(size.cuts) != self.num_parts(unit) - 1:
-                raise ValueError(
-                    f"unit {unit!r} has {len(size.cuts)} cuts, but pp {size.pp} x chunks {self.chunks} parts need "
-                    f"{self.num_parts(unit) - 1}: change its cuts or its pp"
-                )
-            if any(cut <= before for before, cut in zip((0, *size.cuts), size.cuts, strict=False)):
-                raise ValueError(
-                    f"the cuts of unit {unit!r} must rise and begin at 1 or later, got {list(size.cuts)}: "
-                    "give each part at least one layer"
-                )
-        return self
+    @classmethod
+    def of_job(cls, spec: JobSpec) -> Self:
+        """Return the topology that a job plans for, with the compact model's units; `execution` is its inverse."""
+        said, replicas = spec.execution, spec.topology.replicas
+        units = {unit: (said.units.get(unit, UnitExecution()), stages) for unit, stages in spec.topology.stages.items()}
+        return cls(
+            schedule=said.schedule,
+            chunks=said.chunks,
+            in_flight=said.in_flight,
+            units={
+                unit: UnitTopology(**of_unit.model_dump(exclude={"dp"}), dp=of_unit.dp or replicas, pp=stages)
+                for unit, (of_unit, stages) in units.items()
+            },
+        )
 
     @property
     def execution(self) -> ExecutionSpec:
         """What a job's spec says of trainers with this topology, as far as the topology knows it."""
-        fields, llm = tuple(UnitExecution.model_fields), self.units[LLM].dp
+        llm = self.units[LLM].dp
         units = {
-            unit: UnitExecution(
-                **{field: getattr(size, field) for field in fields if field != "dp"}, dp=None if size.dp == llm else size.dp
-            )
+            unit: UnitExecution(**size.model_dump(exclude={"dp", "pp"}), dp=None if size.dp == llm else size.dp)
             for unit, size in self.units.items()
         }
         return ExecutionSpec(
@@ -270,9 +230,8 @@ class PipelineTopology(BaseModel):
         yield "trainer", self.execution.trainer, planned.trainer or self.execution.trainer
         for name in ("schedule", "chunks", "in_flight"):
             yield name, getattr(self.execution, name), getattr(planned, name)
-        for option in UnitExecution.model_fields:
-            if option != "dp":
-                yield f"{option} units", self.execution.of_units(option), planned.of_units(option)
+        for option in ("tp", "frozen", "frozen_layers", "frozen_projector", "checkpointing"):
+            yield f"{option} units", self.execution.of_units(option), planned.of_units(option)
         llm = self.units[LLM].dp
         yield "units with a dp of their own", self.execution.unit_replicas(llm), planned.unit_replicas(llm)
 
@@ -342,9 +301,15 @@ def check_width(unit: str, shape: TransformerShape, tp: int) -> None:
             )
 
 
-def load_topology_yaml(path: Path) -> PipelineTopology:
-    """Load a topology from a YAML file. Raises SpecError."""
-    return parse(PipelineTopology, read_yaml(path, "topology"), "topology")
+def load_topology_yaml(path: Path, job: JobSpec | None = None) -> PipelineTopology:
+    """Load a topology from a YAML file. Raises SpecError.
+
+    job: a job from which the pipeline is taken where the file names no units.
+    """
+    document = read_yaml(path, "topology")
+    if job is not None and isinstance(document, dict) and "units" not in document:
+        document = {**PipelineTopology.of_job(job).model_dump(), **document}
+    return parse(PipelineTopology, document, "topology")
 
 
 def _in_words(value: object) -> str:

@@ -47,6 +47,10 @@ class LayerCost:
         """Return the forward seconds on that many positions, all of which attend to each other."""
         return self.quadratic * positions**2 + self.linear * positions + self.constant
 
+    def sliced(self, tp: int) -> LayerCost:
+        """Return the cost of one of `tp` equal slices, without what slicing itself costs."""
+        return LayerCost(**{power: getattr(self, power) / tp for power in POWERS})
+
 
 Coefficients = Mapping[str, Sequence[LayerCost]]
 """The costs of the layers, in order, by part of the model (see PARTS)."""

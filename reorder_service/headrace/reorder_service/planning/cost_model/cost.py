@@ -69,6 +69,7 @@ def estimate(
     vocab: int = 0,
     units: Sequence[str] = (ENCODER, LLM),
     measured: Coefficients | None = None,
+    tp: Mapping[str, int] | None = None,
     checkpointing: Collection[str] = (),
     backward_factors: Mapping[str, float] | None = None,
 ) -> SampleCosts:
@@ -78,14 +79,19 @@ def estimate(
     projectors, which merge neighbouring positions as `image` and `audio` say, count as part of the encoders. vocab: size of the
     job's vocabulary, 0 for the published one; the output layer counts on every token, unless neither is known. A sample without
     images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
-    `MeasuredCosts.coefficients`). checkpointing: units that keep only each layer's input. backward_factors: as from
+    `MeasuredCosts.coefficients`). tp: number of slices of each layer by unit, 1 where none is given; measured coefficients have
+    their own. checkpointing: units that keep only each layer's input. backward_factors: as from
     `headrace.backward_factors`; a unit with 0 keeps nothing.
 
     Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
     _check(units, shape)
     stacks = shape.units
-    layers = nominal_coefficients(shape, image=image, audio=audio, vocab=vocab) if measured is None else measured
+    if measured is None:
+        slices = {part: number for unit, number in (tp or {}).items() for part in PARTS_OF[unit]}
+        layers = nominal_coefficients(shape, image=image, audio=audio, vocab=vocab, tp=slices)
+    else:
+        layers = measured
     lengths = {
         VISION: _Lengths.of([probe.image_patches for probe in probes]),
         AUDIO: _Lengths.of([probe.mel_frames for probe in probes], stride=_AUDIO_STRIDE),
@@ -104,24 +110,32 @@ def estimate(
     return SampleCosts(seconds=_by_unit(units, seconds), memory_bytes=memory, transfer_bytes=_by_unit(units, transfer))
 
 
-def nominal_coefficients(shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0) -> Coefficients:
+def nominal_coefficients(
+    shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0, tp: Mapping[str, int] | None = None
+) -> Coefficients:
     """Return the layer costs of a model's published shape at the nominal device rate.
 
     Each encoder's layers are followed by its projector, the LLM's by the output layer, and a generator's by the projector to it
-    and one entry for the layers at both of its ends.
+    and one entry for the layers at both of its ends. tp: number of slices of each layer by part; these other entries are whole on
+    every slice.
     """
+
+    def stack(part: str, *, causal: bool = False) -> tuple[LayerCost, ...]:
+        slices = (tp or {}).get(part, 1)
+        return tuple(layer.sliced(slices) for layer in layer_costs(shape.units[part], causal=causal))
+
     frames = max(1, audio.frames_per_token // _AUDIO_STRIDE)
     head = shape.llm.width * (vocab or shape.llm.vocab)
     layers = {
-        VISION: (*layer_costs(shape.vision), _dense(projector_weights(shape.vision.width, image.merge**2, shape.llm.width))),
-        AUDIO: (*layer_costs(shape.audio), _dense(projector_weights(shape.audio.width, frames, shape.llm.width))),
-        LLM: (*layer_costs(shape.llm, causal=True), *((_dense(head),) if head else ())),
+        VISION: (*stack(VISION), _dense(projector_weights(shape.vision.width, image.merge**2, shape.llm.width))),
+        AUDIO: (*stack(AUDIO), _dense(projector_weights(shape.audio.width, frames, shape.llm.width))),
+        LLM: (*stack(LLM, causal=True), *((_dense(head),) if head else ())),
     }
     if shape.generator is not None:
         width = shape.generator.width
         ends = width * (2 * 3 * (image.merge * image.patch) ** 2 + width)  # tokens in, tokens out, diffusion time
         projector = projector_weights(shape.llm.width, 1, width)
-        layers[GENERATOR] = (*layer_costs(shape.generator), _dense(projector), _dense(ends))
+        layers[GENERATOR] = (*stack(GENERATOR), _dense(projector), _dense(ends))
     return layers
 
 

@@ -159,6 +159,16 @@ def test_published_layers_are_followed_by_projectors_and_output_layer() -> None:
     assert len(nominal_coefficients(shape, image=ImageSpec(), audio=AudioSpec())["llm"]) == 4
 
 
+def test_slices_divide_the_layers_and_leave_projectors_and_output_layer_whole() -> None:
+    whole, halves = (
+        nominal_coefficients(MODEL_SHAPES["7b"], image=ImageSpec(), audio=AudioSpec(), tp=tp) for tp in (None, {"llm": 2})
+    )
+    assert halves["vision"] == whole["vision"]
+    *layers, head = halves["llm"]
+    assert head == whole["llm"][-1]
+    assert layers == [LayerCost(quadratic=one.quadratic / 2, linear=one.linear / 2) for one in whole["llm"][:-1]]
+
+
 def test_the_published_vocabulary_counts_where_the_job_gives_none() -> None:
     shape = MODEL_SHAPES["7b"]
     assert costs_of(probe(7), shape=shape)["llm"] == costs_of(probe(7), shape=shape, vocab=152_064)["llm"]
