@@ -27,12 +27,3 @@ class MeasuredWork:
     """Indices of the microbatches in which the stage has computed something."""
     seconds: Sequence[float]
     """The seconds of each, over all chunks of the stage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
-    """What a rank has measured of a step."""
-
-    work: Sequence[MeasuredWork] = ()
-    span_s: float = 0.0
-    """Seconds from the rank's first microbatch to its last, with waiting for other ranks and without waiting for data."""

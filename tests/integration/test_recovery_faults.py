@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.cli.jobs_client import JobsClient
+from headrace.cli.watch.top_figures import step_times
 from tests.chaos_trainer.__main__ import References, run_case
 from tests.chaos_trainer.cases import Case, cases
 from tests.chaos_trainer.cluster import Cluster
@@ -49,13 +50,14 @@ def test_a_lost_node_changes_nothing(standing: tuple[Cluster, References], case:
     assert not wrong
 
 
-def test_what_nodes_wait_for_is_told(standing: tuple[Cluster, References]) -> None:
+def test_what_nodes_wait_for_and_what_their_stages_take_is_told(standing: tuple[Cluster, References]) -> None:
     cluster, _ = standing
-    run = Run(cluster, Case(name="undisturbed", steps=3))
+    run = Run(cluster, Case(name="undisturbed", steps=9))  # the first correction holds from step 8 on
     assert not run.run().errors
     with JobsClient(cluster.endpoint) as client:
         status = client.show(run.folder.name)
     assert 0 < status.data_wait_s < status.step_s
+    assert step_times(status)["forecast_step_s"], "costs are corrected by what the nodes have measured"
 
 
 def test_every_case_has_a_name_of_its_own() -> None:

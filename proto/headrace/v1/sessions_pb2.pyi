@@ -188,7 +188,7 @@ class ReportLostReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("session", "step", "rejections", "loss", "step_s", "data_wait_s", "wait", "measured", "outside_s")
+    __slots__ = ("session", "step", "rejections", "loss", "step_s", "data_wait_s", "wait", "measured")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -197,7 +197,6 @@ class CommitRequest(_message.Message):
     DATA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
-    OUTSIDE_S_FIELD_NUMBER: _ClassVar[int]
     session: str
     step: int
     rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
@@ -206,8 +205,7 @@ class CommitRequest(_message.Message):
     data_wait_s: float
     wait: bool
     measured: _containers.RepeatedCompositeFieldContainer[MeasuredWork]
-    outside_s: float
-    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ..., measured: _Optional[_Iterable[_Union[MeasuredWork, _Mapping]]] = ..., outside_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ..., measured: _Optional[_Iterable[_Union[MeasuredWork, _Mapping]]] = ...) -> None: ...
 
 class MeasuredWork(_message.Message):
     __slots__ = ("unit", "replica", "stage", "kind", "microbatches", "seconds")

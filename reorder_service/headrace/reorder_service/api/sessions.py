@@ -118,7 +118,6 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             loss=request.loss,
             step_s=request.step_s,
             data_wait_s=request.data_wait_s,
-            outside_s=request.outside_s,
             measured=tuple(map(message_codec.measured_value, request.measured)),
         )
         committed = await run.commit(session, request.step, commit)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.observability.logs import pairs
 from headrace.reorder_service.jobs.job_execution import execution_of
-from headrace.reorder_service.jobs.measurements import observation
+from headrace.reorder_service.jobs.measurements import observation, unexplained_s
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction, fit
 from headrace.reorder_service.store.state import StateStore
@@ -23,6 +24,7 @@ from headrace.spec import JobSpec, TopologySpec
 log = logging.getLogger(__name__)
 
 PERIOD_STEPS = 4
+SIMULATED_STEPS = 8  # latest ones by which a forecast is made to fit what steps take in the median
 LEAST_STEPS = 3  # measured steps that a fit needs: the first one of a trainer is slower than all others
 
 
@@ -67,13 +69,17 @@ class Corrections:
         """Return a correction fitted to these steps; None where they are too few, or their trainers have measured nothing."""
         execution = execution_of(self._spec, topology.topology())
         try:
-            observed = [one for step in steps if (one := observation(step, execution)) is not None]
-            correction = fit(observed, execution, tuple(topology.stages)) if len(observed) >= LEAST_STEPS else Correction()
+            observed = {step.index: one for step in steps if (one := observation(step, execution)) is not None}
+            if len(observed) < LEAST_STEPS:
+                return None
+            correction = fit(list(observed.values()), execution, tuple(topology.stages))
+            latest = [step for step in steps if step.index in observed][-SIMULATED_STEPS:]
+            beside_s = statistics.median(unexplained_s(step, correction, execution) for step in latest)
         except (ValueError, ArithmeticError) as err:  # of numbers from the wire, which must not end a job
             log.warning("costs not corrected %s", pairs(job=self._job, error=err))
             return None
         if not correction.units:
             return None
         scales = {unit: ":".join(f"{scale:.3g}" for scale in lines.scale) for unit, lines in correction.units.items()}
-        log.info("costs corrected %s", pairs(job=self._job, steps=len(observed), outside_s=correction.outside_s, **scales))
-        return correction
+        log.info("costs corrected %s", pairs(job=self._job, steps=len(observed), unexplained_s=beside_s, **scales))
+        return replace(correction, unexplained_s=beside_s)

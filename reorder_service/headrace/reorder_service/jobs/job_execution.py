@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.errors import SpecError
 from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Topology
-from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.cost_model.coefficients_document import parse_coefficients
 from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
 from headrace.reorder_service.planning.execution import Execution
@@ -81,15 +79,3 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
             ranks_per_node=orchmllm.ranks_per_node,
         ),
     )
-
-
-def mean_microbatch(costs: Sequence[Mapping[str, Floats]], execution: Execution, topology: Topology) -> dict[str, float]:
-    """Return the seconds, forward and backward, that a mean microbatch takes in each unit; empty where no costs are known.
-
-    costs: of each global batch, by unit (n,) forward seconds of its samples.
-    """
-    count = len(costs) * topology.replicas * topology.microbatches
-    return {
-        unit: sum(float(of_batch[unit].sum()) for of_batch in costs) * execution.step_factor(unit) / count
-        for unit in (costs[0] if costs else ())
-    }

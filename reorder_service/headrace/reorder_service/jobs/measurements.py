@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from headrace.limits import MAX_SLOTS
 from headrace.measured import ALL_UNITS, MeasuredWork
 from headrace.reorder_service.jobs.planned_step import PlannedStep
-from headrace.reorder_service.planning.batch import Floats, slots_of
-from headrace.reorder_service.planning.cost_model.correction import Line, Observation, Ranks
+from headrace.reorder_service.planning.batch import Floats, make_batch, slots_of
+from headrace.reorder_service.planning.cost_model.correction import Correction, Line, Observation, Ranks
 from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.simulation.colocated_step import predict
+from headrace.reorder_service.planning.simulation.simulator import simulate
+from headrace.reorder_service.planning.simulation.work import Work
+from headrace.reorder_service.planning.unequal_pipelines import for_pipelines, pipelines_s
 from headrace.schedule import Kind
 
 
@@ -23,8 +28,11 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
     work = [one for commit in step.commits.values() for one in commit.measured]
     if step.plan is None or not step.estimated or not work or (work[0].unit == ALL_UNITS) != bool(execution.colocated):
         return None
-    topology = step.plan.topology
+    topology, formation = step.plan.topology, step.formation
     units, replicas, microbatches = tuple(topology.stages), topology.replicas, topology.microbatches
+    stages = topology.stages
+    if formation is not None:
+        stages = {unit: max(len(pipeline.stages[unit]) for pipeline in formation.pipelines) for unit in units}
     own = {unit: len(of_unit) for unit, of_unit in step.plan.unit_replicas.items()}
     forth = slots_of(step.plan, step.sample_ids)
     back = forth - forth % microbatches + forth[-1] % microbatches  # of every unit, in the microbatch of the last one
@@ -35,19 +43,43 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
         sums = np.bincount(slot, weights=step.estimated[units[u]], minlength=of_unit * microbatches)
         return sums.astype(np.float64, copy=False).reshape(of_unit, microbatches)
 
-    outside_s = min(commit.outside_s for commit in step.commits.values())
     if execution.colocated:
         loads = [estimated_s(u, Kind.FORWARD) * execution.step_factor(unit) for u, unit in enumerate(units)]
         [measured_s] = _sums(work, 1, replicas, microbatches)
         ranks = Ranks(estimated_s=np.stack(loads, axis=-1), measured_s=np.where(measured_s > 0, measured_s, np.nan))
-        return Observation(ranks=ranks, outside_s=outside_s)
+        return Observation(ranks=ranks)
     lines = {
-        (unit, kind): _line(of_kind, estimated_s(u, kind), step.plan.topology.stages[unit])
+        (unit, kind): line if formation is None else replace(line, stage_s=line.stage_s.sum(keepdims=True))
         for u, unit in enumerate(units)
         for kind in Kind
         if (of_kind := [one for one in work if (one.unit, one.kind) == (unit, kind)])
+        for line in [_line(of_kind, estimated_s(u, kind), stages[unit])]
     }
-    return Observation(units=lines, outside_s=outside_s)
+    return Observation(units=lines)
+
+
+def unexplained_s(step: PlannedStep, correction: Correction, execution: Execution) -> float:
+    """Return by how many seconds a measured step took longer than its plan takes with corrected costs.
+
+    That is the time of the optimizer, of messages, and of waiting for each other where computations vary from step to step.
+
+    execution: the uncorrected one of the job.
+    """
+    assert step.plan is not None, "a measured step was planned"
+    formation, as_run = step.formation, replace(correction.execution(execution), in_flight=step.plan.in_flight)
+    batch = make_batch(
+        step.sample_ids,
+        correction.seconds(step.estimated),
+        step.plan.topology,
+        step.plan.seed,
+        execution=as_run if formation is None else for_pipelines(as_run),
+        transfer_bytes=step.transfer_bytes or None,
+    )
+    if formation is not None:
+        return step.measured_s - pipelines_s(batch, step.plan, formation.pipelines)
+    slots = slots_of(step.plan, step.sample_ids)
+    predicted = predict(batch, slots) if execution.colocated else simulate(Work.of(batch, slots))
+    return step.measured_s - predicted.iteration_s
 
 
 def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Line:

@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,7 @@ from headrace.reorder_service.planning.cost_model.cost import estimate
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.simulation.memory_limit import check_memory
 from headrace.reorder_service.planning.strategies import plan_of
-from headrace.reorder_service.planning.unequal_pipelines import plan_for_pipelines
+from headrace.reorder_service.planning.unequal_pipelines import for_pipelines, plan_for_pipelines
 from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord, added
 from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
@@ -75,8 +75,6 @@ class RankCommit:
     loss: float
     step_s: float
     data_wait_s: float
-    outside_s: float = 0.0
-    """Seconds before and after all microbatches."""
     measured: tuple[MeasuredWork, ...] = ()
 
 
@@ -100,6 +98,8 @@ class PlannedStep:
     """Estimated forward seconds of each sample by unit, before they are corrected by what trainers have measured."""
     costs: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     """Forward seconds of each sample by unit, corrected by what trainers have measured; the plan is made from them."""
+    transfer_bytes: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    """Bytes of each sample that a stage of a unit sends to the next; empty where links are taken to be infinitely fast."""
     correction: Correction = UNCORRECTED
     """What the estimated costs are corrected by."""
     forecast_s: float = math.nan
@@ -239,15 +239,16 @@ class PlannedStep:
             checkpointing=spec.execution.of_units("checkpointing"),
             backward_factors=execution.backward_factors,
         )
-        if formation is not None:  # every pipeline has each unit once
-            execution = replace(execution, unit_replicas={})
         self.estimated, self.costs = estimated.seconds, self.correction.seconds(estimated.seconds)
+        corrected = self.correction.execution(execution)
+        corrected = corrected if formation is None else for_pipelines(corrected)
+        self.transfer_bytes = estimated.transfer_bytes if execution.bytes_per_s < math.inf else {}
         batch = make_batch(
             self.sample_ids,
             self.costs,
             topology,
             seed,
-            execution=self.correction.execution(execution),
+            execution=corrected,
             memory=estimated.memory_bytes,
             transfer_bytes=estimated.transfer_bytes,
             tokens=tokens,
@@ -271,7 +272,7 @@ class PlannedStep:
                 self.estimated = {**self.estimated, LLM: (of_pack / np.bincount(packs))[packs]}
             plan = plan_of_samples(plan_any(of_packs), batch, packs)
         if self.correction.units and plan.predicted is not None:
-            self.forecast_s = plan.predicted.iteration_s + self.correction.outside_s
+            self.forecast_s = plan.predicted.iteration_s + self.correction.unexplained_s
         return plan
 
     @property

@@ -13,12 +13,20 @@ from headrace.limits import MAX_NODE_NAME
 from headrace.observability.logs import pairs
 from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.job_execution import execution_of, mean_microbatch
+from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
 from headrace.reorder_service.nodes.node_stream import NodeStream
-from headrace.reorder_service.nodes.snapshots import Change, Successor, job_formation, next_snapshot, shape, templates_of
+from headrace.reorder_service.nodes.snapshots import (
+    Change,
+    Successor,
+    job_formation,
+    mean_microbatch,
+    next_snapshot,
+    shape,
+    templates_of,
+)
 from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_retry import retry_while_unavailable
@@ -290,8 +298,11 @@ class Nodes:
             async with asyncio.timeout(SAMPLES_S):
                 await run.cursor.first_planned()
         topology = run.topology.topology()
-        costs = [step.costs for step in run.cursor.planned if step.costs]
-        return mean_microbatch(costs, execution_of(run.spec, topology), topology)
+        planned = [step for step in run.cursor.planned if step.costs]
+        if not planned:
+            return {}
+        execution = planned[0].correction.execution(execution_of(run.spec, topology))
+        return mean_microbatch([step.costs for step in planned], execution, topology)
 
     async def _close(self, membership: Membership) -> bool:
         """Publish the next snapshot for nodes that only save what they hold; return whether there was one."""

@@ -15,7 +15,8 @@ from headrace.errors import UnrecoverableError, UserError
 from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_RECOVERABLE_MICROBATCHES
 from headrace.plan import Topology
 from headrace.reorder_service.jobs.formation import Formation
-from headrace.reorder_service.planning.batch import make_batch
+from headrace.reorder_service.planning.batch import Floats, make_batch
+from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.unequal_pipelines import PipelineShape, plan_for_pipelines
 from headrace.reorder_service.recovery.instantiation import distribute, instantiate
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, Stage, Templates, plan_templates
@@ -246,3 +247,14 @@ def _stage(stage: Stage, start: int, rank: int) -> membership_pb2.PipelineStage:
     return membership_pb2.PipelineStage(
         rank=rank, unit=stage.unit, first_layer=stage.layers.start - start, end_layer=stage.layers.stop - start
     )
+
+
+def mean_microbatch(costs: Sequence[Mapping[str, Floats]], execution: Execution, topology: Topology) -> dict[str, float]:
+    """Return the seconds, forward and backward, that a mean microbatch takes in each unit.
+
+    costs: of one or more global batches, by unit (n,) forward seconds of the samples.
+    """
+    count = len(costs) * topology.replicas * topology.microbatches
+    return {
+        unit: sum(float(of_batch[unit].sum()) for of_batch in costs) * execution.step_factor(unit) / count for unit in costs[0]
+    }

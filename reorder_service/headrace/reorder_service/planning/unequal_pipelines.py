@@ -14,7 +14,8 @@ import numpy as np
 
 from headrace.jit import kernel
 from headrace.plan import Microbatch, Predicted, StepPlan, Topology
-from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
+from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.search.number_partition import descending
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import simulate
@@ -108,6 +109,23 @@ def plan_for_pipelines(strategy: str, batch: Batch, pipelines: Sequence[Pipeline
         chosen="" if chosen == strategy else chosen,
         in_flight=in_flight,
     )
+
+
+def for_pipelines(execution: Execution) -> Execution:
+    """Return the execution of a job as that of its pipelines: each has every unit once, and stages of its own."""
+    return replace(execution, unit_replicas={}, stage_loads={})
+
+
+def pipelines_s(batch: Batch, plan: StepPlan, pipelines: Sequence[PipelineShape]) -> float:
+    """Return the simulated seconds of a batch's plan that `plan_for_pipelines` has made for these pipelines."""
+    slots, microbatches = slots_of(plan, batch.sample_ids), plan.topology.microbatches
+    longest_s = 0.0
+    for p, shape in enumerate(pipelines):
+        rows = np.flatnonzero(slots[0] // microbatches == p)
+        if rows.size:
+            work = simulated_work(batch.of_rows(rows, shape.topology), slots[:, rows] - p * microbatches, shape)
+            longest_s = max(longest_s, simulate(work).iteration_s)
+    return longest_s
 
 
 def simulated_work(batch: Batch, slots: Slots, shape: PipelineShape) -> Work:

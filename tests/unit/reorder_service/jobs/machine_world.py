@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from headrace.measured import ALL_UNITS, MeasuredWork
+from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.planning.batch import make_batch, slots_of
@@ -17,6 +18,7 @@ from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED,
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.simulation.work import Work
+from headrace.reorder_service.planning.unequal_pipelines import PipelineShape, for_pipelines, simulated_work
 from headrace.sample import Probe, SampleRef
 from headrace.schedule import Kind
 from headrace.spec import JobSpec, parse_spec
@@ -47,15 +49,31 @@ def planned(spec: JobSpec, index: int = 0, correction: Correction = UNCORRECTED)
     return step
 
 
+def form(spec: JobSpec, step: PlannedStep, pipelines: Sequence[PipelineShape]) -> None:
+    """Plan a step again for pipelines of nodes."""
+    formation = Formation(generation=1, first_step=0, pipelines=tuple(pipelines))
+    step.adopt(step.make_plan(spec, spec.topology, formation, vocab=0, generation=1), formation)
+
+
 def train(spec: JobSpec, step: PlannedStep, truth: Correction) -> None:
     """Commit a step as trainers would whose actions take what `truth` makes of the estimates."""
     assert step.plan is not None
-    topology = step.plan.topology
+    topology, formation = step.plan.topology, step.formation
     execution = truth.execution(execution_of(spec, topology))
     execution = replace(execution, in_flight=step.plan.in_flight)
-    batch = make_batch(step.sample_ids, truth.seconds(step.estimated), topology, 0, execution=execution)
+    costs = truth.seconds(step.estimated)
+    batch = make_batch(
+        step.sample_ids, costs, topology, 0, execution=execution if formation is None else for_pipelines(execution)
+    )
     slots = slots_of(step.plan, step.sample_ids)
-    if execution.colocated:
+    if formation is not None:
+        iteration_s, work = 0.0, []
+        for p, shape in enumerate(formation.pipelines):
+            rows = np.flatnonzero(slots[0] // topology.microbatches == p)
+            simulated = simulated_work(batch.of_rows(rows, shape.topology), slots[:, rows] % topology.microbatches, shape)
+            iteration_s = max(iteration_s, simulate(simulated).iteration_s)
+            work += [replace(one, replica=p) for one in _of_stages(simulated)]
+    elif execution.colocated:
         iteration_s, work = predict(batch, slots).iteration_s, list(_of_ranks(batch.loads(slots), execution))
     else:
         simulated = Work.of(batch, slots)
@@ -63,9 +81,8 @@ def train(spec: JobSpec, step: PlannedStep, truth: Correction) -> None:
     step.commits[0] = RankCommit(
         rejected=(),
         loss=1.0,
-        step_s=iteration_s + truth.outside_s + 0.5,
+        step_s=iteration_s + truth.unexplained_s + 0.5,
         data_wait_s=0.5,
-        outside_s=truth.outside_s,
         measured=tuple(work),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +15,19 @@ from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.measurements import observation
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction, UnitCorrection
+from headrace.reorder_service.planning.unequal_pipelines import PipelineShape
 from headrace.reorder_service.store.state import StateStore
 from headrace.schedule import Kind
 from headrace.spec import JobSpec
 from tests.unit.reorder_service.job_world import Start, consume, submit, told_by
-from tests.unit.reorder_service.jobs.machine_world import STAGES, job, planned, train
+from tests.unit.reorder_service.jobs.machine_world import STAGES, form, job, planned, train
 
 MACHINE = Correction(
     units={
         "vision": UnitCorrection(scale=(3.0, 5.0, 0.0), microbatch_s=(1e-4, 2e-4, 0.0)),
         "llm": UnitCorrection(scale=(1.0, 2.2, 0.0), microbatch_s=(3e-4, 5e-4, 0.0), stages=((0.9, 0.8, 1.0), (1.1, 1.2, 1.0))),
     },
-    outside_s=0.02,
+    unexplained_s=0.02,
 )
 SPLIT = Correction(
     units={
@@ -36,12 +38,22 @@ FROZEN = Correction(units={**MACHINE.units, "vision": UnitCorrection(scale=(3.0,
 COLOCATED = Correction(units={"vision": UnitCorrection(scale=(3.0, 6.0, 0.0)), "llm": UnitCorrection(scale=(1.0, 2.0, 0.0))})
 
 
-async def lived(corrections: Corrections, spec: JobSpec, machine: Correction, steps: int) -> list[PlannedStep]:
-    """Steps that were planned, trained and committed one after the other."""
+UNEQUAL = (  # pipelines of nodes, of which the second lacks one
+    PipelineShape(stages={"vision": (1.0,), "llm": (0.25, 0.25, 0.5)}, microbatches=5),
+    PipelineShape(stages={"vision": (1.0,), "llm": (0.6, 0.4)}, microbatches=3),
+)
+
+
+async def lived(
+    corrections: Corrections, spec: JobSpec, machine: Correction, steps: int, pipelines: Sequence[PipelineShape] = ()
+) -> list[PlannedStep]:
+    """Steps that were planned, trained and committed one after the other. pipelines: of the job's nodes, if it has some."""
     done: list[PlannedStep] = []
     for index in range(steps):
         correction = await corrections.of_step(index, done, spec.topology, 1)
         done.append(planned(spec, index, correction))
+        if pipelines:
+            form(spec, done[-1], pipelines)
         train(spec, done[-1], machine)
     return done
 
@@ -67,6 +79,15 @@ async def test_a_job_whose_costs_are_wrong_by_three_in_one_unit_learns_what_its_
 ) -> None:
     spec = job(**execution)
     steps = await lived(Corrections("job", spec, store), spec, machine, 3 * PERIOD_STEPS)
+    for step in steps[-PERIOD_STEPS:]:
+        assert step.forecast_s == pytest.approx(step.measured_s, rel=0.01)
+
+
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_so_do_the_unequal_pipelines_of_nodes(store: StateStore) -> None:
+    spec = job()
+    machine = replace(MACHINE, units={unit: replace(lines, stages=()) for unit, lines in MACHINE.units.items()})
+    steps = await lived(Corrections("job", spec, store), spec, machine, 3 * PERIOD_STEPS, UNEQUAL)
     for step in steps[-PERIOD_STEPS:]:
         assert step.forecast_s == pytest.approx(step.measured_s, rel=0.01)
 

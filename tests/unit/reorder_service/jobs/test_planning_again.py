@@ -6,16 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from headrace.errors import SupersededError
-from headrace.plan import Topology
 from headrace.reorder_service.api.sessions import plan_events
 from headrace.reorder_service.jobs.formation import Formation
-from headrace.reorder_service.jobs.job_execution import mean_microbatch
 from headrace.reorder_service.jobs.sessions import EventBatch
-from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.unequal_pipelines import PipelineShape
 from headrace.v1 import sessions_pb2
 from tests.unit.reorder_service.job_world import Start, commit, submit, told_step, told_steps, until
@@ -108,11 +104,3 @@ async def test_ranks_that_come_after_nodes_are_planned_for_as_the_topology_says(
         await run.commit(nodes, 0, commit())
     step = await told_step(run.open_session(0, 2), 1)
     assert lengths(step) == [2, 2]
-
-
-def test_a_mean_microbatch_takes_what_the_samples_take_forward_and_backward() -> None:
-    costs = [{"encoder": np.array([1.0, 2.0]), "llm": np.array([4.0, 4.0])}, {"encoder": np.array([1.0]), "llm": np.array([8.0])}]
-    execution = Execution(backward_factors={"encoder": 0.0})
-    topology = Topology(replicas=2, microbatches=2, stages={"encoder": 1, "llm": 1})
-    assert mean_microbatch(costs, execution, topology) == {"encoder": 0.5, "llm": 6.0}
-    assert mean_microbatch([], execution, topology) == {}

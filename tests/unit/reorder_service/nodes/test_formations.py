@@ -13,8 +13,9 @@ from headrace import message_codec
 from headrace.plan import LLM, StepPlan, Topology
 from headrace.reorder_service.jobs.formation import formation_of
 from headrace.reorder_service.nodes.membership import LEAST_SHARE, Record
-from headrace.reorder_service.nodes.snapshots import job_formation, templates_of
+from headrace.reorder_service.nodes.snapshots import job_formation, mean_microbatch, templates_of
 from headrace.reorder_service.planning.batch import make_batch
+from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.unequal_pipelines import plan_for_pipelines
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.nodes_spec import RecoverableUnit, RecoverySpec
@@ -183,3 +184,10 @@ def test_after_any_change_every_sample_is_computed_once_in_every_unit(
     assert sorted([*had, *rest]) == list(range(num_samples))
     following = plan_for(after, strategy, num_samples)
     assert computed([layout.assigned(8, following, [1.0] * 9)[1] for layout in resumed]) == list(range(num_samples))
+
+
+def test_a_mean_microbatch_takes_what_the_samples_take_forward_and_backward() -> None:
+    costs = [{"encoder": np.array([1.0, 2.0]), "llm": np.array([4.0, 4.0])}, {"encoder": np.array([1.0]), "llm": np.array([8.0])}]
+    execution = Execution(backward_factors={"encoder": 0.0})
+    topology = Topology(replicas=2, microbatches=2, stages={"encoder": 1, "llm": 1})
+    assert mean_microbatch(costs, execution, topology) == {"encoder": 0.5, "llm": 6.0}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.measured import ALL_UNITS, StepWork
+from headrace.measured import ALL_UNITS, MeasuredWork
 from headrace.schedule import Kind
 from headrace.trainer.loading.steps import Microbatch, Step
 from headrace.trainer.loading.stopwatch import Stopwatch
@@ -22,15 +22,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_laps_of_one_key_add_up_and_the_span_is_from_the_first_to_the_last(clock: list[float]) -> None:
+def test_laps_of_one_key_add_up(clock: list[float]) -> None:
     watch = Stopwatch[str](on_gpu=False)
     for began_s, ended_s, key in ((1.0, 2.0, "a"), (5.0, 5.5, "b"), (6.0, 8.0, "a")):
         clock[0] = began_s
         watch.start()
         clock[0] = ended_s
         watch.stop(key)
-    assert (watch.seconds(), watch.span_s()) == ({"a": 3.0, "b": 0.5}, 7.0)
-    assert Stopwatch[str](on_gpu=False).span_s() == 0.0
+    assert watch.seconds() == {"a": 3.0, "b": 0.5}
 
 
 def test_a_step_measures_what_its_consumer_does_between_two_microbatches(clock: list[float]) -> None:
@@ -43,13 +42,12 @@ def test_a_step_measures_what_its_consumer_does_between_two_microbatches(clock: 
     for microbatch in step:
         clock[0] += 1.0 + microbatch.replica
     work = step.work()
-    assert [(one.unit, one.replica, one.kind) for one in work.work] == [(ALL_UNITS, r, Kind.FORWARD) for r in (0, 1)]
-    assert [(one.microbatches, one.seconds) for one in work.work] == [((0, 1), (1.0, 1.0)), ((0, 1), (2.0, 2.0))]
-    assert work.span_s == 6.0
+    assert [(one.unit, one.replica, one.kind) for one in work] == [(ALL_UNITS, r, Kind.FORWARD) for r in (0, 1)]
+    assert [(one.microbatches, one.seconds) for one in work] == [((0, 1), (1.0, 1.0)), ((0, 1), (2.0, 2.0))]
 
 
 def test_what_a_pipeline_has_measured_counts_instead() -> None:
-    measured = StepWork(span_s=3.0)
+    measured = [MeasuredWork(unit="llm", replica=0, stage=0, kind=Kind.FORWARD, microbatches=(0,), seconds=(3.0,))]
     assert Step(index=0, num_samples=0, _microbatches=iter(()), _tickets=[], measured=measured).work() is measured
 
 

@@ -23,7 +23,7 @@ from headrace.errors import (
     lost_commits,
 )
 from headrace.manifest import Vocabulary
-from headrace.measured import StepWork
+from headrace.measured import MeasuredWork
 from headrace.message_codec import measured_message, rejection_message, rejection_value, vocabulary_value
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA
@@ -234,19 +234,17 @@ class SessionClient:
         step_s: float,
         data_wait_s: float,
         *,
-        measured: StepWork | None = None,
+        measured: Sequence[MeasuredWork] = (),
         wait: bool = False,
     ) -> bool:
         """Commit a step, and return whether all ranks have now and it is in the ledger. `wait`: wait until that is so."""
-        measured = measured or StepWork(span_s=step_s)
         request = sessions_pb2.CommitRequest(
             step=step,
             rejections=[rejection_message(item) for item in rejected],
             loss=loss,
             step_s=step_s,
             data_wait_s=data_wait_s,
-            measured=map(measured_message, measured.work),
-            outside_s=max(0.0, step_s - data_wait_s - measured.span_s),
+            measured=map(measured_message, measured),
         )
         with self._lock:
             self._unsettled[step] = request

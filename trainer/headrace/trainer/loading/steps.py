@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from headrace.measured import ALL_UNITS, MeasuredWork, StepWork
+from headrace.measured import ALL_UNITS, MeasuredWork
 from headrace.quarantine import Rejected
 from headrace.schedule import Kind
 from headrace.ticket import step_of
@@ -44,7 +44,7 @@ class Step:
     """Whether all of this step's microbatches were handed out."""
     data_wait_s: float = 0.0
     started_s: float = field(default_factory=time.perf_counter)
-    measured: StepWork | None = None
+    measured: Sequence[MeasuredWork] | None = None
     """What was measured of the step, where its microbatches are not iterated over; None: what the loop over them took."""
     _laps: Stopwatch[tuple[int, int]] = field(default_factory=lambda: Stopwatch(on_gpu=_uses_gpu()))
     """The time between a microbatch and the request for the next one, by replica and index."""
@@ -60,15 +60,14 @@ class Step:
             yield microbatch
             self._laps.stop((microbatch.replica, microbatch.index))
 
-    def work(self) -> StepWork:
+    def work(self) -> Sequence[MeasuredWork]:
         """Return what was measured of the step. On a GPU this waits for its microbatches."""
         if self.measured is not None:
             return self.measured
-        laps = self._laps.seconds()
         of_replicas: dict[int, dict[int, float]] = {}
-        for (replica, index), lap_s in laps.items():
+        for (replica, index), lap_s in self._laps.seconds().items():
             of_replicas.setdefault(replica, {})[index] = lap_s
-        work = [
+        return [
             MeasuredWork(
                 unit=ALL_UNITS,
                 replica=replica,
@@ -79,7 +78,6 @@ class Step:
             )
             for replica, seconds in of_replicas.items()
         ]
-        return StepWork(work=work, span_s=sum(laps.values()))
 
 
 def _uses_gpu() -> bool:

@@ -37,10 +37,6 @@ class Stopwatch(Generic[Key]):
             sums[key] = sums.get(key, 0.0) + _between_s(began, ended)
         return sums
 
-    def span_s(self) -> float:
-        """Return the seconds from the start of the first lap to the end of the last; 0 without any."""
-        return _between_s(self._laps[0][1], self._laps[-1][2]) if self._laps else 0.0
-
     def _now(self) -> float | torch.cuda.Event:
         if not self._on_gpu:
             return time.perf_counter()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from headrace.measured import StepWork
+from headrace.measured import MeasuredWork
 from headrace.schedule import Action
 from headrace.trainer.loading.stopwatch import Stopwatch
 from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s, measured_work
@@ -69,9 +69,6 @@ class ActionClock:
         """Return the events so far."""
         return Recording(self._events, clock_origin_s())
 
-    def work(self) -> StepWork:
+    def work(self) -> Sequence[MeasuredWork]:
         """Return what was measured of the actions. On a GPU these are seconds of the device, and this waits for it."""
-        if self._laps is not None:
-            return StepWork(work=measured_work(self._events, self._laps.seconds()), span_s=self._laps.span_s())
-        span_s = self._events[-1].end_s - self._events[0].start_s if self._events else 0.0
-        return StepWork(work=measured_work(self._events), span_s=span_s - sum(event.data_wait_s for event in self._events))
+        return measured_work(self._events, None if self._laps is None else self._laps.seconds())

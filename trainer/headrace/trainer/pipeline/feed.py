@@ -15,7 +15,7 @@ import torch
 
 from headrace import message_codec
 from headrace.errors import UserError
-from headrace.measured import StepWork
+from headrace.measured import MeasuredWork
 from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
@@ -219,7 +219,7 @@ class PipelineLoader(PortionLoader):
         super().commit(step, loss=loss)
         self._needed.pop(step.index, None)  # present if the step is committed again without being handed out
 
-    def commit_fed(self, step: Step, feed: StepFeed, *, loss: float, measured: StepWork) -> None:
+    def commit_fed(self, step: Step, feed: StepFeed, *, loss: float, measured: Sequence[MeasuredWork]) -> None:
         """Commit a step that this process has applied, with the rejected samples and the waiting time of its feed. `measured`: as
         `Step.measured`.
         """

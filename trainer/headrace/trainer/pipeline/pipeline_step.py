@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from headrace.measured import StepWork
+from headrace.measured import MeasuredWork
 from headrace.trainer.gradients import sum_gradients
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.executor import Executor, Feed
@@ -91,7 +91,7 @@ class PipelineStep:
             return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
         return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=self._reduce(num_targets))
 
-    def measured(self) -> StepWork:
+    def measured(self) -> Sequence[MeasuredWork]:
         """Return what this process has measured of the last step's actions."""
         return self._executor.clock.work()
 

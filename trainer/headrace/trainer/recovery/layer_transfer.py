@@ -55,7 +55,7 @@ class Agreement:
     """Whether this node still has to apply the last step, which others have applied and whose gradients it has."""
     is_current: bool
     """Whether this node's weights are those of `standing`, once it has caught up."""
-    rejected: bytes
+    report: bytes
     """Rejected samples of the last step, as encoded by `headrace.trainer.recovery.node_training`."""
     transfers: Sequence[Transfer]
     sources: Mapping[str, Sequence[int]]
@@ -77,7 +77,7 @@ def agree(
     standing: Standing,
     has: Collection[str],
     needs: Collection[str],
-    rejected: bytes,
+    report: bytes,
     *,
     done: Collection[int] = (),
     formation: int = 0,
@@ -86,7 +86,7 @@ def agree(
     """Agree with all nodes of the mesh on the standing to continue from, and on the transfers that give each what it needs.
 
     sizes: bytes of every parameter of the model with its optimizer state. standing: this node's. has, needs: names of parameters.
-    rejected: encoded rejected samples of the last applied step. done: microbatches of the next step, out of num_microbatches,
+    report: encoded report of the last applied step. done: microbatches of the next step, out of num_microbatches,
     that this node has gradients of. formation: generation of the pipelines for which their plan was made.
 
     Raises UnrecoverableError, on all nodes, if no node has a parameter that some node needs, and MeshCutError.
@@ -98,14 +98,14 @@ def agree(
         standing.grad_norm,
         standing.vote_pending_generation,
         formation if done else 0,
-        len(rejected),
+        len(report),
     ]
     masks = [float(name in some) for some in (has, needs) for name in names]
     own = torch.tensor([*said, *masks, *(float(number in done) for number in range(num_microbatches))], dtype=torch.float64)
     everybody = [torch.empty_like(own) for _ in range(mesh.num_ranks)]
     with mesh.interruptible():
         mesh.wait(mesh.everybody.allgather([everybody], [own]))
-        messages = mesh.gather(rejected, [int(one[len(said) - 1]) for one in everybody])
+        messages = mesh.gather(report, [int(one[len(said) - 1]) for one in everybody])
     standings = [
         Standing(applied=int(a), generation=int(g), grad_norm=n, vote_pending_generation=int(w))
         for a, g, n, w, _, _ in (one[: len(said)].tolist() for one in everybody)
@@ -127,7 +127,7 @@ def agree(
         standing=furthest,
         catches_up=_waits_for(standing, furthest),
         is_current=_is_current(standing, furthest) or _waits_for(standing, furthest),
-        rejected=messages[standings.index(furthest)],
+        report=messages[standings.index(furthest)],
         transfers=transfers,
         sources=sources,
         holders=wanted,

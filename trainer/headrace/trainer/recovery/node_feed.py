@@ -13,6 +13,7 @@ import torch
 
 from headrace import message_codec
 from headrace.errors import JobFailedError
+from headrace.measured import MeasuredWork
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.fetch import PartFetcher
 from headrace.trainer.loading.session import FetchedPart
@@ -195,9 +196,10 @@ class NodeLoader(PortionLoader):
         loss: float = math.nan,
         step_s: float = 0.0,
         data_wait_s: float = 0.0,
+        measured: Sequence[MeasuredWork] = (),
     ) -> None:
         """Commit a step for all nodes, once all have applied it. Committing it again is harmless."""
-        self._client.commit(step, rejected, loss, step_s, data_wait_s)
+        self._client.commit(step, rejected, loss, step_s, data_wait_s, measured=measured)
 
     def _forget(self, step: int) -> None:
         self._needed.pop(step, None)

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.errors import UnrecoverableError, UserError
-from headrace.message_codec import rejection_message, rejection_value
+from headrace.measured import MeasuredWork
+from headrace.message_codec import measured_message, measured_value, rejection_message, rejection_value
 from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
@@ -73,7 +74,7 @@ class Training:
         self._sizes = state_sizes(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
         self._standing = Standing()
         self._held: list[Holding] = []  # the present holding, and after an interrupted move also the one before
-        self._rejected = b""  # rejected samples of the last step, as encoded for other nodes
+        self._report = b""  # what all nodes have to say of the last step in its commit, encoded
         self._share: Share | None = None  # what is done of the next step; its gradients are in the present holding
         self._loss = math.nan  # loss of the last step that this node has asked for the vote on
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
@@ -137,7 +138,7 @@ class Training:
                 self._standing,
                 has,
                 target.parameters,
-                self._rejected,
+                self._report,
                 done=share.numbers,
                 formation=share.formation,
                 num_microbatches=sum(layout.shares),
@@ -188,11 +189,12 @@ class Training:
             self._standing = replace(self._standing, vote_pending_generation=self._layout.generation)
             self._loss = result.recorded_loss
             self._await_commit()
-            said = _encoded(share.rejected) if speaks and share.rejected else b""
+            is_whole = self._layout.formation_of(plan.step) == self._layout.generation  # and not the rest of a resumed step
+            said = _report(share.rejected if speaks else (), self._step.measured() if is_whole else ())
             outcome = self._step.vote(result, known(), said, step.data_wait_s)
             result = self._apply(outcome.result, plan.step)
             self._standing = Standing(applied=plan.step + 1, generation=self._layout.generation, grad_norm=result.grad_norm)
-            self._rejected = b"".join(outcome.said)  # concatenated protobuf messages merge into one
+            self._report = b"".join(outcome.said)  # concatenated protobuf messages merge into one
             self._loader.finish(step)
             log_step(self.job, step, result, self._step.non_finite_samples)
             all_applied = self._arrive()
@@ -228,7 +230,7 @@ class Training:
 
     def _save_what_is_left(self, folder: Path, mesh: Mesh, generation: int, *, why: str = "") -> str:
         has = {name for held in self._held for name in held.parameters}
-        agreement = agree(mesh, self._sizes, self._standing, has, (), self._rejected)
+        agreement = agree(mesh, self._sizes, self._standing, has, (), self._report)
         if agreement.standing.applied < 0:
             return ""
         if agreement.catches_up:
@@ -333,7 +335,7 @@ class Training:
         self._apply(voted, self._standing.applied)
 
     def _stand_as(self, agreement: Agreement) -> None:
-        self._standing, self._rejected = replace(agreement.standing, vote_pending_generation=-1), agreement.rejected
+        self._standing, self._report = replace(agreement.standing, vote_pending_generation=-1), agreement.report
 
     def _state(self, name: str) -> torch.Tensor:
         return next(held for held in self._held if name in held.parameters).state(name)
@@ -345,9 +347,17 @@ class Training:
 
         all_have_applied: waits for that, and returns False if a node was lost before; then nothing is committed.
         """
-        message = sessions_pb2.CommitRequest.FromString(self._rejected)
-        rejected = [rejection_value(item) for item in message.rejections]
-        commit = partial(self._loader.commit_for_all, step, rejected, loss=self._loss, step_s=step_s, data_wait_s=data_wait_s)
+        report = sessions_pb2.CommitRequest.FromString(self._report)
+        rejected, measured = map(rejection_value, report.rejections), map(measured_value, report.measured)
+        commit = partial(
+            self._loader.commit_for_all,
+            step,
+            list(rejected),
+            loss=self._loss,
+            step_s=step_s,
+            data_wait_s=data_wait_s,
+            measured=list(measured),
+        )
         self._committing = self._commits.submit(_commit_when_applied, all_have_applied, commit)
 
     def _arrive(self) -> dist.Work | None:
@@ -376,5 +386,6 @@ def _commit_when_applied(all_have_applied: Callable[[], bool], commit: Callable[
         commit()
 
 
-def _encoded(rejected: Sequence[Rejected]) -> bytes:
-    return bytes(sessions_pb2.CommitRequest(rejections=map(rejection_message, rejected)).SerializeToString())
+def _report(rejected: Sequence[Rejected], measured: Sequence[MeasuredWork]) -> bytes:
+    message = sessions_pb2.CommitRequest(rejections=map(rejection_message, rejected), measured=map(measured_message, measured))
+    return bytes(message.SerializeToString())

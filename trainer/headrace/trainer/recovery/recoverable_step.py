@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from headrace.measured import MeasuredWork
 from headrace.quarantine import Rejected
 from headrace.snapshot import NOBODY
 from headrace.trainer.gradients import buckets
@@ -78,6 +79,7 @@ class RecoverableStep:
         stage = holding.stage
         self._autocast = torch.autocast(stage.device.type, dtype, enabled=dtype != torch.float32)
         present = [rank for rank in layout.ranks if rank != NOBODY]
+        self._pipeline_index = layout.pipeline
         self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
         self._executor = Executor(
             layout.topology, layout.place, [stage], dtype, self._pipeline, partial(mesh.wait_for_message, in_pipeline=True)
@@ -131,6 +133,10 @@ class RecoverableStep:
             raise
         loss_sum, num_targets = sums.tolist()
         return StepResult(loss=loss_sum / (num_targets or math.nan), num_targets=int(num_targets), grad_norm=math.nan)
+
+    def measured(self) -> Sequence[MeasuredWork]:
+        """Return what this node has measured of the last `compute`."""
+        return [replace(work, replica=self._pipeline_index) for work in self._executor.clock.work()]
 
     def sum_gradients(self, result: StepResult) -> None:
         """Sum the gradients over all pipelines and average them, which makes them those of the global batch.

@@ -7,7 +7,6 @@ x = 64, 256, 1024, 4096 and 16384.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace.plan import GENERATOR, LLM
-from headrace.reorder_service.planning.batch import Floats
+from headrace.reorder_service.planning.cost_model.least_squares import least_squares
 
 VISION = "vision"
 AUDIO = "audio"
@@ -65,8 +64,7 @@ def total(layers: Iterable[LayerCost]) -> LayerCost:
 def fit(positions: ArrayLike, seconds: ArrayLike) -> LayerCost:
     """Fit a layer to (m,) positions and (m,) measured seconds, by least squares of relative errors with no coefficient below 0.
 
-    Errors are relative because otherwise the time at 16384 positions would outweigh that at 64. The best non-negative
-    coefficients are the unconstrained optimum of the columns that they use, so all 7 choices of columns are tried.
+    Errors are relative because otherwise the time at 16384 positions would outweigh that at 64.
 
     Raises ValueError for positions or times that are not positive, and for fewer than 3 different positions.
     """
@@ -83,18 +81,4 @@ def fit(positions: ArrayLike, seconds: ArrayLike) -> LayerCost:
         )
     columns = np.stack((x**2, x, np.ones_like(x)), axis=1) / y[:, None]
     scale = np.linalg.norm(columns, axis=0)
-    return LayerCost(**dict(zip(POWERS, (_non_negative(columns / scale) / scale).tolist(), strict=True)))
-
-
-def _non_negative(columns: Floats) -> Floats:
-    """Return the (3,) weights >= 0 for which the weighted sum of the (m, 3) columns is nearest to all ones."""
-    best, best_error = np.zeros(columns.shape[1]), math.inf
-    for count in range(columns.shape[1], 0, -1):
-        for used in itertools.combinations(range(columns.shape[1]), count):
-            part = columns[:, used]
-            weights = np.linalg.lstsq(part, np.ones(len(part)), rcond=None)[0]
-            error = float(np.square(part @ weights - 1).sum())
-            if weights.min() >= 0 and error < best_error:
-                best, best_error = np.zeros(columns.shape[1]), error
-                best[list(used)] = weights
-    return best
+    return LayerCost(**dict(zip(POWERS, (least_squares(columns / scale, np.ones(x.size)) / scale).tolist(), strict=True)))

@@ -7,7 +7,6 @@ measured seconds = scale x estimated forward seconds + seconds a microbatch.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from headrace.reorder_service.planning.batch import Floats
+from headrace.reorder_service.planning.cost_model.least_squares import least_squares
 from headrace.reorder_service.planning.execution import Execution
 from headrace.schedule import Kind
 
@@ -44,8 +44,8 @@ class Correction:
     """What the costs of a job's plans are corrected by; without units, by nothing."""
 
     units: Mapping[str, UnitCorrection] = field(default_factory=dict)
-    outside_s: float = 0.0
-    """Seconds of a step before and after all microbatches, such as those of the optimizer."""
+    unexplained_s: float = 0.0
+    """Seconds that a step takes longer than its plan, such as those of the optimizer and of messages."""
 
     def to_document(self) -> dict[str, Any]:
         """Return the correction as plain data, from which `from_document` makes an equal one."""
@@ -55,7 +55,7 @@ class Correction:
     def from_document(cls, document: Mapping[str, Any]) -> Correction:
         """Return the correction in a document of `to_document`."""
         units = {unit: UnitCorrection(**lines) for unit, lines in document["units"].items()}
-        return cls(units=units, outside_s=document["outside_s"])
+        return cls(units=units, unexplained_s=document["unexplained_s"])
 
     def seconds(self, estimated: Mapping[str, Floats]) -> dict[str, Floats]:
         """Return the (n,) forward seconds of the samples in each unit, corrected.
@@ -116,7 +116,6 @@ class Observation:
 
     units: Mapping[tuple[str, Kind], Line] = field(default_factory=dict)
     ranks: Ranks | None = None
-    outside_s: float = 0.0
 
 
 def fit(observed: Sequence[Observation], execution: Execution, units: Sequence[str]) -> Correction:
@@ -125,7 +124,6 @@ def fit(observed: Sequence[Observation], execution: Execution, units: Sequence[s
     execution: the uncorrected one, from which ranks with all units keep the ratio of backward to forward. units: the axis of
     `Ranks.estimated_s`.
     """
-    outside_s = float(np.median([one.outside_s for one in observed]))
     ranks = [one.ranks for one in observed if one.ranks is not None]
     if ranks:
         scales = _fit_ranks(ranks, meet_at_microbatches=execution.colocated == "microbatch")
@@ -134,14 +132,14 @@ def fit(observed: Sequence[Observation], execution: Execution, units: Sequence[s
             for unit, scale in zip(units, scales.tolist(), strict=True)
             if scale > 0
         }
-        return Correction(units=lines, outside_s=outside_s)
+        return Correction(units=lines)
     measured: dict[str, UnitCorrection] = {}
     for unit in units:
         of_kinds = [[one.units[unit, kind] for one in observed if (unit, kind) in one.units] for kind in Kind]
         scale, fixed = zip(*map(_fit_line, of_kinds), strict=True)
         if _LEAST_SCALE < scale[Kind.FORWARD] < _MOST_SCALE and sum(scale) <= _LARGEST_FACTOR * scale[Kind.FORWARD]:
             measured[unit] = UnitCorrection(scale=scale, microbatch_s=fixed, stages=_stage_loads(of_kinds))
-    return Correction(units=measured, outside_s=outside_s)
+    return Correction(units=measured)
 
 
 def _fit_line(lines: Sequence[Line]) -> tuple[float, float]:
@@ -211,26 +209,9 @@ def _fit_ranks(ranks: Sequence[Ranks], *, meet_at_microbatches: bool) -> Floats:
         size[size == 0] = 1.0
         keep = np.ones(y.size, np.bool_)
         for _ in range(_ROUNDS):
-            scales = _non_negative(x[keep] / size, y[keep]) / size
+            scales = least_squares(x[keep] / size, y[keep]) / size
             keep = _inliers(y - x @ scales, floor=0.01 * float(np.median(y)))
     return scales
-
-
-def _non_negative(x: Floats, y: Floats) -> Floats:
-    """Return the (U,) least-squares solution without negative entries: the best of all choices of entries that are not 0.
-
-    U is the number of units, four at the most.
-    """
-    gram, target = x.T @ x, x.T @ y
-    best, least = np.zeros(x.shape[1]), 0.0
-    for size in range(1, x.shape[1] + 1):
-        for chosen in itertools.combinations(range(x.shape[1]), size):
-            solution = np.zeros_like(best)
-            solution[list(chosen)] = np.linalg.lstsq(gram[np.ix_(chosen, chosen)], target[list(chosen)], rcond=None)[0]
-            loss = float(solution @ gram @ solution - 2.0 * solution @ target)  # less the square of y
-            if (solution >= 0).all() and loss < least:
-                best, least = solution, loss
-    return best
 
 
 def _rows(ranks: Sequence[Ranks], scales: Floats, *, meet_at_microbatches: bool) -> Iterable[tuple[Floats, Floats]]:

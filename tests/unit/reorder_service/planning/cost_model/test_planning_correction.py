@@ -33,7 +33,7 @@ def steps(scale: float, constant: float, *, noise: float = 0.0, stalled: int = 0
         measured = (scale * estimated + constant) * rng.normal(1.0, noise, 16)
         measured[: stalled if number == 0 else 0] *= 10
         line = Line(estimated_s=estimated, actions=np.ones(16), measured_s=measured, stage_s=np.array([measured.sum()]))
-        observed.append(Observation(units={("llm", Kind.FORWARD): line}, outside_s=0.5 + number))
+        observed.append(Observation(units={("llm", Kind.FORWARD): line}))
     return observed
 
 
@@ -47,10 +47,6 @@ def test_a_fit_finds_the_line_that_the_measurements_lie_on(scale: float, constan
 def test_noise_and_a_first_step_that_stalled_move_it_by_a_few_per_cent() -> None:
     lines = fit(steps(3.0, 1.0, noise=0.05, stalled=16), Execution(), UNITS).units["llm"]
     assert pytest.approx(3.0 * lines.scale[0] + lines.microbatch_s[0], rel=0.02) == 3.0 * 3.0 + 1.0
-
-
-def test_the_time_outside_of_microbatches_is_the_median_of_the_steps() -> None:
-    assert fit(steps(1.0, 0.0), Execution(), UNITS).outside_s == 4.0
 
 
 def test_where_all_microbatches_are_equal_the_slope_carries_them() -> None:
