@@ -1,7 +1,8 @@
 """`python -m benchmarks.forecast`: live jobs train on this machine, and each step's forecast stands beside what the step took.
 
 The trainers are real processes that compute, with one thread each. A job starts from the operations of its model at the nominal
-rate of an accelerator, so that its first costs are wrong by some 10,000, and by another factor in each unit. Where a machine has
+rate of an accelerator, so that its first costs are wrong by some 10,000, and by another factor in each unit; one starts from
+coefficients that are wrong in one unit. Where a machine has
 fewer free cores than a job has processes, they take turns, and a step takes what nobody can forecast: the load of the machine
 stands in each row.
 """
@@ -55,10 +56,17 @@ class Case:
         return sum(unit.get("dp", 1) * unit.get("pp", 1) for unit in self.units.values())
 
 
+PARTS = {"vision": (2, 5e-6), "audio": (2, 5e-6), "llm": (4, 3.4e-5)}
+"""Layers and forward seconds a position and layer of the parts of the tiny model: about what `headrace profile` measures."""
+TOO_SLOW = {
+    "model": "tiny",
+    "units": {part: {"layers": n, "linear_s": s * (3 if part == "llm" else 1)} for part, (n, s) in PARTS.items()},
+}
 FROZEN = {"encoder": {"frozen": True}, "llm": {}}
 CHECKPOINTED = {"encoder": {}, "llm": {"checkpointing": True}}
 CASES = (
     Case(name="1f1b"),
+    Case(name="1f1b, coefficients of the llm 3 x too large", execution={"coefficients": TOO_SLOW}),
     Case(name="zero-bubble", execution={"schedule": "zero-bubble"}),
     Case(name="eager", execution={"schedule": "eager"}),
     Case(name="frozen encoder", units=FROZEN, execution={"units": {"encoder": {"frozen": True}}}),
