@@ -211,8 +211,8 @@ class NodeLoader(PortionLoader):
     def _hear(self, event: sessions_pb2.PlanEvent) -> None:
         if event.WhichOneof("event") == "plan":
             with self._changed:
-                if self._plan_of(event.plan.step) is not None and event.plan.formation != self._plans[event.plan.step].formation:
-                    return  # a service that has just begun to lead may not know yet of the pipelines
+                if is_outdated(event.plan, self._plans.get(event.plan.step)):
+                    return
         super()._hear(event)
 
     def _plan_of(self, step: int) -> sessions_pb2.RankPlan | None:
@@ -246,3 +246,12 @@ class NodeLoader(PortionLoader):
             samples = tickets_of(plan, routes, self._layout.place)
             self._needed[plan.step] = Needed(numbers=numbers, routes=routes, samples=samples)
         return list(self._needed[plan.step].samples)
+
+
+def is_outdated(told: sessions_pb2.RankPlan, held: sessions_pb2.RankPlan | None) -> bool:
+    """Return whether the plan that a node is told was made for earlier pipelines than the one of the same step that it holds.
+
+    A service that has just begun to lead may tell such a plan, as it does not know of the pipelines yet. A plan for later
+    pipelines may come before the node has taken its place in them, and is not told again.
+    """
+    return held is not None and told.formation < held.formation
