@@ -112,6 +112,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--latency and --bandwidth do not go with --emulate, whose messages really travel: take them away")
     if args.whole_backward:
         raise UserError("--whole-backward does not go with --emulate: the pipeline runtime splits backwards; take it away")
+    if args.stage_loads or args.exchange:
+        raise UserError("--stage-loads and --exchange do not go with --emulate, which sleeps for even stages: take them away")
 
 
 def _scaled(table: CostTable, time_scale: float) -> CostTable:

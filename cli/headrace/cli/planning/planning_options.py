@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
-from headrace.cli.planning import orchmllm_option
+from headrace.cli.planning import option_values, orchmllm_option
 from headrace.cli.planning.problem import Problem
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, Topology
-from headrace.schedule import SCHEDULES
+from headrace.schedule import SCHEDULES, Kind
 
 if TYPE_CHECKING:
     from headrace.cli.costs.cost_table import CostTable
@@ -83,6 +83,18 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
     how.add_argument("--whole-backward", action="store_true", help="do not split the backward where samples are deferred")
     how.add_argument("--frozen", default="", metavar="UNIT,...", help="units that are not trained")
     how.add_argument("--checkpointing", default="", metavar="UNIT,...", help="units that run their forward again in the backward")
+    how.add_argument(
+        "--stage-loads",
+        default="",
+        metavar="UNIT=X:...,...",
+        help="times of a unit's stages, relative to each other, like llm=1:1:1.4 (default: all alike)",
+    )
+    how.add_argument(
+        "--exchange",
+        default="",
+        metavar="UNIT=X:Y,...",
+        help="times in which a unit's replicas exchange weights before, and gradients after its microbatches (default: none)",
+    )
     how.add_argument("--latency", type=float, default=0.0, metavar="T", help="time of a transfer between stages (default: 0)")
     how.add_argument("--bandwidth", type=float, default=math.inf, metavar="B", help="bytes per unit of time between stages")
     how.add_argument(
@@ -130,7 +142,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
     from headrace.reorder_service.planning.execution import Execution
     from headrace.reorder_service.planning.stratification_options import Stratification
 
-    frozen = _units("--frozen", args.frozen, topology.stages)
+    frozen = option_values.parse_units("--frozen", args.frozen, topology.stages)
     _check_execution(args)
     if args.bandwidth < math.inf and table.transfer_bytes is None:
         raise UserError(f"--bandwidth needs to know what is sent: give {table.name} a bytes_<unit> column per unit")
@@ -144,6 +156,8 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
             unit: weight_factor(frozen=unit in frozen, times=table.backward.get(unit, BackwardTimes()))
             for unit in topology.stages
         },
+        stage_loads=_stage_loads(args, topology),
+        exchange_s=_exchange(args, topology),
         latency_s=args.latency,
         bytes_per_s=args.bandwidth,
         memory_limit=args.memory_limit,
@@ -203,7 +217,7 @@ def check_strategies(names: Iterable[str]) -> list[str]:
 
 
 def _layers(args: argparse.Namespace, layers: Mapping[str, int] | None) -> dict[str, int]:
-    return dict(layers or {}) | (_counts("--layers", args.layers) if args.layers else {})
+    return dict(layers or {}) | (option_values.parse_counts("--layers", args.layers) if args.layers else {})
 
 
 def _most_stages(args: argparse.Namespace, layers: Mapping[str, int]) -> dict[str, int]:
@@ -213,15 +227,38 @@ def _most_stages(args: argparse.Namespace, layers: Mapping[str, int]) -> dict[st
 
 def _unit_replicas(args: argparse.Namespace, topology: Topology) -> dict[str, int]:
     """Return the number of replicas of the units that have another number than the LLM. Raises UserError."""
-    given = _counts("--dp", args.dp) if args.dp else {}
-    _units("--dp", ",".join(given), topology.stages)
+    given = option_values.parse_counts("--dp", args.dp) if args.dp else {}
+    option_values.parse_units("--dp", ",".join(given), topology.stages)
     if LLM in given:
         raise UserError(f"--replicas says how many {LLM!r} has, so --dp must not name it: take {LLM}={given[LLM]} away")
     return {unit: number for unit, number in given.items() if number != topology.replicas}
 
 
+def _stage_loads(args: argparse.Namespace, topology: Topology) -> dict[str, list[list[float]]]:
+    """Return the time of each stage over an even share, for every kind of action, by named unit. Raises UserError."""
+    loads = {}
+    for unit, times in option_values.parse_times("--stage-loads", args.stage_loads, topology.stages).items():
+        if len(times) != topology.stages[unit]:
+            raise UserError(f"--stage-loads gives {unit!r} {len(times)} times, but it has {topology.stages[unit]} stages")
+        if not sum(times):
+            raise UserError(f"--stage-loads gives {unit!r} no time at all: give one of its stages some")
+        loads[unit] = [[time * len(times) / sum(times)] * len(Kind) for time in times]
+    return loads
+
+
+def _exchange(args: argparse.Namespace, topology: Topology) -> dict[str, tuple[float, float]]:
+    """Return the times before and after the microbatches of the units that are named. Raises UserError."""
+    exchange = {}
+    for unit, times in option_values.parse_times("--exchange", args.exchange, topology.stages).items():
+        if len(times) != 2:
+            raise UserError(f"--exchange gives {unit!r} {len(times)} times, and takes two: before and after its microbatches")
+        exchange[unit] = times[0], times[1]
+    return exchange
+
+
 def _backward_factors(args: argparse.Namespace, units: Collection[str], table: CostTable) -> dict[str, float]:
-    frozen, checkpointing = (_units(flag, getattr(args, flag[2:]), units) for flag in ("--frozen", "--checkpointing"))
+    frozen = option_values.parse_units("--frozen", args.frozen, units)
+    checkpointing = option_values.parse_units("--checkpointing", args.checkpointing, units)
     measured = {unit: times for unit, times in table.backward.items() if unit in units}
     return backward_factors(units, frozen=frozen, checkpointing=checkpointing, measured=measured)
 
@@ -256,7 +293,7 @@ def _stages_of(args: argparse.Namespace, table: CostTable, most: Mapping[str, in
         _check_flags(by_flag, table)
         stages = by_flag
     elif args.stages is not None:
-        stages = _counts("--stages", args.stages)
+        stages = option_values.parse_counts("--stages", args.stages)
     else:
         room = sum(max(1, most.get(unit, DEFAULT_STAGES)) for unit in totals)
         num_stages = min(DEFAULT_STAGES, room) if args.num_stages is None else args.num_stages
@@ -312,25 +349,3 @@ def _check_execution(args: argparse.Namespace) -> None:
     for flag, amount in (("--bandwidth", args.bandwidth), ("--memory-limit", args.memory_limit)):
         if not amount > 0:
             raise UserError(f"{flag} must be positive, got {amount}")
-
-
-def _counts(flag: str, text: str) -> dict[str, int]:
-    """Parse an option's text like `vision=2,llm=5` into a dict. Raises UserError."""
-    counts: dict[str, int] = {}
-    for item in text.split(","):
-        unit, _, number = item.strip().partition("=")
-        if not unit or not number.isdecimal() or int(number) < 1:
-            raise UserError(f"{flag} must look like vision=2,llm=5 with numbers of at least 1, got {item!r}")
-        if unit in counts:
-            raise UserError(f"{flag} names {unit!r} twice")
-        counts[unit] = int(number)
-    return counts
-
-
-def _units(flag: str, text: str, units: Collection[str]) -> tuple[str, ...]:
-    """Parse an option's text like `vision,llm`. Raises UserError unless it names some of `units`."""
-    named = tuple(unit.strip() for unit in text.split(",") if unit.strip())
-    for unit in named:
-        if unit not in units:
-            raise UserError(f"{flag} names {unit!r}, which is no unit of the pipeline ({', '.join(units)})")
-    return named

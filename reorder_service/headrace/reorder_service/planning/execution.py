@@ -52,6 +52,11 @@ class Execution:
     """Seconds that a microbatch takes in all stages of a unit together, besides those of its samples, indexed by Kind."""
     stage_loads: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     """Time of each stage of a unit over an even share, one entry a Kind; a unit that is not named has even stages."""
+    exchange_s: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By unit, the seconds in which its replicas exchange weights before its first microbatch, and gradients after its last one.
+
+    Other units may compute meanwhile. The searches for an order do not look at them; simulated times do.
+    """
     latency_s: float = 0.0
     """Latency of one transfer between two stages."""
     bytes_per_s: float = math.inf
@@ -91,6 +96,8 @@ class Execution:
             raise ValueError(f"the weights' part of a backward must be from 0 to the backward's own factor, got {wrong}")
         if any(replicas < 1 for replicas in self.unit_replicas.values()) or (self.unit_replicas and self.colocated):
             raise ValueError(f"unit_replicas must be at least 1, and are for pipelines only, got {dict(self.unit_replicas)}")
+        if not all(0 <= seconds < math.inf for of_unit in self.exchange_s.values() for seconds in of_unit):
+            raise ValueError(f"exchange_s must be finite and not negative, got {dict(self.exchange_s)}")
         if not (0 <= self.latency_s <= _MOST_LATENCY_S and self.bytes_per_s >= 1 and self.memory_limit > 0):
             raise ValueError(
                 f"latency_s must be from 0 to {_MOST_LATENCY_S:g}, bytes_per_s at least 1 and memory_limit positive, "

@@ -227,3 +227,36 @@ def test_what_is_asked_of_orchmllm_reaches_its_plans_and_no_others(tmp_path: Pat
         assert on_nodes[name]["spread"] == pytest.approx(row["spread"]), "nodes change nothing about the batches"
         assert (padded[name]["spread"]["vision"] == pytest.approx(row["spread"]["vision"])) == (name != "orchmllm")
         assert padded[name]["spread"]["audio"] == pytest.approx(row["spread"]["audio"])
+
+
+def test_uneven_stages_and_exchanges_of_weights_and_gradients_lengthen_the_step(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = ["--stages", "encoder=4,llm=2", "--strategies", "random"]
+
+    def step_s(*options: str) -> float:
+        return float(simulate(folder, capsys, *of, *options)["strategies"][0]["iteration_s"])
+
+    plain = step_s()
+    assert step_s("--stage-loads", "llm=1:1") == pytest.approx(plain)
+    assert step_s("--stage-loads", "llm=1:3") > 1.2 * plain
+    assert step_s("--exchange", "encoder=0:7.5,llm=0:0") == pytest.approx(plain + 7.5), "its backward ends the step"
+    assert step_s("--exchange", "llm=2.5:0") <= plain + 2.5
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--stage-loads", "llm=1:2:3", "--stage-loads gives 'llm' 3 times, but it has 5 stages"),
+        ("--stage-loads", "llm=0:0:0:0:0", "--stage-loads gives 'llm' no time at all"),
+        ("--exchange", "llm=1", "--exchange gives 'llm' 1 times, and takes two: before and after its microbatches"),
+        ("--exchange", "llm=1:-2", "--exchange must look like llm=1:1.5 with times of at least 0, got 'llm=1:-2'"),
+        ("--exchange", "llm", "--exchange must look like llm=1:1.5 with times of at least 0, got 'llm'"),
+        ("--exchange", "vision=1:1", "--exchange names 'vision', which is no unit of the pipeline (encoder, llm)"),
+    ],
+)
+def test_times_of_stages_that_cannot_be_are_refused(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, sentence: str
+) -> None:
+    assert main(["simulate", HARD, *SMALL, "--stages", "encoder=3,llm=5", option, value]) == 2
+    assert sentence in capsys.readouterr().err

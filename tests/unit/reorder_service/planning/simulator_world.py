@@ -65,6 +65,9 @@ class Twin:
     def unit_of(self, stage: int) -> int:
         return max(u for u, first in enumerate(self.first) if first <= stage)
 
+    def exchange_s(self, stage: int) -> tuple[float, float]:
+        return self.how.exchange_s.get(self.units[self.unit_of(stage)], (0.0, 0.0))
+
     def samples(self, unit: int, kind: int, replica: int, microbatch: int) -> list[int]:
         where = (self.place if kind == Kind.FORWARD else self.back)[unit]
         return [i for i, place in enumerate(where) if place == (replica, microbatch)]
@@ -153,7 +156,7 @@ class Twin:
                 raise RecursionError(f"{key} waits for itself")
             open_.add(key)
             previous = before[key]
-            ready = [0.0 if previous is None else times(previous)[1]]
+            ready = [self.exchange_s(key[1])[0] if previous is None else times(previous)[1]]
             ready += [times(needed)[1] + hop for needed, hop in self.neighbours(key)]
             open_.remove(key)
             return max(ready), max(ready) + self.seconds(key)
@@ -207,6 +210,7 @@ def plans(draw: st.DrawFn, split: bool = True) -> tuple[Batch, Slots]:
         latency_s=0.3 if timed and draw(st.booleans()) else 0.0,
         bytes_per_s=4.0 if timed else np.inf,
         unit_replicas=own,
+        exchange_s={unit: (float(rng.random()), float(rng.random())) for unit in stages} if draw(st.booleans()) else {},
     )
     index = rng.integers(0, microbatches, (len(stages), count)) if defers else rng.integers(0, microbatches, (1, count))
     index = np.sort(np.broadcast_to(index, (len(stages), count)), axis=0)

@@ -72,9 +72,7 @@ def timeline(work: Work) -> Timeline:
     layout = _Layout.of(work)
     starts, ends, causes = _replay(work, layout)
     memory_after, _ = _memory(work, layout)
-    num_actions = np.diff(layout.first_action)
-    replica = np.repeat(np.arange(num_actions.size), num_actions)
-    rows = layout.tables[np.arange(replica.size) + np.repeat(layout.first_row - layout.first_action[:-1], num_actions)]
+    replica, rows = layout.actions()
     order = np.lexsort((rows[:, actions_of.STAGE], replica))
     order = order[replica[order] < np.array(work.unit_replicas)[rows[order, actions_of.UNIT]]]
     slot = layout.slot_at[replica, rows[:, actions_of.POSITION]]
@@ -126,11 +124,21 @@ class _Layout:
             slot_at=order + num_microbatches * np.arange(num_replicas)[:, None],
         )
 
+    def actions(self) -> tuple[Ints, Ints]:
+        """Return (A,) the replica and (A, columns) the table's row of each action."""
+        num_actions = np.diff(self.first_action)
+        replica = np.repeat(np.arange(num_actions.size), num_actions)
+        return replica, self.tables[np.arange(replica.size) + np.repeat(self.first_row - self.first_action[:-1], num_actions)]
+
 
 def _iteration_s(work: Work) -> float:
     holes = (work.occupied[:, 1:] > work.occupied[:, :-1]).any()
-    if work.links is not None or holes:
-        _, ends, _ = _replay(work, _Layout.of(work))
+    if work.links is not None or holes or work.execution.exchange_s:
+        layout = _Layout.of(work)
+        _, ends, _ = _replay(work, layout)
+        if work.execution.exchange_s:
+            _, last_s = _exchange_s(work)
+            ends = ends + last_s[layout.actions()[1][:, actions_of.STAGE]]
         return float(ends.max(initial=0.0))
     counts = work.occupied.sum(axis=1)
     return max(
@@ -141,6 +149,13 @@ def _iteration_s(work: Work) -> float:
         )
         for count in np.unique(counts).tolist()
     )
+
+
+def _exchange_s(work: Work) -> tuple[Floats, Floats]:
+    """Return (S,) the seconds that each stage's unit exchanges weights at first, and gradients at last."""
+    of_units = [work.execution.exchange_s.get(unit, (0.0, 0.0)) for unit in work.topology.stages]
+    first, last = np.repeat(np.array(of_units), list(work.topology.stages.values()), axis=0).T
+    return np.ascontiguousarray(first), last
 
 
 def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
@@ -163,6 +178,7 @@ def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
         links.slots,
         links.delay_s,
         work.replicas_coupled,
+        _exchange_s(work)[0],
     )
     if (ends < 0).any():
         raise ValueError(

@@ -78,6 +78,7 @@ def replay(
     link_slots: Ints,
     link_delay_s: Floats,
     replicas_coupled: bool,
+    first_s: Floats,
 ) -> tuple[Floats, Floats, Ints]:
     """Run the schedules of D replicas with times: return the start, end and cause of every action.
 
@@ -87,7 +88,8 @@ def replay(
     overlap. An action of kind k that enters a unit over link l (between unit l and the unit behind it) with slot i needs what the
     slots from link_offsets[k, l, i] to link_offsets[k, l, i + 1] in link_slots[k, l], of the unit on the other side, send it in
     link_delay_s[k, l] seconds. Without links, it needs the equal microbatch. replicas_coupled: whether replicas wait for each
-    other (then all have the same table); otherwise each is run by itself.
+    other (then all have the same table); otherwise each is run by itself. first_s: (S,) seconds before which a stage does
+    nothing.
 
     The cause of an action is the action that it waited for last, -1 if it did not wait. An action that never gets its inputs
     keeps the end -1.
@@ -104,7 +106,7 @@ def replay(
         while left > 0 and ran > 0:
             ran = _run_once(
                 tables, first_row[first:last], first_action[first : last + 1], slot_at[first:last], seconds, hop_s,
-                link_offsets, link_slots, link_delay_s, starts, ends, causes, exits,
+                link_offsets, link_slots, link_delay_s, first_s, starts, ends, causes, exits,
             )  # fmt: skip
             left -= ran
     return starts, ends, causes
@@ -121,6 +123,7 @@ def _run_once(
     link_offsets: Ints,
     link_slots: Ints,
     link_delay_s: Floats,
+    first_s: Floats,
     starts: Floats,
     ends: Floats,
     causes: Ints,
@@ -141,7 +144,7 @@ def _run_once(
                 continue
             slot = slot_at[r, tables[row, POSITION]]
             cause = first_action[r] + tables[row, BEFORE] if tables[row, BEFORE] >= 0 else -1
-            start = ends[cause] if cause >= 0 else 0.0
+            start = ends[cause] if cause >= 0 else first_s[stage]
             for w in range(WAITS, tables.shape[1]):
                 if tables[row, w] < 0 or start == _NOT_YET:
                     break
