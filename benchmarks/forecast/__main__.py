@@ -2,9 +2,8 @@
 
 The trainers are real processes that compute, with one thread each. A job starts from the operations of its model at the nominal
 rate of an accelerator, so that its first costs are wrong by some 10,000, and by another factor in each unit; one starts from
-coefficients that are wrong in one unit. Where a machine has
-fewer free cores than a job has processes, they take turns, and a step takes what nobody can forecast: the load of the machine
-stands in each row.
+coefficients that are wrong in one unit. Where a machine has fewer free cores than a job has processes, they take turns, and a
+step takes what nobody can forecast: the load of the machine stands in each row.
 """
 
 from __future__ import annotations
@@ -56,11 +55,15 @@ class Case:
         return sum(unit.get("dp", 1) * unit.get("pp", 1) for unit in self.units.values())
 
 
-PARTS = {"vision": (2, 5e-6), "audio": (2, 5e-6), "llm": (4, 3.4e-5)}
-"""Layers and forward seconds a position and layer of the parts of the tiny model: about what `headrace profile` measures."""
+PARTS = {"vision": (2, 1.6e-9, 2.9e-6), "audio": (2, 1.8e-9, 2.3e-6), "llm": (4, 1.8e-9, 3.4e-5)}
+"""Layers of the parts of the tiny model, and seconds of a layer by square of the positions and by position: about those that
+`headrace profile tiny` has measured on two cores, with the head among the llm's layers."""
 TOO_SLOW = {
     "model": "tiny",
-    "units": {part: {"layers": n, "linear_s": s * (3 if part == "llm" else 1)} for part, (n, s) in PARTS.items()},
+    "units": {
+        part: {"layers": layers, "quadratic_s": (scale := 3 if part == "llm" else 1) * quadratic_s, "linear_s": scale * linear_s}
+        for part, (layers, quadratic_s, linear_s) in PARTS.items()
+    },
 }
 FROZEN = {"encoder": {"frozen": True}, "llm": {}}
 CHECKPOINTED = {"encoder": {}, "llm": {"checkpointing": True}}
