@@ -11,7 +11,7 @@ from headrace import limits
 from headrace.model_shape import ModelShape
 from headrace.plan import LLM
 from headrace.schedule import SCHEDULES, build
-from headrace.user_document import SpecSection
+from headrace.user_document import SpecSection, parse_json
 
 
 class UnitExecution(SpecSection):
@@ -32,6 +32,9 @@ class UnitExecution(SpecSection):
     """Whether the unit's layers use activation checkpointing: they keep only their inputs, and run their forward again in the
     backward. With 'zero-bubble' the recomputed activations are then kept from the backward until the weight gradients are
     computed."""
+    exchange_s: tuple[Annotated[float, Field(ge=0, le=1e6)], Annotated[float, Field(ge=0, le=1e6)]] = (0.0, 0.0)
+    """Seconds in which the unit's replicas exchange weights before its first microbatch, and gradients after its last one, while
+    other units may compute. Trainers do not look at it."""
     max_rows: Annotated[int, Field(ge=1)] | None = None
     """Most rows (patches, audio frames, tokens) that a stage may keep at once for their backward. The limit is in rows because
     their number is known exactly, while the bytes of a row depend on precision, kernels and allocator. A process with a limit
@@ -133,6 +136,11 @@ class ExecutionSpec(SpecSection):
         values = {unit: getattr(execution, option) for unit, execution in self.units.items()}
         default = UnitExecution.model_fields[option].default
         return {unit: value for unit, value in values.items() if value != default}
+
+
+def load_execution_json(text: str) -> ExecutionSpec:
+    """Return the validated execution in JSON text. Raises SpecError if it is not valid."""
+    return parse_json(ExecutionSpec, text, "execution")
 
 
 def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], chunks: int) -> None:

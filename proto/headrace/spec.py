@@ -341,13 +341,17 @@ class JobSpec(SpecSection):
                 f"microbatch; lower {name}, so that longer samples are refused as too_long, or raise execution.max_tokens"
             )
 
+    def planned_for(self, topology: TopologySpec, execution: ExecutionSpec) -> JobSpec:
+        """Return the spec of the same job for other trainers. Raises SpecError if these and the job's model do not fit."""
+        return load_spec_json(self.model_copy(update={"topology": topology, "execution": execution}).to_json())
+
     def with_topology(self, topology: TopologySpec) -> JobSpec:
         """Return the spec of the same job with another topology. Raises SpecError if the model does not fit the topology."""
-        return load_spec_json(self.model_copy(update={"topology": topology}).to_json())
+        return self.planned_for(topology, self.execution)
 
     def with_execution(self, execution: ExecutionSpec) -> JobSpec:
         """Return the spec of the same job for other trainers. Raises SpecError if they do not fit the topology."""
-        return load_spec_json(self.model_copy(update={"execution": execution}).to_json())
+        return self.planned_for(self.topology, execution)
 
     def is_same_job(self, submitted: JobSpec) -> bool:
         """Return whether submitting that spec means this job: it is equal, or only adds an `execution` to one that has none.

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from headrace import trainer
+from headrace.cli.main import main
 from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.execution_spec import ExecutionSpec
 from headrace.ledger import ledger_sha256
@@ -57,7 +58,9 @@ def test_a_job_whose_batches_are_too_small_for_its_stages_is_told_how_large_they
     assert "global_batch" in warning
 
 
-def test_trainers_that_run_something_else_are_told_before_their_first_step(calm, spec, tmp_path: Path) -> None:
+def test_trainers_that_run_something_else_are_told_before_their_first_step_until_the_job_is_planned_for_them(
+    calm, spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
     job = calm.submit(spec("planned-frozen", steps=1, topology=planned, execution={"units": {"encoder": {"frozen": True}}}))
     with ProcessGroup() as group:
@@ -65,7 +68,11 @@ def test_trainers_that_run_something_else_are_told_before_their_first_step(calm,
         assert wait(processes) == [2, 2]
         sentence = "the job plans for frozen units encoder, but the topology of the trainers has none: change one of them"
         assert sentence in processes[0].last_words()
-    assert not calm.ledger(job)
+        assert not calm.ledger(job)
+        assert main(["job", "topology", job, "--file", str(tmp_path / "topology.yaml"), "--endpoint", calm.endpoint]) == 0
+        processes = start(group, calm, job, tmp_path, None, 2, 2)
+        assert wait(processes) == [0, 0], processes[0].last_words()
+    assert len(calm.ledger(job)) == 1
 
 
 def test_a_job_that_is_submitted_with_a_topology_is_planned_for_it(calm, spec, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from headrace.manifest import ShardTable
 from headrace.message_codec import rejection_value, shard_table
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
-from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
+from headrace.spec import JobSpec, load_spec_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 STREAM_TIMEOUT_S = 300.0
@@ -48,9 +48,8 @@ class JobsClient:
         return status
 
     def spec(self, job: str) -> JobSpec:
-        """Return the spec of a job, with its present topology."""
-        status = self.show(job)
-        return load_spec_json(status.spec_json).with_topology(load_topology_json(status.topology_json))
+        """Return the spec of a job, with the topology and the execution that it is planned for now."""
+        return load_spec_json(self.show(job).spec_json)
 
     def jobs(self) -> list[jobs_pb2.JobStatus]:
         return list(rpc.call(self._stub.List, jobs_pb2.ListRequest(), self.endpoint).jobs)
@@ -75,12 +74,17 @@ class JobsClient:
         status: jobs_pb2.JobStatus = rpc.call(self._stub.SetWeights, request, self.endpoint)
         return status
 
-    def set_topology(self, job: str, topology: TopologySpec, generation: int | None = None) -> jobs_pb2.JobStatus:
-        """Plan a job for another topology from its first uncommitted step on.
+    def plan_for(self, spec: JobSpec, generation: int | None = None) -> jobs_pb2.JobStatus:
+        """Plan a job for the topology and the execution of that spec of it, from its first uncommitted step on.
 
         `generation`: the change is refused unless this is the job's current one; None: any.
         """
-        request = jobs_pb2.TopologyRequest(job=job, topology_json=topology.model_dump_json(), generation=generation)
+        request = jobs_pb2.TopologyRequest(
+            job=spec.name,
+            topology_json=spec.topology.model_dump_json(),
+            execution_json=spec.execution.model_dump_json(),
+            generation=generation,
+        )
         status: jobs_pb2.JobStatus = rpc.call(self._stub.SetTopology, request, self.endpoint)
         return status
 

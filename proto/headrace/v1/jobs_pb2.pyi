@@ -114,14 +114,16 @@ class WeightsRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TopologyRequest(_message.Message):
-    __slots__ = ("job", "topology_json", "generation")
+    __slots__ = ("job", "topology_json", "generation", "execution_json")
     JOB_FIELD_NUMBER: _ClassVar[int]
     TOPOLOGY_JSON_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_JSON_FIELD_NUMBER: _ClassVar[int]
     job: str
     topology_json: str
     generation: int
-    def __init__(self, job: _Optional[str] = ..., topology_json: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    execution_json: str
+    def __init__(self, job: _Optional[str] = ..., topology_json: _Optional[str] = ..., generation: _Optional[int] = ..., execution_json: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps", "paused", "generation", "topology_json", "leader", "term", "ranks", "sources", "up_s", "planned_bytes", "window_bytes", "snapshot", "recoveries", "forecast_step_s", "measured_step_s", "warning", "mixture_json")

@@ -13,6 +13,7 @@ from headrace.cli.log_format import add_log_format
 from headrace.cli.planning import emulate
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
+from headrace.plan import LLM
 
 if TYPE_CHECKING:
     from headrace.spec import JobSpec
@@ -242,16 +243,15 @@ def _spec_of(args: argparse.Namespace, spec: JobSpec, topology: PipelineTopology
 def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
     """Return the spec with stages and execution of trainers of that topology, unless it says itself how its trainers run plans.
 
-    A spec that names other stages is planned for these, as before there was an execution, and the user is told.
+    What is left to say is then that they are pipelines. A spec that names other stages is planned for these, as before there was
+    an execution, and the user is told.
     """
     if topology is None:
         return spec
     if not spec.execution.says_nothing:
         kind = spec.execution.trainer or "pipeline"
         return spec.with_execution(spec.execution.model_copy(update={"trainer": kind}))
-    if "stages" not in spec.topology.model_fields_set:
-        spec = spec.with_topology(spec.topology.changed(stages=topology.stages))
-    elif spec.topology.stages != topology.stages:
+    if "stages" in spec.topology.model_fields_set and spec.topology.stages != topology.stages:
         print(
             f"the job's topology.stages are {_in_words(spec.topology.stages)}, but the topology of the trainers has "
             f"{_in_words(topology.stages)}: steps are planned for the former, as ideal 1F1B; leave stages out of the spec to "
@@ -259,8 +259,8 @@ def _planned_for(spec: JobSpec, topology: PipelineTopology | None) -> JobSpec:
             file=sys.stderr,
         )
         return spec
-    costs = {name: getattr(spec.execution, name) for name in ("coefficients", "correct_costs")}
-    return spec.with_execution(topology.execution.model_copy(update=costs))
+    given = "replicas" in spec.topology.model_fields_set
+    return topology.planned_for(spec, spec.topology.replicas if given else topology.replicas[LLM])
 
 
 def _in_words(stages: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ from headrace.cli.watch.quarantine import FORMATS, print_quarantine
 
 if TYPE_CHECKING:
     from headrace.cli.jobs_client import JobsClient
-    from headrace.spec import TopologySpec
+    from headrace.spec import JobSpec
     from headrace.v1.jobs_pb2 import JobStatus
 
 
@@ -61,6 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--speeds",
         metavar="X,...",
         help="of the replicas, relative to each other: their shares follow (default: as they are)",
+    )
+    topology.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE.yaml",
+        help="plan for pipelines of this file of `headrace train --topology`: replicas, stages, schedule and units",
     )
     topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
     cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
@@ -113,25 +119,32 @@ def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
         case "weights":
             return client.set_weights(args.job, args.from_step, dict(map(_weight, args.weights)))
         case "topology":
-            present = client.show(args.job)
-            return client.set_topology(args.job, _topology(present.topology_json, args), args.generation)
+            return client.plan_for(_planned_for(client.spec(args.job), args), args.generation)
         case _:
             return client.cancel(args.job)
 
 
-def _topology(present_json: str, args: argparse.Namespace) -> TopologySpec:
-    """Return the job's present topology with the changes that the arguments ask for."""
-    from headrace.errors import SpecError
-    from headrace.spec import load_topology_json
+def _planned_for(spec: JobSpec, args: argparse.Namespace) -> JobSpec:
+    """Return the job's spec with the changes of its topology that the arguments ask for."""
+    from headrace.errors import SpecError, UserError
 
+    if args.file is not None:
+        from headrace.plan import LLM
+        from headrace.trainer.pipeline.topology import load_topology_yaml
+
+        if args.stages or args.speeds or args.replicas is not None:
+            raise UserError("--file gives replicas and stages: take --replicas, --stages and --speeds away")
+        pipeline = load_topology_yaml(args.file)
+        spec = pipeline.planned_for(spec, pipeline.replicas[LLM])
     try:
         pairs = [pair.partition("=") for pair in args.stages.split(",")] if args.stages else None
         stages = {unit: int(number) for unit, _, number in pairs} if pairs else None
         speeds = [float(speed) for speed in args.speeds.split(",")] if args.speeds else None
     except ValueError as err:
         raise SpecError(f"--stages reads encoder=1,llm=3 and --speeds 1,1,0.5: {err}") from err
-    present = load_topology_json(present_json)
-    return present.changed(replicas=args.replicas, microbatches=args.microbatches, stages=stages, speeds=speeds)
+    return spec.with_topology(
+        spec.topology.changed(replicas=args.replicas, microbatches=args.microbatches, stages=stages, speeds=speeds)
+    )
 
 
 def _weight(text: str) -> tuple[str, float]:

@@ -11,6 +11,7 @@ import grpc
 
 from headrace import message_codec
 from headrace.errors import NotFoundError, UserError
+from headrace.execution_spec import load_execution_json
 from headrace.manifest import PAGE_SHARDS
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedStep
@@ -88,7 +89,8 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def SetTopology(self, request: jobs_pb2.TopologyRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = self._leadership.service.find(request.job)
         generation = request.generation if request.HasField("generation") else None
-        await asyncio.shield(run.set_topology(load_topology_json(request.topology_json), generation))
+        execution = load_execution_json(request.execution_json) if request.execution_json else None
+        await asyncio.shield(run.set_topology(load_topology_json(request.topology_json), generation, execution))
         return await self._status(run)
 
     @stream_method
@@ -156,14 +158,14 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
                 )
                 for m in service.fleet.members.values()
             ],
-            spec_json=run.spec.to_json(),
+            spec_json=run.planned_spec.to_json(),
             planned_steps=sum(step.plan is not None for step in run.cursor.steps.values()),
             planned_bytes=sum(step.num_bytes or 0 for step in run.cursor.steps.values()),
             window_bytes=run.window_bytes,
             warning=run.warning,
             paused=run.paused,
             generation=run.generation,
-            topology_json=run.topology.model_dump_json(),
+            topology_json=run.planned_spec.topology.model_dump_json(),
             leader=self._leadership.leader.split()[0],
             term=service.store.database.term,
             ranks=[

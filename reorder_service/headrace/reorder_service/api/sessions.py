@@ -87,7 +87,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             session=session.id,
             generation=run.generation,
             next_step=run.cursor.committed,
-            spec_json=run.spec.to_peer_json(),
+            spec_json=run.planned_spec.to_peer_json(),
             vocabulary=message_codec.vocabulary_message(vocabulary),
         )
 

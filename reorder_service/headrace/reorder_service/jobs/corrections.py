@@ -7,6 +7,7 @@ a step again, after a restart or when the job goes back, finds the same correcti
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import statistics
@@ -19,7 +20,7 @@ from headrace.reorder_service.jobs.measurements import observation, unexplained_
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction, fit
 from headrace.reorder_service.store.state import StateStore
-from headrace.spec import JobSpec, TopologySpec
+from headrace.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
@@ -31,43 +32,49 @@ LEAST_STEPS = 3  # measured steps that a fit needs: the first one of a trainer i
 class Corrections:
     """The corrections of one job, by the step from which they hold."""
 
-    def __init__(self, job: str, spec: JobSpec, store: StateStore) -> None:
+    def __init__(self, job: str, store: StateStore) -> None:
         self._job = job
-        self._spec = spec
         self._store = store
-        self._known: tuple[int, Correction] | None = None  # the latest one asked for, and its first step
+        self._known: tuple[int, str, Correction] | None = None  # the latest one asked for: its first step, its trainers
         self._deciding = asyncio.Lock()
 
-    async def of_step(self, index: int, committed: Sequence[PlannedStep], topology: TopologySpec, generation: int) -> Correction:
+    async def of_step(self, index: int, committed: Sequence[PlannedStep], spec: JobSpec, generation: int) -> Correction:
         """Return the correction with which step `index` is planned: the recorded one, or a new one, which is then recorded.
 
-        `committed`: the latest committed steps, to which a new one is fitted. `generation`: theirs, if they count.
+        What is recorded counts for trainers that run the same execution. `committed`: the latest committed steps, to which a new
+        one is fitted. `spec`: as the job is planned now. `generation`: of committed steps that count.
         """
-        if not self._spec.execution.correct_costs:
+        if not spec.execution.correct_costs:
             return UNCORRECTED
-        first = index - index % PERIOD_STEPS
-        recorded = await self._recorded(first, committed, topology, generation)
-        return replace(recorded, units={unit: lines for unit, lines in recorded.units.items() if unit in topology.stages})
+        recorded = await self._recorded(index - index % PERIOD_STEPS, committed, spec, generation)
+        return replace(recorded, units={unit: lines for unit, lines in recorded.units.items() if unit in spec.topology.stages})
 
-    async def _recorded(
-        self, first: int, committed: Sequence[PlannedStep], topology: TopologySpec, generation: int
-    ) -> Correction:
+    async def _recorded(self, first: int, committed: Sequence[PlannedStep], spec: JobSpec, generation: int) -> Correction:
         """Return the correction of the period that begins with step `first`, which may know units of a former topology."""
         async with self._deciding:
-            if self._known is None or self._known[0] != first:
-                text = await self._store.load_correction(self._job, first)
-                if text is None:
+            trainers = hashlib.sha256(spec.execution.model_dump_json().encode()).hexdigest()[:16]
+            if self._known is None or self._known[:2] != (first, trainers):
+                correction = await self._load(first, trainers)
+                if correction is None:
                     measured = [step for step in committed if step.commits and step.plan and step.plan.generation == generation]
-                    fitted = await asyncio.to_thread(self._fit, measured, topology)
-                    former = await self._store.load_correction(self._job, first - PERIOD_STEPS)
-                    text = former if fitted is None and former else json.dumps((fitted or UNCORRECTED).to_document())
+                    fitted = await asyncio.to_thread(self._fit, measured, spec)
+                    correction = fitted or await self._load(first - PERIOD_STEPS, trainers) or UNCORRECTED
+                    text = json.dumps({"trainers": trainers, **correction.to_document()})
                     await self._store.save_correction(self._job, first, text)
-                self._known = first, Correction.from_document(json.loads(text))  # also a new one: what is recorded is what counts
-            return self._known[1]
+                    correction = Correction.from_document(json.loads(text))  # what is recorded is what counts
+                self._known = first, trainers, correction
+            return self._known[2]
 
-    def _fit(self, steps: Sequence[PlannedStep], topology: TopologySpec) -> Correction | None:
+    async def _load(self, first: int, trainers: str) -> Correction | None:
+        """Return the recorded correction of a period; None where there is none for these trainers."""
+        text = await self._store.load_correction(self._job, first)
+        document = {} if text is None else json.loads(text)
+        return Correction.from_document(document) if document.get("trainers") == trainers else None
+
+    def _fit(self, steps: Sequence[PlannedStep], spec: JobSpec) -> Correction | None:
         """Return a correction fitted to these steps; None where they are too few, or their trainers have measured nothing."""
-        execution = execution_of(self._spec, topology.topology())
+        topology = spec.topology
+        execution = execution_of(spec, topology.topology())
         try:
             observed = {step.index: one for step in steps if (one := observation(step, execution)) is not None}
             if len(observed) < LEAST_STEPS:

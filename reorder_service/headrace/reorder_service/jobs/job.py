@@ -17,6 +17,7 @@ from headrace.errors import (
     first_error,
     lost_commits,
 )
+from headrace.execution_spec import ExecutionSpec
 from headrace.limits import MAX_NODES
 from headrace.observability.logs import pairs
 from headrace.plan import LLM
@@ -27,6 +28,7 @@ from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.formation import Formation, formation_of
 from headrace.reorder_service.jobs.indexing import Indexing
+from headrace.reorder_service.jobs.job_execution import check_coefficients, planned_spec
 from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.jobs.planner import Planner
 from headrace.reorder_service.jobs.sessions import Session, Sessions
@@ -35,7 +37,7 @@ from headrace.reorder_service.jobs.window import bytes_ahead, has_room
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.reorder_service.store.store_retry import STORE_RETRY_S
-from headrace.spec import JobSpec, TopologySpec, load_spec_json, load_topology_json
+from headrace.spec import JobSpec, TopologySpec, load_spec_json
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,8 @@ class JobRun:
         self.manifest = Manifest(record, self.spec, store)
         self.generation = record.generation
         """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
-        self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
+        self.planned_spec = planned_spec(record)
+        """The spec with the topology and the execution that the uncommitted steps are planned for."""
         self.formations: Sequence[Formation] = ()
         """The pipelines of nodes that the uncommitted steps are planned for; empty where the job has no nodes."""
         self.batches = GlobalBatches(self.spec, self.manifest, record.mixture)
@@ -126,19 +129,23 @@ class JobRun:
             await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
         await self.cursor.notify()
 
-    async def set_topology(self, topology: TopologySpec, generation: int | None = None) -> None:
+    async def set_topology(
+        self, topology: TopologySpec, generation: int | None = None, execution: ExecutionSpec | None = None
+    ) -> None:
         """Plan the same global batches for another topology, from the first uncommitted step on. All ranks must open anew.
 
-        `generation`: the job's generation as the caller knows it. Raises ConflictError where that or the job is over, and
-        SpecError where the job's model lacks units of the topology.
+        `generation`: the job's, as the caller knows it. `execution`: how trainers run the plans from now on; None: as before.
+        Raises ConflictError where generation or job are over, SpecError where topology, execution and model do not fit.
         """
-        self.spec.with_topology(topology)
+        planned = self.planned_spec.planned_for(topology, execution or self.planned_spec.execution)
+        check_coefficients(planned)
         async with self.cursor.moving:
             if generation not in (None, self.generation):
                 raise ConflictError(f"job {self.name!r} is in generation {self.generation}, not {generation}: look again")
             self.cursor.check_goes_on("its topology cannot change any more")
-            if topology != self.topology:
-                stored = self._store.set_topology(self.name, topology.model_dump_json(), self.generation + 1)
+            if planned != self.planned_spec:
+                documents = topology.model_dump_json(), planned.execution.model_dump_json()
+                stored = self._store.set_topology(self.name, *documents, self.generation + 1)
                 await self._restarted(stored, "planned anew for another topology")
         await self.cursor.notify()
 
@@ -178,7 +185,7 @@ class JobRun:
             log.info("changed %s", pairs(job=self.name, what=what, step=record.cursor, generation=record.generation))
             self.cursor.set_to(record)
             self.generation = record.generation
-            self.topology = load_topology_json(record.topology_json) if record.topology_json else self.spec.topology
+            self.planned_spec = planned_spec(record)
             self.sessions.end_all(self._stale(f"was {what}"))
         finally:
             self.start()
@@ -271,7 +278,7 @@ class JobRun:
             return
         refs = await self._planner.in_worker_thread(self.batches.refs, index)
         step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
-        await self._planner.plan(step, self.topology, self.generation, tuple(self.cursor.recent))
+        await self._planner.plan(step, self.planned_spec, self.generation, tuple(self.cursor.recent))
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
         await self._plan_for_formation(step)
@@ -309,7 +316,7 @@ class JobRun:
                 if self.cursor.steps.get(step.index) is not step:  # it was committed meanwhile
                     return
                 try:
-                    await self._planner.plan_again(step, self.topology, self.generation, formation)
+                    await self._planner.plan_again(step, self.planned_spec, self.generation, formation)
                 except JobFailedError as err:
                     self._order_failed(str(err))
                     return
@@ -341,7 +348,7 @@ class JobRun:
         if generation not in (None, self.generation):
             raise self._stale()
         former = self.sessions.num_ranks
-        topology = self.topology
+        topology = self.planned_spec.topology
         most = topology.replicas
         if together:  # their pipelines, each of which takes a microbatch or more, may be more than the topology's replicas
             most = max(most, min(most * topology.microbatches, MAX_NODES))

@@ -6,7 +6,7 @@ import math
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.errors import SpecError
-from headrace.execution_spec import ExecutionSpec
+from headrace.execution_spec import ExecutionSpec, load_execution_json
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import Topology
 from headrace.reorder_service.planning.cost_model.coefficients_document import parse_coefficients
@@ -14,7 +14,21 @@ from headrace.reorder_service.planning.cost_model.measured_costs import Measured
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.reorder_service.planning.stratification_options import Stratification
-from headrace.spec import JobSpec
+from headrace.reorder_service.store.state import JobRecord
+from headrace.spec import JobSpec, load_spec_json, load_topology_json
+
+
+def planned_spec(record: JobRecord) -> JobSpec:
+    """Return the spec of a stored job with the topology and the execution that its steps are planned for now.
+
+    Raises SpecError where the record does not hold valid ones.
+    """
+    spec, changes = load_spec_json(record.spec_json), dict[str, object]()
+    if record.topology_json:
+        changes["topology"] = load_topology_json(record.topology_json)
+    if record.execution_json:
+        changes["execution"] = load_execution_json(record.execution_json)
+    return spec.model_copy(update=changes)
 
 
 def measured_costs(spec: ExecutionSpec) -> MeasuredCosts | None:
@@ -66,6 +80,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
             )
             for unit in topology.stages
         },
+        exchange_s=spec.of_units("exchange_s"),
         latency_s=spec.latency_us / 1e6,
         bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,
         may_cross_replicas=spec.trainer == "pipeline",

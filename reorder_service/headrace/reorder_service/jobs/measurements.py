@@ -26,7 +26,13 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
     execution: the uncorrected one of the job. Trainers that have all units say nothing about the units of a pipeline.
     """
     work = [one for commit in step.commits.values() for one in commit.measured]
-    if step.plan is None or not step.estimated or not work or (work[0].unit == ALL_UNITS) != bool(execution.colocated):
+    if (
+        step.plan is None
+        or not step.estimated
+        or not step.measured_s > 0
+        or not work
+        or (work[0].unit == ALL_UNITS) != bool(execution.colocated)
+    ):
         return None
     topology, formation = step.plan.topology, step.formation
     units, replicas, microbatches = tuple(topology.stages), topology.replicas, topology.microbatches

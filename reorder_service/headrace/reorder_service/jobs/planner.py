@@ -22,7 +22,7 @@ from headrace.reorder_service.jobs.probing import probe
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.sample import SampleRef
-from headrace.spec import JobSpec, TopologySpec
+from headrace.spec import JobSpec
 from headrace.ticket import make_ticket
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Planner:
         self._manifest = manifest
         self._store = store
         self._orders = orders
-        self._corrections = Corrections(record.job, spec, store)
+        self._corrections = Corrections(record.job, store)
         self._batch_size = BatchSize(spec)
 
     @property
@@ -64,14 +64,14 @@ class Planner:
     async def plan(
         self,
         step: PlannedStep,
-        topology: TopologySpec,
+        spec: JobSpec,
         generation: int,
         committed: Sequence[PlannedStep] = (),
     ) -> None:
         """Probe a step's samples, plan it and cut it into parts. Raises JobFailedError where no preprocessor can probe them.
 
-        The plan is for the topology's replicas, so that the parts are the same whoever plans the step; `plan_again` makes that
-        for the pipelines of nodes. `committed`: the latest steps, by which costs are corrected.
+        `spec`: as the job is planned now. The plan is for its topology's replicas, so that the parts are the same whoever plans
+        the step; `plan_again` makes that for the pipelines of nodes. `committed`: the latest steps, by which costs are corrected.
         """
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
@@ -89,8 +89,8 @@ class Planner:
         def cut(plan: StepPlan) -> None:
             step.cut(plan, part_samples=self._spec.part_samples, ticket=ticket)
 
-        step.correction = await self._corrections.of_step(step.index, committed, topology, generation)
-        plan = await self._make(step, topology, generation, None, cut)
+        step.correction = await self._corrections.of_step(step.index, committed, spec, generation)
+        plan = await self._make(step, spec, generation, None, cut)
         log.info(
             "planned %s",
             pairs(
@@ -104,13 +104,13 @@ class Planner:
             ),
         )
         if self._batch_size.add(step.costs):
-            await self.in_worker_thread(self._batch_size.judge, topology.topology())
+            await self.in_worker_thread(self._batch_size.judge, spec.topology.topology())
             if self.warning:
                 log.warning("could be planned better %s", pairs(job=self._job, why=self.warning))
 
-    async def plan_again(self, step: PlannedStep, topology: TopologySpec, generation: int, formation: Formation | None) -> None:
+    async def plan_again(self, step: PlannedStep, spec: JobSpec, generation: int, formation: Formation | None) -> None:
         """Plan a planned step for other pipelines. Its samples and its parts stay as they are."""
-        plan = await self._make(step, topology, generation, formation, StepPlan.check)
+        plan = await self._make(step, spec, generation, formation, StepPlan.check)
         step.adopt(plan, formation)  # in the event loop, which serializes plans
         log.info(
             "planned again %s",
@@ -126,7 +126,7 @@ class Planner:
     async def _make(
         self,
         step: PlannedStep,
-        topology: TopologySpec,
+        spec: JobSpec,
         generation: int,
         formation: Formation | None,
         take: Callable[[StepPlan], None],
@@ -135,7 +135,7 @@ class Planner:
         vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
 
         def make_and_take() -> StepPlan:
-            plan = step.make_plan(self._spec, topology, formation, vocab=vocab, generation=generation)
+            plan = step.make_plan(spec, spec.topology, formation, vocab=vocab, generation=generation)
             take(plan)
             return plan
 

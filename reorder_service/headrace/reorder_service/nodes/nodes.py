@@ -297,11 +297,11 @@ class Nodes:
         with suppress(TimeoutError):
             async with asyncio.timeout(SAMPLES_S):
                 await run.cursor.first_planned()
-        topology = run.topology.topology()
+        topology = run.planned_spec.topology.topology()
         planned = [step for step in run.cursor.planned if step.costs]
         if not planned:
             return {}
-        execution = planned[0].correction.execution(execution_of(run.spec, topology))
+        execution = planned[0].correction.execution(execution_of(run.planned_spec, topology))
         return mean_microbatch([step.costs for step in planned], execution, topology)
 
     async def _close(self, membership: Membership) -> bool:

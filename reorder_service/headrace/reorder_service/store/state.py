@@ -68,6 +68,8 @@ class JobRecord:
     generation: int
     topology_json: str
     """Topology in place of the spec's; empty: the spec's."""
+    execution_json: str
+    """Execution in place of the spec's; empty: the spec's."""
     mixture: tuple[tuple[int, tuple[float, ...]], ...]
     """Changes of the mixture: (first step, weights of all sources) each."""
     progress: Progress
@@ -109,6 +111,7 @@ class StateStore:
             "cursor": "0",
             "generation": "1",
             "topology": "",
+            "execution": "",
             "mixture": "[]",
         }
         key = _key(job, "job")
@@ -141,6 +144,7 @@ class StateStore:
             cursor=int(fields["cursor"]),
             generation=int(fields["generation"]),
             topology_json=fields["topology"],
+            execution_json=fields.get("execution", ""),  # stores of 0.1 have none
             mixture=tuple((step, tuple(weights)) for step, weights in json.loads(fields["mixture"])),
             progress=await self._progress(job, int(fields["cursor"])),
             vocabulary=Vocabulary(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
@@ -179,10 +183,10 @@ class StateStore:
     async def set_paused(self, job: str, paused: bool) -> None:
         await self._change(job, _hset(_key(job, "job"), {"paused": str(int(paused))}))
 
-    async def set_topology(self, job: str, topology_json: str, generation: int) -> bool:
-        """Change the topology and begin `generation`; return False where the present one is not the one before it."""
+    async def set_topology(self, job: str, topology_json: str, execution_json: str, generation: int) -> bool:
+        """Change topology and execution, and begin `generation`; return False where the present one is not the one before it."""
         key = _key(job, "job")
-        fields = {"topology": topology_json, "generation": str(generation)}
+        fields = {"topology": topology_json, "execution": execution_json, "generation": str(generation)}
         return await self.database.write(_hset(key, fields), when=[(str(generation - 1), "HGET", key, "generation")])
 
     async def save_membership(self, job: str, document: str) -> None:

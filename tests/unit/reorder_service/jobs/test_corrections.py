@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.measured import MeasuredWork
 from headrace.reorder_service.jobs.corrections import LEAST_STEPS, PERIOD_STEPS, Corrections
 from headrace.reorder_service.jobs.job_execution import execution_of
@@ -50,7 +51,7 @@ async def lived(
     """Steps that were planned, trained and committed one after the other. pipelines: of the job's nodes, if it has some."""
     done: list[PlannedStep] = []
     for index in range(steps):
-        correction = await corrections.of_step(index, done, spec.topology, 1)
+        correction = await corrections.of_step(index, done, spec, 1)
         done.append(planned(spec, index, correction))
         if pipelines:
             form(spec, done[-1], pipelines)
@@ -78,7 +79,7 @@ async def test_a_job_whose_costs_are_wrong_by_three_in_one_unit_learns_what_its_
     store: StateStore, machine: Correction, execution: dict[str, Any]
 ) -> None:
     spec = job(**execution)
-    steps = await lived(Corrections("job", spec, store), spec, machine, 3 * PERIOD_STEPS)
+    steps = await lived(Corrections("job", store), spec, machine, 3 * PERIOD_STEPS)
     for step in steps[-PERIOD_STEPS:]:
         assert step.forecast_s == pytest.approx(step.measured_s, rel=0.01)
 
@@ -87,7 +88,7 @@ async def test_a_job_whose_costs_are_wrong_by_three_in_one_unit_learns_what_its_
 async def test_so_do_the_unequal_pipelines_of_nodes(store: StateStore) -> None:
     spec = job()
     machine = replace(MACHINE, units={unit: replace(lines, stages=()) for unit, lines in MACHINE.units.items()})
-    steps = await lived(Corrections("job", spec, store), spec, machine, 3 * PERIOD_STEPS, UNEQUAL)
+    steps = await lived(Corrections("job", store), spec, machine, 3 * PERIOD_STEPS, UNEQUAL)
     for step in steps[-PERIOD_STEPS:]:
         assert step.forecast_s == pytest.approx(step.measured_s, rel=0.01)
 
@@ -95,7 +96,7 @@ async def test_so_do_the_unequal_pipelines_of_nodes(store: StateStore) -> None:
 @pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
 async def test_the_correction_makes_the_plans_of_somebody_who_knew_the_costs_all_along(store: StateStore) -> None:
     spec = job("disttrain")
-    [*_, last] = await lived(Corrections("job", spec, store), spec, MACHINE, 3 * PERIOD_STEPS)
+    [*_, last] = await lived(Corrections("job", store), spec, MACHINE, 3 * PERIOD_STEPS)
     knowing = planned(spec, last.index, MACHINE)
     assert last.plan is not None
     assert knowing.plan is not None
@@ -106,7 +107,7 @@ async def test_the_correction_makes_the_plans_of_somebody_who_knew_the_costs_all
 @pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
 async def test_a_job_that_asks_for_the_same_plans_in_every_run_is_not_corrected(store: StateStore) -> None:
     spec = job(correct_costs=False)
-    steps = await lived(Corrections("job", spec, store), spec, MACHINE, 3 * PERIOD_STEPS)
+    steps = await lived(Corrections("job", store), spec, MACHINE, 3 * PERIOD_STEPS)
     for step in steps:
         assert step.plan == planned(spec, step.index).plan
 
@@ -114,10 +115,10 @@ async def test_a_job_that_asks_for_the_same_plans_in_every_run_is_not_corrected(
 @pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
 async def test_whoever_plans_a_step_again_finds_the_correction_that_it_was_planned_with(store: StateStore) -> None:
     spec = job()
-    steps = await lived(Corrections("job", spec, store), spec, MACHINE, 2 * PERIOD_STEPS + 1)
-    another = Corrections("job", spec, store)  # of a process that took over
+    steps = await lived(Corrections("job", store), spec, MACHINE, 2 * PERIOD_STEPS + 1)
+    another = Corrections("job", store)  # of a process that took over
     for step in reversed(steps):
-        correction = await another.of_step(step.index, steps[:LEAST_STEPS], spec.topology, 1)
+        correction = await another.of_step(step.index, steps[:LEAST_STEPS], spec, 1)
         again = planned(spec, step.index, correction)
         assert again.plan == step.plan
 
@@ -125,16 +126,16 @@ async def test_whoever_plans_a_step_again_finds_the_correction_that_it_was_plann
 @pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
 async def test_before_enough_steps_are_measured_a_correction_stays_as_it_was(store: StateStore) -> None:
     spec = job()
-    corrections = Corrections("job", spec, store)
+    corrections = Corrections("job", store)
     measured = [planned(spec, index) for index in range(LEAST_STEPS)]
     for step in measured:
         train(spec, step, MACHINE)
-    assert await corrections.of_step(0, (), spec.topology, 1) == UNCORRECTED
-    assert await corrections.of_step(PERIOD_STEPS, measured[1:], spec.topology, 1) == UNCORRECTED
-    fitted = await corrections.of_step(2 * PERIOD_STEPS, measured, spec.topology, 1)
+    assert await corrections.of_step(0, (), spec, 1) == UNCORRECTED
+    assert await corrections.of_step(PERIOD_STEPS, measured[1:], spec, 1) == UNCORRECTED
+    fitted = await corrections.of_step(2 * PERIOD_STEPS, measured, spec, 1)
     assert fitted.units.keys() == STAGES.keys()
     former = measured  # of a generation whose plans may have been for other trainers
-    assert await corrections.of_step(3 * PERIOD_STEPS, former, spec.topology, 2) == fitted
+    assert await corrections.of_step(3 * PERIOD_STEPS, former, spec, 2) == fitted
 
 
 def test_the_padding_of_packs_is_part_of_what_the_llm_was_measured_on() -> None:
@@ -153,12 +154,20 @@ def test_the_padding_of_packs_is_part_of_what_the_llm_was_measured_on() -> None:
 @pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
 async def test_units_that_the_topology_has_no_more_are_not_corrected(store: StateStore) -> None:
     spec = job()
-    steps = await lived(Corrections("job", spec, store), spec, MACHINE, 2 * PERIOD_STEPS + 1)
-    fewer = spec.topology.changed(stages={"encoder": 1, "llm": 2})
-    corrections = Corrections("job", spec, store)
-    before = await corrections.of_step(steps[-1].index, steps, spec.topology, 1)
+    steps = await lived(Corrections("job", store), spec, MACHINE, 2 * PERIOD_STEPS + 1)
+    fewer = spec.with_topology(spec.topology.changed(stages={"encoder": 1, "llm": 2}))
+    corrections = Corrections("job", store)
+    before = await corrections.of_step(steps[-1].index, steps, spec, 1)
     after = await corrections.of_step(steps[-1].index, steps, fewer, 2)
     assert (before.units.keys(), after.units.keys()) == ({"vision", "llm"}, {"llm"})
+
+
+@pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
+async def test_what_was_recorded_of_other_trainers_does_not_count(store: StateStore) -> None:
+    spec = job()
+    steps = await lived(Corrections("job", store), spec, MACHINE, 2 * PERIOD_STEPS + 1)
+    frozen = spec.with_execution(ExecutionSpec(units={"vision": UnitExecution(frozen=True)}))
+    assert await Corrections("job", store).of_step(steps[-1].index, steps, frozen, 2) == UNCORRECTED
 
 
 @pytest.mark.parametrize("store_url", ["embedded"], indirect=True)
@@ -169,7 +178,7 @@ async def test_numbers_that_make_no_sense_do_not_end_the_job(store: StateStore) 
     for step in steps:
         train(spec, step, MACHINE)
         step.commits[0] = replace(step.commits[0], measured=(*step.commits[0].measured, strange))
-    correction = await Corrections("job", spec, store).of_step(PERIOD_STEPS, steps, spec.topology, 1)
+    correction = await Corrections("job", store).of_step(PERIOD_STEPS, steps, spec, 1)
     assert correction.units.keys() == STAGES.keys()
 
 
@@ -203,11 +212,13 @@ async def test_a_job_that_goes_back_plans_its_steps_with_the_recorded_correction
     run = await submit(await start(), window=4)
     await consume(run, run.open_session(0, 1), stop=5)
     recorded = await run._store.load_correction(run.name, PERIOD_STEPS)
-    assert recorded == json.dumps(UNCORRECTED.to_document())
+    assert recorded is not None
+    assert Correction.from_document(json.loads(recorded)) == UNCORRECTED
     special = Correction(units={"llm": UnitCorrection(scale=(7.0, 14.0, 0.0))})
-    await run._store.save_correction(run.name, PERIOD_STEPS, json.dumps(special.to_document()))
+    replaced = json.dumps({**json.loads(recorded), **special.to_document()})
+    await run._store.save_correction(run.name, PERIOD_STEPS, replaced)
     await run.rewind(0)
     async for event in told_by(run.open_session(0, 1)):
         if isinstance(event, PlannedStep) and event.index == 0:
             break
-    assert await run._store.load_correction(run.name, PERIOD_STEPS) == json.dumps(special.to_document())
+    assert await run._store.load_correction(run.name, PERIOD_STEPS) == replaced

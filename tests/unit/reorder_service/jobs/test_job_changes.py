@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from headrace.errors import ConflictError, SupersededError, UserError
+from headrace.errors import ConflictError, SpecError, SupersededError, UserError
+from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.spec import TopologySpec
 from tests.unit.reorder_service.job_world import Preprocessor, Start, commit, consume, names, submit, told_step, until
 
@@ -31,7 +32,7 @@ async def test_a_new_topology_plans_the_uncommitted_steps_anew(start: Start) -> 
 
 async def test_the_same_topology_again_changes_nothing(start: Start) -> None:
     run = await submit(await start(), replicas=2)
-    await run.set_topology(run.topology)
+    await run.set_topology(run.planned_spec.topology)
     assert run.generation == 1
 
 
@@ -39,7 +40,21 @@ async def test_a_topology_outlives_the_service(start: Start) -> None:
     run = await submit(await start(), replicas=2)
     await run.set_topology(TopologySpec(replicas=3))
     again = (await start()).find("job")
-    assert (again.topology.replicas, again.generation) == (3, 2)
+    assert (again.planned_spec.topology.replicas, again.generation) == (3, 2)
+
+
+async def test_trainers_that_run_something_else_are_planned_for_also_by_whoever_takes_over(start: Start) -> None:
+    run = await submit(await start(), replicas=2)
+    frozen = ExecutionSpec(units={"encoder": UnitExecution(frozen=True)})
+    await run.set_topology(run.planned_spec.topology, execution=frozen)
+    again = (await start()).find("job")
+    assert [(job.planned_spec.execution, job.generation) for job in (run, again)] == [(frozen, 2)] * 2
+    assert again.spec.execution == ExecutionSpec(), "it is still the job that was submitted"
+    await again.set_topology(TopologySpec(replicas=3))
+    assert again.planned_spec.execution == frozen
+    with pytest.raises(SpecError, match=r"execution\.units names 'audio', but topology\.stages has encoder, llm"):
+        await again.set_topology(TopologySpec(), execution=ExecutionSpec(units={"audio": UnitExecution(frozen=True)}))
+    assert again.generation == 3
 
 
 async def test_other_weights_hold_from_their_step_on_and_again_after_a_reset(start: Start) -> None:

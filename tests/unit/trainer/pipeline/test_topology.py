@@ -188,6 +188,15 @@ def job_of(topology: PipelineTopology, **fields: Any) -> JobSpec:
     return spec.model_copy(update={"topology": planned, "execution": topology.execution})
 
 
+def test_a_job_is_planned_for_other_trainers_and_keeps_what_they_do_not_say() -> None:
+    spec = job_of(topology_of({"vision": {}, "llm": {"pp": 2}}), global_batch=8)
+    spec = spec.with_execution(spec.execution.model_copy(update={"memory_gib": 3.0}))
+    ours = topology_of({"vision": {"frozen": True}, "llm": {"dp": 3, "pp": 4}}, schedule="gpipe")
+    changed = ours.planned_for(spec, 3)
+    assert PipelineTopology.of_job(changed) == ours
+    assert (changed.execution.memory_gib, changed.global_batch) == (3.0, 8)
+
+
 @exactly
 @given(topologies.filter(lambda topology: {"vision", "audio"} & set(topology.units)))
 def test_trainers_that_take_their_topology_from_the_job_get_the_one_it_was_planned_for(topology: PipelineTopology) -> None:

@@ -123,6 +123,16 @@ class PipelineTopology(BaseModel):
             units={unit: execution for unit, execution in units.items() if execution != UnitExecution()},
         )
 
+    def planned_for(self, spec: JobSpec, replicas: int) -> JobSpec:
+        """Return the spec of a job that is planned for trainers of this topology; memory, links and costs stay as it says them.
+
+        replicas: of the LLM. Raises SpecError where the job's model does not fit.
+        """
+        ours = self.execution
+        same = {name: getattr(ours, name) for name in ("trainer", "schedule", "chunks", "in_flight", "units")}
+        topology = spec.topology.changed(replicas=replicas, stages=self.stages)
+        return spec.planned_for(topology, spec.execution.model_copy(update=same))
+
     @property
     def world_size(self) -> int:
         """Number of processes of all units together."""
@@ -212,7 +222,7 @@ class PipelineTopology(BaseModel):
         for name, ours, theirs in self.differences(planned, stages):
             raise UserError(
                 f"the job plans for {name} {theirs}, but the topology of the trainers has {ours}: "
-                "change one of them; `headrace train --submit SPEC --topology FILE` plans a new job for its topology"
+                "change one of them; `headrace job topology JOB --file FILE` has the job planned for that of FILE"
             )
 
     def differences(self, planned: ExecutionSpec, stages: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:

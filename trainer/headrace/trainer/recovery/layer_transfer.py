@@ -56,7 +56,7 @@ class Agreement:
     is_current: bool
     """Whether this node's weights are those of `standing`, once it has caught up."""
     report: bytes
-    """Rejected samples of the last step, as encoded by `headrace.trainer.recovery.node_training`."""
+    """What nodes have to say of the last step in its commit, as encoded by `headrace.trainer.recovery.node_training`."""
     transfers: Sequence[Transfer]
     sources: Mapping[str, Sequence[int]]
     """Ranks that have each parameter of the model now, in the version of `standing`."""
