@@ -20,13 +20,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(LIM
 
 @pytest.mark.parametrize(("vision", "llm"), [(2, 2), (4, 4), (3, 2), (4, 2)])
 def test_a_job_of_500_steps_runs_to_its_end_whatever_auto_chooses(calm, spec, tmp_path: Path, vision: int, llm: int) -> None:
-    world, units = vision + llm, {"vision": {"dp": vision}, "llm": {"dp": llm}}
+    world, execution = vision + llm, {"trainer": "pipeline", "units": {"vision": {"dp": vision}}}
     planned = {"replicas": llm, "microbatches": 2, "stages": {"vision": 1, "llm": 1}}
-    name, execution = f"auto-{vision}-{llm}", {"trainer": "pipeline"}
     short = [{"path": str(example_data() / shards), "name": shards[:5]} for shards in ("charts-*.tar", "pictures-*.tar")]
-    job = calm.submit(spec(name, sources=short, steps=STEPS, epochs=STEPS, topology=planned, execution=execution))
+    job = calm.submit(
+        spec(f"auto-{vision}-{llm}", sources=short, steps=STEPS, epochs=STEPS, topology=planned, execution=execution)
+    )
     with ProcessGroup() as group:
-        processes = start(group, calm, job, tmp_path, units, world, world)
+        processes = start(group, calm, job, tmp_path, None, world, world)
         moved = steps_with_moved_samples(calm, job, processes)
         assert [process.exit_code() for process in processes] == [0] * world, processes[0].last_words()
         assert len(losses(processes[0].log)) == STEPS

@@ -22,13 +22,13 @@ from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job_execution import execution_of, measured_costs
 from headrace.reorder_service.jobs.left_out import Agreement
-from headrace.reorder_service.planning.batch import Batch, make_batch
+from headrace.reorder_service.planning.batch import Batch, make_batch, slots_of
 from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction
 from headrace.reorder_service.planning.cost_model.cost import estimate
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.simulation.memory_limit import check_memory
 from headrace.reorder_service.planning.strategies import plan_of
-from headrace.reorder_service.planning.unequal_pipelines import for_pipelines, plan_for_pipelines
+from headrace.reorder_service.planning.unequal_pipelines import for_pipelines, plan_for_pipelines, shares_of
 from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord, added
 from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
@@ -257,9 +257,13 @@ class PlannedStep:
 
         def plan_any(batch: Batch) -> StepPlan:
             if formation is not None:
-                return plan_for_pipelines(spec.strategy, batch, formation.pipelines, generation)
-            plan = plan_of(spec.strategy, batch, generation, speeds)
-            check_memory(batch, plan, lambda sample_id: self.probes[sample_id].name)
+                plan = plan_for_pipelines(spec.strategy, batch, formation.pipelines, generation)
+                shares = [(part, slots) for part, slots, _ in shares_of(batch, plan, formation.pipelines)]
+            else:
+                plan = plan_of(spec.strategy, batch, generation, speeds)
+                shares = [(batch, slots_of(plan, batch.sample_ids))]
+            for part, slots in shares:
+                check_memory(part, slots, lambda sample_id: self.probes[sample_id].name)
             return plan
 
         if spec.pack_tokens is None:

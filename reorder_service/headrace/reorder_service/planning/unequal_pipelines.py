@@ -7,7 +7,7 @@ pipeline. The shares follow a model of a pipeline's time, which is corrected by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -118,14 +118,17 @@ def for_pipelines(execution: Execution) -> Execution:
 
 def pipelines_s(batch: Batch, plan: StepPlan, pipelines: Sequence[PipelineShape]) -> float:
     """Return the simulated seconds of a batch's plan that `plan_for_pipelines` has made for these pipelines."""
+    shares = shares_of(batch, plan, pipelines)
+    return max((simulate(simulated_work(part, slots, shape)).iteration_s for part, slots, shape in shares), default=0.0)
+
+
+def shares_of(batch: Batch, plan: StepPlan, pipelines: Sequence[PipelineShape]) -> Iterator[tuple[Batch, Slots, PipelineShape]]:
+    """Yield what each of these pipelines has of a batch's plan: its samples as a batch of one replica, and their slots."""
     slots, microbatches = slots_of(plan, batch.sample_ids), plan.topology.microbatches
-    longest_s = 0.0
     for p, shape in enumerate(pipelines):
         rows = np.flatnonzero(slots[0] // microbatches == p)
         if rows.size:
-            work = simulated_work(batch.of_rows(rows, shape.topology), slots[:, rows] - p * microbatches, shape)
-            longest_s = max(longest_s, simulate(work).iteration_s)
-    return longest_s
+            yield batch.of_rows(rows, shape.topology), slots[:, rows] - p * microbatches, shape
 
 
 def simulated_work(batch: Batch, slots: Slots, shape: PipelineShape) -> Work:

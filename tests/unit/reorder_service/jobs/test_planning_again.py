@@ -15,6 +15,7 @@ from headrace.reorder_service.jobs.sessions import EventBatch
 from headrace.reorder_service.planning.unequal_pipelines import PipelineShape
 from headrace.v1 import sessions_pb2
 from tests.unit.reorder_service.job_world import Start, commit, submit, told_step, told_steps, until
+from tests.unit.reorder_service.jobs.machine_world import form, job, planned
 
 
 def formation(generation: int, first_step: int, microbatches: Sequence[int]) -> Formation:
@@ -104,3 +105,11 @@ async def test_ranks_that_come_after_nodes_are_planned_for_as_the_topology_says(
         await run.commit(nodes, 0, commit())
     step = await told_step(run.open_session(0, 2), 1)
     assert lengths(step) == [2, 2]
+
+
+def test_the_memory_limit_holds_in_each_pipeline_of_nodes() -> None:
+    shapes = [PipelineShape(stages={"vision": (1.0,), "llm": (0.5, 0.5)}, microbatches=k) for k in (7, 1)]
+    step = planned(job())
+    form(job(memory_gib=100), step, shapes)
+    with pytest.raises(ValueError, match=r"sample 0/\d+ alone take .* GiB more than the limit of 0\.01 GiB"):
+        form(job(memory_gib=0.01), step, shapes)

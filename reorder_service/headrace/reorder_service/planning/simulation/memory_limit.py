@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headrace.held_activations import freed_by
-from headrace.plan import StepPlan
-from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import peak_memory
 from headrace.schedule import Kind
@@ -42,16 +41,15 @@ def kinds_that_free(batch: Batch) -> Ints:
     )
 
 
-def check_memory(batch: Batch, plan: StepPlan, name: Callable[[int], str]) -> None:
+def check_memory(batch: Batch, slots: Slots, name: Callable[[int], str]) -> None:
     """Raise ValueError if the plan of a batch, whose memory is in bytes, exceeds the memory limit of the batch's execution.
 
-    The message says by how much, and names the sample that does not fit even by itself, or else the fullest microbatch. name:
-    returns the name of a sample with some id.
+    slots: (U, n) of the plan. The message says by how much, and names the sample that does not fit even by itself, or else the
+    fullest microbatch. name: returns the name of a sample with some id.
     """
     limit = batch.execution.memory_limit
     if math.isinf(limit):
         return
-    slots = slots_of(plan, batch.sample_ids)
     excess = excess_memory(batch, slots)
     if excess == 0:
         return

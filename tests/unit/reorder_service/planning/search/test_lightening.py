@@ -120,13 +120,17 @@ def test_auto_takes_the_fastest_plan_that_fits() -> None:
         assert seconds(tight, slots["auto"]) == min(seconds(tight, slots[name]) for name in may_run)
 
 
+def planned_slots(batch: Batch) -> Slots:
+    return run_strategy("auto", batch)[1]
+
+
 def test_a_sample_that_does_not_fit_by_itself_is_named_with_what_it_takes() -> None:
     batch = batch_of(8, 2, 2)
     memory = np.full((2, 8), GIB)
     memory[1, 5] = 15 * GIB  # 3 GiB on each of five stages
     batch = limited(replace(batch, memory=memory), 2.5 * GIB)
     with pytest.raises(ValueError, match=r"sample charts/5 alone take 3 GiB .* 'llm', 0\.5 GiB more than .* 2\.5 GiB"):
-        check_memory(batch, plan_of("auto", batch), "charts/{}".format)
+        check_memory(batch, planned_slots(batch), "charts/{}".format)
 
 
 def test_where_no_plan_fits_the_excess_and_the_microbatch_are_named() -> None:
@@ -135,6 +139,6 @@ def test_where_no_plan_fits_the_excess_and_the_microbatch_are_named() -> None:
         replace(batch, memory=np.full((2, 8), 3 * GIB)), 6 * GIB
     )  # on an encoder's stage 1 GiB a sample, and 8 in flight
     with pytest.raises(ValueError, match=r"within 6 GiB: .* stage 0 \('encoder'\) of replica 0 exceeds that by 2 GiB"):
-        check_memory(batch, plan_of("auto", batch), str)
+        check_memory(batch, planned_slots(batch), str)
     roomy = limited(batch, 8 * GIB)
-    check_memory(roomy, plan_of("auto", roomy), str)
+    check_memory(roomy, planned_slots(roomy), str)
