@@ -23,9 +23,8 @@ def test_a_job_of_500_steps_runs_to_its_end_whatever_auto_chooses(calm, spec, tm
     world, execution = vision + llm, {"trainer": "pipeline", "units": {"vision": {"dp": vision}}}
     planned = {"replicas": llm, "microbatches": 2, "stages": {"vision": 1, "llm": 1}}
     short = [{"path": str(example_data() / shards), "name": shards[:5]} for shards in ("charts-*.tar", "pictures-*.tar")]
-    job = calm.submit(
-        spec(f"auto-{vision}-{llm}", sources=short, steps=STEPS, epochs=STEPS, topology=planned, execution=execution)
-    )
+    name = f"auto-{vision}-{llm}"
+    job = calm.submit(spec(name, sources=short, steps=STEPS, epochs=STEPS, topology=planned, execution=execution))
     with ProcessGroup() as group:
         processes = start(group, calm, job, tmp_path, None, world, world)
         moved = steps_with_moved_samples(calm, job, processes)
@@ -42,7 +41,8 @@ def steps_with_moved_samples(cluster, job: str, processes: list[Process]) -> set
         while any(process.exit_code() is None for process in processes):
             if losses(processes[0].log):
                 step, plan, *_ = client.show_plan(job)
-                if Routes(plan, dict.fromkeys(plan.topology.stages, plan.topology.replicas)).crosses:
+                replicas = {unit: len(plan.unit_replicas.get(unit, plan.replicas)) for unit in plan.topology.stages}
+                if Routes(plan, replicas).crosses:
                     moved.add(step)
             time.sleep(0.5)  # polls real processes
     return moved
