@@ -61,7 +61,7 @@ bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and w
 bench-colocated: setup  ## measure plans for ranks that have all units, beside arrival order, LPT and pipeline plans (a minute)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.colocated
 
-bench-forecast: setup  ## measure live jobs' forecast step time beside what their steps take: leave the machine alone meanwhile (five minutes)
+bench-forecast: setup  ## measure live jobs' forecast step time beside what their steps take: leave the machine alone meanwhile (eight minutes)
 	@$(BIN)/python -m benchmarks.forecast
 
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)
