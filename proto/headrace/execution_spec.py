@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace import limits
 from headrace.model_shape import ModelShape
-from headrace.plan import LLM
+from headrace.plan import GENERATOR, LLM
 from headrace.schedule import SCHEDULES, build
 from headrace.user_document import SpecSection, parse_json
 
@@ -130,6 +130,11 @@ class ExecutionSpec(SpecSection):
     def unit_replicas(self, replicas: int) -> dict[str, int]:
         """Return the number of replicas of each unit that has another number than the LLM. replicas: those of the LLM."""
         return {unit: dp for unit, dp in self.of_units("dp").items() if dp != replicas}
+
+    def widths(self) -> dict[str, int]:
+        """Return the number of slices of the layers of every part of a model; empty where nothing is said of the trainers."""
+        parts = ("vision", "audio", LLM, GENERATOR)
+        return {} if self.says_nothing else {part: self.units.get(part, UnitExecution()).tp for part in parts}
 
     def of_units(self, option: str) -> dict[str, Any]:
         """Return the values of `option`, one of UnitExecution's fields, by unit; units that have its default are left out."""

@@ -354,11 +354,13 @@ class JobSpec(SpecSection):
         return self.planned_for(self.topology, execution)
 
     def is_same_job(self, submitted: JobSpec) -> bool:
-        """Return whether submitting that spec means this job: it is equal, or only adds an `execution` to one that has none.
+        """Return whether submitting that spec means this job: it is equal, or only adds an `execution` or its kind of trainer.
 
         So a job of a former release, which had no such section, goes on when it is submitted with a topology, whose stages come
         with its execution.
         """
+        if self.execution == submitted.execution.model_copy(update={"trainer": None}):
+            submitted = submitted.model_copy(update={"execution": self.execution})
         if self.execution == ExecutionSpec() != submitted.execution:
             topology = submitted.topology.model_copy(update={"stages": self.topology.stages})
             submitted = submitted.model_copy(update={"execution": self.execution, "topology": topology})

@@ -62,7 +62,10 @@ def test_trainers_that_run_something_else_are_told_before_their_first_step_until
     calm, spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
-    job = calm.submit(spec("planned-frozen", steps=1, topology=planned, execution={"units": {"encoder": {"frozen": True}}}))
+    execution = {"trainer": "pipeline", "units": {"encoder": {"frozen": True}}}
+    submitted = spec("planned-frozen", steps=1, topology=planned, execution=execution)
+    job = calm.submit(submitted)
+    (tmp_path / "job.yaml").write_text(submitted.to_json())
     with ProcessGroup() as group:
         processes = start(group, calm, job, tmp_path, {"encoder": {}, "llm": {}}, 2, 2)
         assert wait(processes) == [2, 2]
@@ -70,7 +73,7 @@ def test_trainers_that_run_something_else_are_told_before_their_first_step_until
         assert sentence in processes[0].last_words()
         assert not calm.ledger(job)
         assert main(["job", "topology", job, "--file", str(tmp_path / "topology.yaml"), "--endpoint", calm.endpoint]) == 0
-        processes = start(group, calm, job, tmp_path, None, 2, 2)
+        processes = start(group, calm, tmp_path / "job.yaml", tmp_path, None, 2, 2)
         assert wait(processes) == [0, 0], processes[0].last_words()
     assert len(calm.ledger(job)) == 1
 

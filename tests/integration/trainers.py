@@ -17,16 +17,17 @@ Units = dict[str, dict[str, int]]
 
 
 def start(
-    group: ProcessGroup, cluster: Any, job: str, folder: Path, units: Units | None, world: int, count: int, *options: str
+    group: ProcessGroup, cluster: Any, job: str | Path, folder: Path, units: Units | None, world: int, count: int, *options: str
 ) -> list[Process]:
-    """The first `count` of `world` processes. `units`: None: one that trains alone."""
-    arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1", "--format", "json", *options]
+    """The first `count` of `world` processes. `job`: its name, or the spec to submit. `units`: None: what the job says."""
+    which = ["--submit", str(job)] if isinstance(job, Path) else ["--job", job]
+    arguments = ["train", "--endpoint", cluster.endpoint, *which, "--threads", "1", "--format", "json", *options]
     if units is not None:
         (folder / "topology.yaml").write_text(yaml.safe_dump({"units": units}))
         arguments += ["--topology", str(folder / "topology.yaml")]
     (port,) = free_ports(1)
     return [
-        group.add(Process(f"trainer {rank}", arguments, folder / f"{job}-{rank}.log", environment))
+        group.add(Process(f"trainer {rank}", arguments, folder / f"{Path(job).stem}-{rank}.log", environment))
         for rank, environment in enumerate(torchrun_environments(world, port)[:count])
     ]
 

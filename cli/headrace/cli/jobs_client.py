@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace import rpc
+from headrace.execution_spec import ExecutionSpec
 from headrace.ledger import LedgerEntry
 from headrace.manifest import ShardTable
 from headrace.message_codec import rejection_value, shard_table
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
-from headrace.spec import JobSpec, load_spec_json
+from headrace.spec import JobSpec, TopologySpec, load_spec_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 STREAM_TIMEOUT_S = 300.0
@@ -74,15 +75,17 @@ class JobsClient:
         status: jobs_pb2.JobStatus = rpc.call(self._stub.SetWeights, request, self.endpoint)
         return status
 
-    def plan_for(self, spec: JobSpec, generation: int | None = None) -> jobs_pb2.JobStatus:
-        """Plan a job for the topology and the execution of that spec of it, from its first uncommitted step on.
+    def set_topology(
+        self, job: str, topology: TopologySpec, execution: ExecutionSpec | None = None, generation: int | None = None
+    ) -> jobs_pb2.JobStatus:
+        """Plan a job for another topology from its first uncommitted step on, and for trainers of that execution.
 
-        `generation`: the change is refused unless this is the job's current one; None: any.
+        `execution`: None: as it is. `generation`: the change is refused unless this is the job's current one; None: any.
         """
         request = jobs_pb2.TopologyRequest(
-            job=spec.name,
-            topology_json=spec.topology.model_dump_json(),
-            execution_json=spec.execution.model_dump_json(),
+            job=job,
+            topology_json=topology.model_dump_json(),
+            execution_json="" if execution is None else execution.model_dump_json(),
             generation=generation,
         )
         status: jobs_pb2.JobStatus = rpc.call(self._stub.SetTopology, request, self.endpoint)

@@ -92,6 +92,9 @@ def test_a_job_without_an_execution_is_still_itself_when_it_is_submitted_with_on
     assert named.is_same_job(named)
     assert not named.is_same_job(other)
     assert not named.is_same_job(silent), "what it was planned for is not forgotten"
+    pipelines = named.with_execution(named.execution.model_copy(update={"trainer": "pipeline"}))
+    assert named.is_same_job(pipelines), "the kind of trainer is what a topology adds"
+    assert not pipelines.is_same_job(named)
     assert not silent.is_same_job(parse_spec({**JOB, "seed": 1}))
     other_stages = {**JOB, "topology": {**JOB["topology"], "stages": {"vision": 2, "llm": 2}}}
     assert silent.is_same_job(parse_spec({**other_stages, "execution": {"schedule": "gpipe"}})), "they come with a topology"

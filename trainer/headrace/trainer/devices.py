@@ -30,7 +30,7 @@ def check_pipeline(device_type: str, world_size: int) -> None:
     if device_type != "cpu" and world_size > 1:
         raise UserError(
             f"a pipeline of {world_size} processes on {device_type} devices would wait for itself in NCCL, for which its "
-            "messages are not ordered yet: train it with --device cpu, or without --topology, where each GPU has the whole model"
+            "messages are not ordered yet: train it with --device cpu, or a job for ranks that have all units, each on its GPU"
         )
 
 

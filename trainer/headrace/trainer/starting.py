@@ -28,7 +28,7 @@ def check_fresh(job: str, step: int, *, allowed: bool) -> None:
     if not allowed:
         raise UserError(
             f"job {job!r} has committed {step} step(s), which fresh weights have not seen: go on from a checkpoint (--resume DIR "
-            f"with --topology or --nodes), train it anew after `headrace job reset {job} --step 0`, or take --fresh-weights"
+            f"with a pipeline or --nodes), train it anew after `headrace job reset {job} --step 0`, or take --fresh-weights"
         )
     log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=step))
 

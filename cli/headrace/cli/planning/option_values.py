@@ -26,13 +26,16 @@ def parse_times(flag: str, text: str, units: Collection[str]) -> dict[str, list[
     times: dict[str, list[float]] = {}
     for item in text.split(",") if text else ():
         unit, _, numbers = item.strip().partition("=")
+        if unit in times:
+            raise UserError(f"{flag} names {unit!r} twice")
         try:
             times[unit] = [float(number) for number in numbers.split(":")]
         except ValueError:
             times[unit] = [math.nan]
-        if not all(0 <= time < math.inf for time in times[unit]):
+        if not unit or not all(0 <= time < math.inf for time in times[unit]):
             raise UserError(f"{flag} must look like llm=1:1.5 with times of at least 0, got {item!r}")
-    parse_units(flag, ",".join(times), units)
+        if unit not in units:
+            raise UserError(f"{flag} names {unit!r}, which is no unit of the pipeline ({', '.join(units)})")
     return times
 
 

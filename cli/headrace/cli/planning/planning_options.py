@@ -197,7 +197,7 @@ def with_fastest_stages(
     from headrace.reorder_service.planning.search.stage_allocation import fastest_stages
     from headrace.reorder_service.planning.strategies import run_strategy
 
-    if args.stages is not None or any(getattr(args, f"{unit}_stages") is not None for unit in _UNIT_FLAGS):
+    if _gives_stages(args):
         return list(problems)
     batch = problems[0].batch
     most = _most_stages(args, _layers(args, layers))
@@ -225,6 +225,11 @@ def _most_stages(args: argparse.Namespace, layers: Mapping[str, int]) -> dict[st
     return {unit: number // max(1, args.chunks) for unit, number in layers.items()}
 
 
+def _gives_stages(args: argparse.Namespace) -> bool:
+    """Return whether the arguments give the stages by unit."""
+    return args.stages is not None or any(getattr(args, f"{unit}_stages") is not None for unit in _UNIT_FLAGS)
+
+
 def _unit_replicas(args: argparse.Namespace, topology: Topology) -> dict[str, int]:
     """Return the number of replicas of the units that have another number than the LLM. Raises UserError."""
     given = option_values.parse_counts("--dp", args.dp) if args.dp else {}
@@ -236,6 +241,8 @@ def _unit_replicas(args: argparse.Namespace, topology: Topology) -> dict[str, in
 
 def _stage_loads(args: argparse.Namespace, topology: Topology) -> dict[str, list[list[float]]]:
     """Return the time of each stage over an even share, for every kind of action, by named unit. Raises UserError."""
+    if args.stage_loads and not _gives_stages(args):
+        raise UserError("--stage-loads needs to know the stages: give them by unit, with --stages")
     loads = {}
     for unit, times in option_values.parse_times("--stage-loads", args.stage_loads, topology.stages).items():
         if len(times) != topology.stages[unit]:

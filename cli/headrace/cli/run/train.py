@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="auto: the GPU where there is one; --nodes, and --topology with several processes, run on the CPU only as yet "
+        help="auto: the GPU where there is one; --nodes, and pipelines of several processes, run on the CPU only as yet "
         "(default: %(default)s)",
     )
     parser.add_argument(
@@ -171,6 +171,8 @@ def run(args: argparse.Namespace) -> int:
         if topology is None and args.nodes is None and (args.checkpoint or args.resume):
             raise UserError("--checkpoint and --resume go with a pipeline (`trainer: pipeline`, --topology) or --nodes")
         job = client.submit(_spec_of(args, spec, topology)) if args.submit else args.job
+        if args.submit and args.topology is None and topology is not None:  # the job may be planned for others by now
+            topology = _pipeline(args, client.spec(job))
         if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
             words = "nothing is left to train, and this is its summary; give it another name to train again"
             print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)

@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE.yaml",
         help="plan for pipelines of this file of `headrace train --topology`: replicas, stages, schedule and units",
     )
+    topology.add_argument(
+        "--coefficients", type=Path, metavar="FILE", help="a file of `headrace profile` with costs for these slices of the layers"
+    )
     topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
     cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
     cancel.add_argument("job")
@@ -111,6 +114,8 @@ def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
 
     Raises SpecError for an invalid topology, and the errors of the service.
     """
+    from headrace.spec import load_spec_json
+
     match args.action:
         case "pause" | "resume":
             return client.pause(args.job, args.action == "pause")
@@ -119,13 +124,19 @@ def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
         case "weights":
             return client.set_weights(args.job, args.from_step, dict(map(_weight, args.weights)))
         case "topology":
-            return client.plan_for(_planned_for(client.spec(args.job), args), args.generation)
+            status = client.show(args.job)
+            planned = _planned_for(load_spec_json(status.spec_json), args)
+            if args.file is None and args.coefficients is None:
+                return client.set_topology(args.job, planned.topology, generation=args.generation)
+            read = args.generation or status.generation  # so that nobody else's change is undone
+            return client.set_topology(args.job, planned.topology, planned.execution, read)
         case _:
             return client.cancel(args.job)
 
 
 def _planned_for(spec: JobSpec, args: argparse.Namespace) -> JobSpec:
     """Return the job's spec with the changes of its topology that the arguments ask for."""
+    from headrace.cli.watch.submission import with_coefficients
     from headrace.errors import SpecError, UserError
 
     if args.file is not None:
@@ -136,6 +147,8 @@ def _planned_for(spec: JobSpec, args: argparse.Namespace) -> JobSpec:
             raise UserError("--file gives replicas and stages: take --replicas, --stages and --speeds away")
         pipeline = load_topology_yaml(args.file)
         spec = pipeline.planned_for(spec, pipeline.replicas[LLM])
+    if args.coefficients is not None:
+        spec = with_coefficients(spec, args.coefficients)
     try:
         pairs = [pair.partition("=") for pair in args.stages.split(",")] if args.stages else None
         stages = {unit: int(number) for unit, _, number in pairs} if pairs else None

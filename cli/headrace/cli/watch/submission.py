@@ -25,5 +25,5 @@ def with_coefficients(spec: JobSpec, path: Path) -> JobSpec:
     from headrace.cli.costs.dataset_costs import read_coefficients
     from headrace.reorder_service.planning.cost_model.coefficients_document import document_of
 
-    document = document_of(read_coefficients(path, spec.execution.of_units("tp")))
+    document = document_of(read_coefficients(path, spec.execution.widths()))
     return spec.with_execution(spec.execution.model_copy(update={"coefficients": document}))

@@ -76,11 +76,13 @@ class Corrections:
         topology = spec.topology
         execution = execution_of(spec, topology.topology())
         try:
-            observed = {step.index: one for step in steps if (one := observation(step, execution)) is not None}
+            of_nodes = bool(steps) and steps[-1].formation is not None
+            alike = [step for step in steps if (step.formation is not None) == of_nodes]
+            observed = {step.index: one for step in alike if (one := observation(step, execution)) is not None}
             if len(observed) < LEAST_STEPS:
                 return None
             correction = fit(list(observed.values()), execution, tuple(topology.stages))
-            latest = [step for step in steps if step.index in observed][-SIMULATED_STEPS:]
+            latest = [step for step in alike if step.index in observed][-SIMULATED_STEPS:]
             beside_s = statistics.median(unexplained_s(step, correction, execution) for step in latest)
         except (ValueError, ArithmeticError) as err:  # of numbers from the wire, which must not end a job
             log.warning("costs not corrected %s", pairs(job=self._job, error=err))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 
@@ -75,7 +74,7 @@ class Cursor:
     @property
     def step_times(self) -> tuple[float, float]:
         """The means of the forecast and the measured seconds of the latest committed steps that were forecast; zeros without."""
-        forecast = [step for step in self.recent if not math.isnan(step.forecast_s)]
+        forecast = [step for step in self.recent if step.is_compared]
         count = max(1, len(forecast))
         return sum(step.forecast_s for step in forecast) / count, sum(step.measured_s for step in forecast) / count
 
@@ -151,7 +150,7 @@ class Cursor:
         self.recent.append(step)
         self.committed += 1
         self.progress = self.progress.after(record)
-        if not math.isnan(step.forecast_s):
+        if step.is_compared:
             metrics.STEP_SECONDS.labels("forecast").observe(step.forecast_s)
             metrics.STEP_SECONDS.labels("measured").observe(step.measured_s)
         tracing.ended(tracing.ROOT, step.trace, step.began_s, samples=len(record.samples))

@@ -137,9 +137,9 @@ class JobRun:
         `generation`: the job's, as the caller knows it. `execution`: how trainers run the plans from now on; None: as before.
         Raises ConflictError where generation or job are over, SpecError where topology, execution and model do not fit.
         """
-        planned = self.planned_spec.planned_for(topology, execution or self.planned_spec.execution)
-        check_coefficients(planned)
         async with self.cursor.moving:
+            planned = self.planned_spec.planned_for(topology, execution or self.planned_spec.execution)
+            check_coefficients(planned)
             if generation not in (None, self.generation):
                 raise ConflictError(f"job {self.name!r} is in generation {self.generation}, not {generation}: look again")
             self.cursor.check_goes_on("its topology cannot change any more")

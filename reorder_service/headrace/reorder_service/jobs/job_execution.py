@@ -36,7 +36,7 @@ def measured_costs(spec: ExecutionSpec) -> MeasuredCosts | None:
 
     Raises ValueError, also where they are of another number of slices than the job's units have.
     """
-    return None if spec.coefficients is None else parse_coefficients(spec.coefficients, spec.of_units("tp"))
+    return None if spec.coefficients is None else parse_coefficients(spec.coefficients, spec.widths())
 
 
 def check_coefficients(spec: JobSpec) -> None:

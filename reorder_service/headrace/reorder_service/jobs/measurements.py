@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ def observation(step: PlannedStep, execution: Execution) -> Observation | None:
     if (
         step.plan is None
         or not step.estimated
-        or not step.measured_s > 0
+        or math.isnan(step.measured_s)
         or not work
         or (work[0].unit == ALL_UNITS) != bool(execution.colocated)
     ):

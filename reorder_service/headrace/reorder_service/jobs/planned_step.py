@@ -207,9 +207,9 @@ class PlannedStep:
     ) -> StepPlan:
         """Return a plan for the step's good samples.
 
-        Fills `estimated`, `costs`, `packs`, `forecast_s` and `num_bytes`, and changes nothing else, so it may run in a
-        worker thread. formation: the pipelines of nodes to plan for; None: the
-        topology's replicas. vocab: size of the job's vocabulary, 0 if it is not known.
+        Fills `estimated`, `costs`, `transfer_bytes`, `packs`, `forecast_s` and `num_bytes`, and changes nothing else, so it may
+        run in a worker thread. formation: the pipelines of nodes to plan for; None: the topology's replicas. vocab: size of the
+        job's vocabulary, 0 if it is not known.
 
         Raises ValueError if the schedule cannot run the plan, or if no plan is found that keeps the memory limit.
         """
@@ -258,12 +258,10 @@ class PlannedStep:
         def plan_any(batch: Batch) -> StepPlan:
             if formation is not None:
                 plan = plan_for_pipelines(spec.strategy, batch, formation.pipelines, generation)
-                shares = [(part, slots) for part, slots, _ in shares_of(batch, plan, formation.pipelines)]
             else:
                 plan = plan_of(spec.strategy, batch, generation, speeds)
-                shares = [(batch, slots_of(plan, batch.sample_ids))]
-            for part, slots in shares:
-                check_memory(part, slots, lambda sample_id: self.probes[sample_id].name)
+            if batch.execution.memory_limit < math.inf:
+                self._check_memory(batch, plan, formation)
             return plan
 
         if spec.pack_tokens is None:
@@ -276,13 +274,32 @@ class PlannedStep:
                 self.estimated = {**self.estimated, LLM: (of_pack / np.bincount(packs))[packs]}
             plan = plan_of_samples(plan_any(of_packs), batch, packs)
         if self.correction.units and plan.predicted is not None:
-            self.forecast_s = plan.predicted.iteration_s + self.correction.unexplained_s
+            self.forecast_s = max(0.0, plan.predicted.iteration_s + self.correction.unexplained_s)
         return plan
+
+    def _check_memory(self, batch: Batch, plan: StepPlan, formation: Formation | None) -> None:
+        """Raise ValueError where the plan exceeds the memory limit, in the pipelines of nodes each by itself."""
+
+        def name(sample_id: int) -> str:
+            return self.probes[sample_id].name
+
+        if formation is None:
+            check_memory(batch, slots_of(plan, batch.sample_ids), name)
+        else:
+            for p, (part, slots, _) in enumerate(shares_of(batch, plan, formation.pipelines)):
+                check_memory(part, slots, name, first_replica=p)
 
     @property
     def measured_s(self) -> float:
-        """What the step took on its slowest rank, without waiting for data; NaN before a commit."""
-        return max((commit.step_s - commit.data_wait_s for commit in self.commits.values()), default=math.nan)
+        """What the step took on its slowest rank, without waiting for data; NaN before a commit, and where nobody measured it."""
+        measured_s = max((commit.step_s - commit.data_wait_s for commit in self.commits.values()), default=math.nan)
+        return measured_s if measured_s > 0 else math.nan
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the step was forecast and measured as a whole: what nodes resume after a loss is not."""
+        has_work = any(commit.measured for commit in self.commits.values())
+        return has_work and not math.isnan(self.forecast_s) and not math.isnan(self.measured_s)
 
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
         """Return the entries for ledger and quarantine once every rank has committed. `source_of`: returns a shard's source."""

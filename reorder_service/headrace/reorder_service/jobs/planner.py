@@ -45,7 +45,7 @@ class Planner:
         self._store = store
         self._orders = orders
         self._corrections = Corrections(record.job, store)
-        self._batch_size = BatchSize(spec)
+        self._batch_size = BatchSize(spec.window)
 
     @property
     def warning(self) -> str:
@@ -104,7 +104,7 @@ class Planner:
             ),
         )
         if self._batch_size.add(step.costs):
-            await self.in_worker_thread(self._batch_size.judge, spec.topology.topology())
+            await self.in_worker_thread(self._batch_size.judge, spec)
             if self.warning:
                 log.warning("could be planned better %s", pairs(job=self._job, why=self.warning))
 

@@ -128,7 +128,14 @@ def shares_of(batch: Batch, plan: StepPlan, pipelines: Sequence[PipelineShape]) 
     for p, shape in enumerate(pipelines):
         rows = np.flatnonzero(slots[0] // microbatches == p)
         if rows.size:
-            yield batch.of_rows(rows, shape.topology), slots[:, rows] - p * microbatches, shape
+            yield _part(batch, rows, shape), slots[:, rows] - p * microbatches, shape
+
+
+def _part(batch: Batch, rows: Ints, shape: PipelineShape) -> Batch:
+    """Return the samples of one pipeline as a batch of one replica, with memory as on each unit's fullest stage."""
+    part = batch.of_rows(rows, shape.topology)
+    fullest = np.array([max(of_unit) * len(of_unit) for of_unit in shape.stages.values()])
+    return replace(part, memory=part.memory * fullest[:, None])
 
 
 def simulated_work(batch: Batch, slots: Slots, shape: PipelineShape) -> Work:
@@ -152,7 +159,7 @@ def _plan_one(strategy: str, batch: Batch, shape: PipelineShape, rows: Ints) -> 
         nothing = Microbatch(units=dict.fromkeys(batch.units, ()))
         idle = Predicted(iteration_s=0.0, bubble=0.0, lower_bound_s=0.0)
         return _Share(microbatches=(nothing,) * shape.microbatches, strategy="", work=None, predicted=idle)
-    part = batch.of_rows(rows, shape.topology)
+    part = _part(batch, rows, shape)
     name, slots = run_strategy(strategy, part)
     work = simulated_work(part, slots, shape)
     return _Share(microbatches=part.replicas(slots)[0], strategy=name, work=work, predicted=simulate(work))

@@ -252,6 +252,8 @@ def test_uneven_stages_and_exchanges_of_weights_and_gradients_lengthen_the_step(
         ("--exchange", "llm=1", "--exchange gives 'llm' 1 times, and takes two: before and after its microbatches"),
         ("--exchange", "llm=1:-2", "--exchange must look like llm=1:1.5 with times of at least 0, got 'llm=1:-2'"),
         ("--exchange", "llm", "--exchange must look like llm=1:1.5 with times of at least 0, got 'llm'"),
+        ("--exchange", "=1:1", "--exchange must look like llm=1:1.5 with times of at least 0, got '=1:1'"),
+        ("--exchange", "llm=1:1,llm=2:2", "--exchange names 'llm' twice"),
         ("--exchange", "vision=1:1", "--exchange names 'vision', which is no unit of the pipeline (encoder, llm)"),
     ],
 )
@@ -260,3 +262,8 @@ def test_times_of_stages_that_cannot_be_are_refused(
 ) -> None:
     assert main(["simulate", HARD, *SMALL, "--stages", "encoder=3,llm=5", option, value]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_times_of_stages_need_stages_that_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", HARD, *SMALL, "--stage-loads", "llm=1:2:1:1:1"]) == 2
+    assert "--stage-loads needs to know the stages: give them by unit, with --stages" in capsys.readouterr().err

@@ -51,6 +51,13 @@ def test_a_spec_takes_the_costs_of_whole_layers_unless_its_units_are_cut(files: 
         assert cost_of_a_layer(measured) == seconds
 
 
+def test_costs_of_slices_are_refused_for_a_job_of_whole_layers(files: dict[str, Path]) -> None:
+    halves = with_coefficients(cut(read_spec(files["submit"]), 2), files["coefficients"]).execution
+    whole = halves.model_copy(update={"units": {}, "trainer": "pipeline"})
+    with pytest.raises(UserError, match="llm was measured at tensor-parallel width 2, but the unit's tp is 1"):
+        check_coefficients(read_spec(files["submit"]).with_execution(whole))
+
+
 def test_costs_of_whole_layers_are_refused_for_a_job_whose_layers_are_cut(files: dict[str, Path]) -> None:
     whole = with_coefficients(read_spec(files["submit"]), files["coefficients"]).execution
     with pytest.raises(UserError, match=r"llm was measured at tensor-parallel width 1, but the unit's tp is 2"):

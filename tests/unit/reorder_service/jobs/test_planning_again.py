@@ -107,9 +107,11 @@ async def test_ranks_that_come_after_nodes_are_planned_for_as_the_topology_says(
     assert lengths(step) == [2, 2]
 
 
-def test_the_memory_limit_holds_in_each_pipeline_of_nodes() -> None:
-    shapes = [PipelineShape(stages={"vision": (1.0,), "llm": (0.5, 0.5)}, microbatches=k) for k in (7, 1)]
-    step = planned(job())
-    form(job(memory_gib=100), step, shapes)
-    with pytest.raises(ValueError, match=r"sample 0/\d+ alone take .* GiB more than the limit of 0\.01 GiB"):
-        form(job(memory_gib=0.01), step, shapes)
+def test_the_memory_limit_holds_on_the_fullest_stage_of_each_pipeline_of_nodes() -> None:
+    def pipelines(*shares: float) -> list[PipelineShape]:
+        return [PipelineShape(stages={"vision": (1.0,), "llm": shares}, microbatches=k) for k in (4, 4)]
+
+    step, limit_gib = planned(job()), 20
+    form(job(memory_gib=limit_gib), step, pipelines(0.5, 0.5))
+    with pytest.raises(ValueError, match=r"keep within 20 GiB: .* stage 1 \('llm'\) of replica [01] exceeds that by"):
+        form(job(memory_gib=limit_gib), step, pipelines(0.95, 0.05))

@@ -190,10 +190,12 @@ def job_of(topology: PipelineTopology, **fields: Any) -> JobSpec:
 
 def test_a_job_is_planned_for_other_trainers_and_keeps_what_they_do_not_say() -> None:
     spec = job_of(topology_of({"vision": {}, "llm": {"pp": 2}}), global_batch=8)
-    spec = spec.with_execution(spec.execution.model_copy(update={"memory_gib": 3.0}))
+    links = {"llm": UnitExecution(exchange_s=(0.1, 0.4))}
+    spec = spec.with_execution(spec.execution.model_copy(update={"memory_gib": 3.0, "units": links}))
     ours = topology_of({"vision": {"frozen": True}, "llm": {"dp": 3, "pp": 4}}, schedule="gpipe")
     changed = ours.planned_for(spec, 3)
-    assert PipelineTopology.of_job(changed) == ours
+    ours.check_execution(changed.execution, changed.topology.stages)
+    assert changed.execution.of_units("exchange_s") == {"llm": (0.1, 0.4)}
     assert (changed.execution.memory_gib, changed.global_batch) == (3.0, 8)
 
 

@@ -94,7 +94,7 @@ def train_pipeline(
             groups = ProcessGroups.make(topology)
             dtype = PRECISIONS[precision]
             document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
-            alike = {"--topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
+            alike = {"topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
             check_alike(alike, groups.everybody, device)
             frozen_layers = {unit: size.frozen_layers for unit, size in topology.units.items()}
             record = training_record(name, dtype, topology.units, frozen_layers)

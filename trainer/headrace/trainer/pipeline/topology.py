@@ -128,10 +128,15 @@ class PipelineTopology(BaseModel):
 
         replicas: of the LLM. Raises SpecError where the job's model does not fit.
         """
-        ours = self.execution
-        same = {name: getattr(ours, name) for name in ("trainer", "schedule", "chunks", "in_flight", "units")}
+        ours, exchange_s = self.execution, spec.execution.of_units("exchange_s")
+        units = {
+            unit: size.model_copy(update={"exchange_s": exchange_s[unit]}) if unit in exchange_s else size
+            for unit in self.units
+            if (size := ours.units.get(unit, UnitExecution())) != UnitExecution() or unit in exchange_s
+        }
+        said = {name: getattr(ours, name) for name in ("trainer", "schedule", "chunks", "in_flight")} | {"units": units}
         topology = spec.topology.changed(replicas=replicas, stages=self.stages)
-        return spec.planned_for(topology, spec.execution.model_copy(update=same))
+        return spec.planned_for(topology, spec.execution.model_copy(update=said))
 
     @property
     def world_size(self) -> int:

@@ -41,11 +41,11 @@ def kinds_that_free(batch: Batch) -> Ints:
     )
 
 
-def check_memory(batch: Batch, slots: Slots, name: Callable[[int], str]) -> None:
+def check_memory(batch: Batch, slots: Slots, name: Callable[[int], str], first_replica: int = 0) -> None:
     """Raise ValueError if the plan of a batch, whose memory is in bytes, exceeds the memory limit of the batch's execution.
 
     slots: (U, n) of the plan. The message says by how much, and names the sample that does not fit even by itself, or else the
-    fullest microbatch. name: returns the name of a sample with some id.
+    fullest microbatch. name: returns the name of a sample with some id. first_replica: what the first replica is called.
     """
     limit = batch.execution.memory_limit
     if math.isinf(limit):
@@ -69,6 +69,6 @@ def check_memory(batch: Batch, slots: Slots, name: Callable[[int], str]) -> None
     microbatch = int(loads.reshape(peaks.shape[0], -1)[replica].argmax())
     raise ValueError(
         f"no plan was found whose activations keep within {limit / _GIB:.3g} GiB: in the leanest one, stage {stage} "
-        f"({batch.units[unit_of_stage[stage]]!r}) of replica {replica} exceeds that by {excess / _GIB:.3g} GiB, most of all "
-        f"with microbatch {microbatch}; {remedy}, or give a replica more microbatches"
+        f"({batch.units[unit_of_stage[stage]]!r}) of replica {first_replica + replica} exceeds that by {excess / _GIB:.3g} GiB, "
+        f"most of all with microbatch {microbatch}; {remedy}, or give a replica more microbatches"
     )

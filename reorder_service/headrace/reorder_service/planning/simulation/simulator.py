@@ -42,8 +42,8 @@ class Timeline:
     critical: NDArray[np.bool_]
     """Whether the action lies on the critical path; if there are several such paths, on one of them.
 
-    That is a chain from the start of the step to its end in which every action starts when the one before it ends, or when
-    what that one sent has arrived.
+    That is a chain from the start of the step to its end, without what units exchange there, in which every action starts when
+    the one before it ends, or when what that one sent has arrived.
     """
     memory_after: Floats
     """Activations that the stage holds after the action, in the unit of `Batch.memory`."""
@@ -84,7 +84,7 @@ def timeline(work: Work) -> Timeline:
         chunk=rows[order, actions_of.CHUNK],
         start_s=starts[order],
         end_s=ends[order],
-        critical=_critical(ends, causes)[order],
+        critical=_critical(_over(work, ends, rows), causes)[order],
         memory_after=memory_after[order],
     )
 
@@ -136,10 +136,7 @@ def _iteration_s(work: Work) -> float:
     if work.links is not None or holes or work.execution.exchange_s:
         layout = _Layout.of(work)
         _, ends, _ = _replay(work, layout)
-        if work.execution.exchange_s:
-            _, last_s = _exchange_s(work)
-            ends = ends + last_s[layout.actions()[1][:, actions_of.STAGE]]
-        return float(ends.max(initial=0.0))
+        return float(_over(work, ends, layout.actions()[1]).max(initial=0.0))
     counts = work.occupied.sum(axis=1)
     return max(
         slowest_makespan(
@@ -156,6 +153,11 @@ def _exchange_s(work: Work) -> tuple[Floats, Floats]:
     of_units = [work.execution.exchange_s.get(unit, (0.0, 0.0)) for unit in work.topology.stages]
     first, last = np.repeat(np.array(of_units), list(work.topology.stages.values()), axis=0).T
     return np.ascontiguousarray(first), last
+
+
+def _over(work: Work, ends: Floats, rows: Ints) -> Floats:
+    """Return (A,) when each action is over, with its unit's last exchange. rows: (A, columns) of the actions in their table."""
+    return ends + _exchange_s(work)[1][rows[:, actions_of.STAGE]] if work.execution.exchange_s else ends
 
 
 def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
@@ -188,10 +190,13 @@ def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
     return starts, ends, causes
 
 
-def _critical(ends: Floats, causes: Ints) -> NDArray[np.bool_]:
-    """Mark the (A,) actions on the critical path: the action that ends last, its cause, the cause of that, and so on."""
-    critical = np.zeros(ends.size, np.bool_)
-    action = int(ends.argmax()) if ends.size else -1
+def _critical(over: Floats, causes: Ints) -> NDArray[np.bool_]:
+    """Mark the (A,) actions on the critical path: the last one, its cause, the cause of that, and so on.
+
+    over: (A,) when an action is over, with the exchange behind it.
+    """
+    critical = np.zeros(over.size, np.bool_)
+    action = int(over.argmax()) if over.size else -1
     while action >= 0:
         critical[action] = True
         action = int(causes[action])
