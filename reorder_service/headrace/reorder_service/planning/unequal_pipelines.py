@@ -7,6 +7,7 @@ pipeline. The shares follow a model of a pipeline's time, which is corrected by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -134,6 +135,8 @@ def shares_of(batch: Batch, plan: StepPlan, pipelines: Sequence[PipelineShape]) 
 def _part(batch: Batch, rows: Ints, shape: PipelineShape) -> Batch:
     """Return the samples of one pipeline as a batch of one replica, with memory as on each unit's fullest stage."""
     part = batch.of_rows(rows, shape.topology)
+    if math.isinf(batch.execution.memory_limit):
+        return part
     fullest = np.array([max(of_unit) * len(of_unit) for of_unit in shape.stages.values()])
     return replace(part, memory=part.memory * fullest[:, None])
 

@@ -136,7 +136,8 @@ def _iteration_s(work: Work) -> float:
     if work.links is not None or holes or work.execution.exchange_s:
         layout = _Layout.of(work)
         _, ends, _ = _replay(work, layout)
-        return float(_over(work, ends, layout.actions()[1]).max(initial=0.0))
+        over = _over(work, ends, layout.actions()[1]) if work.execution.exchange_s else ends
+        return float(over.max(initial=0.0))
     counts = work.occupied.sum(axis=1)
     return max(
         slowest_makespan(
