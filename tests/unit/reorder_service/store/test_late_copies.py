@@ -15,8 +15,22 @@ from headrace.reorder_service.store.state import StateStore
 TABLE = ShardTable.of([ShardInfo(source=0, url="/d/a.tar", name="d/a")])
 VOCABULARY = Vocabulary(size=9, image_token=1, audio_token=2)
 
+
+async def reset_and_commit(store: StateStore) -> None:
+    await store.rewind("job", 1)
+    await commit(store, 1, 4)
+
+
+async def go_back(store: StateStore) -> None:
+    await store.compact_ledger("job", 2)
+    await store.rewind("job", 1)
+
+
 CHANGES: dict[str, tuple[Callable[[StateStore], Awaitable[Any]], Callable[[StateStore], Awaitable[Any]]]] = {
     "reset": (lambda store: store.rewind("job", 1), lambda store: commit(store, 1, 6)),
+    "reset into a page": (go_back, lambda store: commit(store, 1, 6)),
+    "commit": (lambda store: commit(store, 5, 6), lambda store: store.rewind("job", 5)),
+    "page": (lambda store: store.compact_ledger("job", 2), reset_and_commit),
     "topology": (lambda store: store.set_topology("job", '{"a": 1}', "", 2), lambda store: store.set_topology("job", "", "", 3)),
     "state": (lambda store: store.set_state("job", "FAILED", "x"), lambda store: store.set_state("job", "RUNNING")),
     "pause": (lambda store: store.set_paused("job", True), lambda store: store.set_paused("job", False)),
@@ -41,7 +55,12 @@ async def everything(store: StateStore) -> dict[str, Any]:
     client = store.database.client
     held: dict[str, Any] = {}
     async for key in client.scan_iter("headrace:*"):
-        read = {"string": client.get, "hash": client.hgetall, "list": lambda key: client.lrange(key, 0, -1)}
+        read = {
+            "string": client.get,
+            "hash": client.hgetall,
+            "list": lambda key: client.lrange(key, 0, -1),
+            "zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        }
         held[key] = await read[await client.type(key)](key)
     return held
 

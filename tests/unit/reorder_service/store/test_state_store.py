@@ -14,7 +14,7 @@ import pytest
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardInfo, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
-from headrace.reorder_service.store import state
+from headrace.reorder_service.store import state, step_ledger
 from headrace.reorder_service.store.progress import Progress, StepRecord
 from headrace.reorder_service.store.redis_database import Command
 from headrace.reorder_service.store.state import StateStore
@@ -152,7 +152,7 @@ async def test_of_concurrent_writers_one_commits(store: StateStore) -> None:
 
 
 async def test_the_ledger_pages_through_any_number_of_steps(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_PAGE", 3)
+    monkeypatch.setattr(step_ledger, "_MOST_ENTRIES", 3)
     await make_job(store, num_steps=7)
     assert [step for step, _ in await ledger(store)] == list(range(7))
     assert [record.samples[0] async for record in store.steps("job", 5)] == ["s5a", "s6a"]
