@@ -35,6 +35,7 @@ from headrace.manifest import MAX_SHARD_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable
 from headrace.message_codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.store.fatal_jobs import FatalJobs
+from headrace.reorder_service.store.finished_jobs import FINAL, NOTE_FIELDS, FinishedJobs
 from headrace.reorder_service.store.job_change import change_job
 from headrace.reorder_service.store.job_keys import JOBS, PARTS, hset, job_key
 from headrace.reorder_service.store.progress import Progress, StepRecord
@@ -48,8 +49,6 @@ _NAMES_PAGE = 1_000  # entries of the quarantine read or written at a time; a sc
 _DIGITS = 8  # hexadecimal digits for the rows of a shard
 _KEPT_CORRECTIONS = 10_000  # steps that a job goes back and still finds the corrections that they were planned with
 _COUNTS_PAGE = 16_384  # shards whose rows are read at a time
-
-FINAL = ("DONE", "FAILED", "CANCELLED")  # states of a job that is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +86,7 @@ class StateStore:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.fatal_jobs = FatalJobs(database, self._failing)
+        self.finished = FinishedJobs(database)
         self._steps = StepLedger(database)
 
     @classmethod
@@ -173,7 +173,11 @@ class StateStore:
         return shards, num_rows
 
     async def set_state(self, job: str, state: str, message: str = "") -> None:
-        await self._change(job, hset(job_key(job, "job"), {"state": state, "message": message}))
+        key, fields = job_key(job, "job"), {"state": state, "message": message}
+        unneeded: list[Command] = (
+            [("UNLINK", job_key(job, "window"), job_key(job, "corrections"))] if state == "CANCELLED" else []
+        )
+        await self._change(job, hset(key, fields), ("HDEL", key, *NOTE_FIELDS), *unneeded)
 
     async def _failing(self, job: str, message: str) -> list[Command]:
         """Return the commands that set a job to failed; none where it is over or gone."""
@@ -302,6 +306,7 @@ class StateStore:
                 *(["HDEL", job_key(job, "quarantine"), *names[n : n + _NAMES_PAGE]] for n in range(0, len(names), _NAMES_PAGE)),
                 ("DEL", job_key(job, "window")),
                 hset(job_key(job, "job"), {"cursor": str(step), "state": "RUNNING", "message": ""}),
+                ("HDEL", job_key(job, "job"), *NOTE_FIELDS),
                 ("HINCRBY", job_key(job, "job"), "generation", 1),
             )
 
@@ -318,29 +323,24 @@ class StateStore:
             yield LedgerEntry(step=step, samples=record.samples, loss=record.loss)
             step += 1
 
-    async def quarantine(self, job: str) -> list[Rejected]:
-        """Return all quarantined samples, sorted by name."""
-        found = [
-            Rejected(
+    async def quarantine(self, job: str) -> AsyncIterator[Rejected]:
+        """Yield the quarantined samples, in no order and page by page. One may come twice if the quarantine grows meanwhile."""
+        async for name, fields in self._quarantined(job):
+            yield Rejected(
                 name=name,
                 reason=Reason(fields["reason"]),
                 detail=fields["detail"],
                 sample_id=fields["sample_id"],
                 row=fields.get("row"),
             )
-            async for name, fields in self._quarantined(job)
-        ]
-        return sorted(found, key=lambda item: item.name)
 
     async def _quarantined(self, job: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield (name, fields) of each entry of the quarantine once, in no order."""
-        cursor, seen = 0, set()
+        """Yield (name, fields) of each entry of the quarantine, in no order."""
+        cursor = 0
         while True:
             cursor, page = await self._read(self._redis.hscan(job_key(job, "quarantine"), cursor, count=_NAMES_PAGE))
             for name, value in page.items():
-                if name not in seen:
-                    seen.add(name)
-                    yield name, json.loads(value)
+                yield name, json.loads(value)
             if cursor == 0:
                 return
 

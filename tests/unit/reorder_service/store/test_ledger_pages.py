@@ -64,7 +64,7 @@ async def seen(store: StateStore) -> tuple[Any, ...]:
     tails = [[record async for record in store.steps("job", start)] for start in range(len(records) + 1)]
     assert tails == [records[start:] for start in range(len(records) + 1)]
     record = await store.load_job("job")
-    quarantine = sorted(item.name for item in await store.quarantine("job"))
+    quarantine = sorted([item.name async for item in store.quarantine("job")])
     return records, record.cursor, record.progress, record.state, quarantine
 
 

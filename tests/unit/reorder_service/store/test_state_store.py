@@ -67,7 +67,7 @@ async def test_manifest_index_and_state_come_back(store: StateStore) -> None:
     shards, num_rows = await store.load_manifest("job")
     assert (list(shards), num_rows.tolist(), record.vocabulary) == (SHARDS, [UNCOUNTED, 7], VOCABULARY)
     assert (record.state, record.message) == ("FAILED", "no data")
-    assert await store.quarantine("job") == [rejected("b/ü/k", None)]
+    assert [item async for item in store.quarantine("job")] == [rejected("b/ü/k", None)]
 
 
 async def test_a_manifest_of_many_pages_comes_back_whole(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ async def test_rewinding_undoes_later_commits_and_their_quarantine_and_revives_t
     record = await store.load_job("job")
     assert (record.cursor, record.progress.samples, record.state) == (step, step, "RUNNING")
     assert await ledger(store) == [(n, (f"s{n}",)) for n in range(step)]
-    names = [item.name for item in await store.quarantine("job")]
+    names = sorted([item.name async for item in store.quarantine("job")])
     assert names == [*(f"bad{n}" for n in range(step)), "damaged shard"]
     await store.commit_step("job", step, step_record("again"), [])
     assert (await ledger(store))[-1] == (step, ("again",))
@@ -196,7 +196,7 @@ async def test_a_sample_that_every_epoch_refuses_stays_in_quarantine_when_the_se
     await store.commit_step("job", 0, step_record("a"), [rejected("bad", 1)])
     await store.commit_step("job", 1, step_record("a"), [rejected("bad", 5)])
     await store.rewind("job", 1)
-    assert await store.quarantine("job") == [rejected("bad", 1)]
+    assert [item async for item in store.quarantine("job")] == [rejected("bad", 1)]
 
 
 async def test_everything_survives_closing_and_opening_again(store_url: str) -> None:
