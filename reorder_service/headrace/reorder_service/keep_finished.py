@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -42,10 +43,7 @@ class KeepFinished:
 
         A job whose end was not noted yet is kept.
         """
-        ended = sorted(
-            ((note.ended_s, place, note) for place, note in enumerate(notes) if note.is_over and note.ended_s is not None),
-            reverse=True,
-        )
-        return [
-            note for rank, (ended_s, _, note) in enumerate(ended) if rank >= self.jobs or now_s - ended_s > self.days * DAY_S
-        ][::-1]
+        ended = [(note.ended_s, note) for note in notes if note.is_over and note.ended_s is not None]
+        ended.sort(key=operator.itemgetter(0))
+        too_many = len(ended) - self.jobs
+        return [note for rank, (ended_s, note) in enumerate(ended) if rank < too_many or now_s - ended_s > self.days * DAY_S]
