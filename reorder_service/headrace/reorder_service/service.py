@@ -66,9 +66,7 @@ class ReorderService:
         self._watching = asyncio.create_task(self._watch_preprocessors())
         await self.store.fatal_jobs.begin_term()
         self._settling = asyncio.create_task(self._settle())
-        names = await retry_while_unavailable(self.store.jobs, check)
-        notes = await retry_while_unavailable(lambda: self.store.finished.read(names), check)
-        for name in [note.job for note in notes if not note.is_over]:
+        for name in await retry_while_unavailable(self.store.finished.others, check):
             await retry_while_unavailable(lambda name=name: self._take_up_or_set_aside(name), check, job=name)  # type: ignore[misc]
         for nodes in self.nodes.values():
             nodes.start()

@@ -18,7 +18,8 @@ from headrace.reorder_service.store.redis_database import Command, Database
 
 FINAL = ("DONE", "FAILED", "CANCELLED")  # states of a job that is over
 NOTE_FIELDS = ("ended_s", "summary")
-_AT_A_TIME = 2_000  # jobs read by one script, which keeps the server for some milliseconds
+_AT_A_TIME = 500  # jobs read by one script: as many keep the server, and whoever reads the reply, for some milliseconds
+_LOOKED_AT = 5_000  # jobs whose states one script looks at, which takes the server as long
 
 # Reads fields of several records at one moment. ARGV: fields, as JSON; keys of the records, as JSON. Replies in JSON: for each
 # record the values of the fields, false where there is none.
@@ -26,6 +27,19 @@ _READ = """
 local fields, replies = cjson.decode(ARGV[1]), {}
 for place, key in ipairs(cjson.decode(ARGV[2])) do replies[place] = redis.call('HMGET', key, unpack(fields)) end
 return cjson.encode(replies)
+"""
+
+# Looks for jobs that are not over. ARGV: from which place in the list of jobs to which to look, and the states of jobs that
+# are over. Replies with the number of jobs there, and the names of those that are not over. KEYS: the list of jobs.
+_UNFINISHED = """
+local over = {}
+for place = 3, #ARGV do over[ARGV[place]] = true end
+local names = redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[2])
+local reply = {#names}
+for _, name in ipairs(names) do
+  if not over[redis.call('HGET', 'headrace:{' .. name .. '}:job', 'state')] then reply[#reply + 1] = name end
+end
+return reply
 """
 
 
@@ -66,6 +80,18 @@ class FinishedJobs:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._script = database.client.register_script(_READ)
+        self._unfinished = database.client.register_script(_UNFINISHED)
+
+    async def others(self) -> list[str]:
+        """Return the names of all jobs that are not over, or have no record, oldest first. Reads nothing else of any job."""
+        names, start = list[str](), 0
+        while True:
+            args = [start, start + _LOOKED_AT - 1, *FINAL]
+            count, *found = await self._database.read(self._unfinished(keys=[JOBS], args=args))
+            names += found
+            if count < _LOOKED_AT:
+                return names
+            start += count
 
     async def read(self, jobs: Sequence[str]) -> list[JobNote]:
         """Return what the store tells of these jobs, in their order."""

@@ -47,6 +47,16 @@ async def test_nothing_is_left_of_a_deleted_job_and_its_name_is_free(store: Stat
     assert (record.cursor, record.state, record.vocabulary) == (0, "INDEXING", None)
 
 
+async def test_jobs_that_are_not_over_are_found_among_any_number(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.reorder_service.store.finished_jobs._LOOKED_AT", 3)
+    states = ["DONE", "RUNNING", "FAILED", "CANCELLED", "INDEXING", "DONE", "?"]
+    for place, state in enumerate(states):
+        await store.create_job(f"ü{place}", "{}")
+        await store.set_state(f"ü{place}", state)
+    await store.database.client.rpush("headrace:jobs", "no record", "nor this one")
+    assert await store.finished.others() == ["ü1", "ü4", "ü6", "no record", "nor this one"]
+
+
 @pytest.mark.parametrize("state", ["RUNNING", "INDEXING"])
 async def test_a_job_that_is_not_over_is_not_deleted(store: StateStore, state: str) -> None:
     await make_job(store, "job", state)
