@@ -106,7 +106,7 @@ async def _commit(server: RedisServer, name: Name, steps: int) -> tuple[int, int
             await store.compact_ledger("job", steps_per_page(BATCH))
         cpu_s += time.process_time() - began_s
         if step == 0:
-            plain = len(await store.database.client.lindex(job_key("job", "ledger"), 0))
+            plain = len(await store.database.client.lindex(job_key("job", "ledger"), 0) or "")
         if step + 1 == steps // 2:
             half = _used_bytes(server)
         if step % 1_000 == 0:

@@ -86,7 +86,7 @@ class FinishedJobs:
         """Return the names of all jobs that are not over, or have no record, oldest first. Reads nothing else of any job."""
         names, start = list[str](), 0
         while True:
-            args = [start, start + _LOOKED_AT - 1, *FINAL]
+            args: list[str | int] = [start, start + _LOOKED_AT - 1, *FINAL]
             count, *found = await self._database.read(self._unfinished(keys=[JOBS], args=args))
             names += found
             if count < _LOOKED_AT:
