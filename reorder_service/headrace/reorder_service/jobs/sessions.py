@@ -104,6 +104,8 @@ class Session:
     has_streamed: bool = False
     over: HeadraceError | None = None
     """Error that the session has ended with, raised by every further call of the rank; None while it lasts."""
+    heard_all: bool = False
+    """Whether `take_batches` has returned the event that no step follows."""
     opened_at_step: int | None = None
     """Step of the model state with which the rank opened the session; None where it did not say."""
     next_step: int = 0
@@ -115,9 +117,12 @@ class Session:
     _ended: Ended | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin_streaming(self) -> None:
-        """Note that the rank reads plans from now on."""
-        self.streaming = self.has_streamed = True
+    def begin_streaming(self, wake: asyncio.Event | None = None) -> None:
+        """Note that the rank reads plans from now on. `wake`: set whenever there are some, or the session has ended."""
+        self.streaming, self.has_streamed, self.heard_all = True, True, False
+        if wake is not None:
+            self._wake = wake
+            wake.set()
 
     def is_live(self) -> bool:
         """Return whether a process is connected, or opened the session so recently that it may be about to."""
@@ -139,11 +144,11 @@ class Session:
             self.wake()
 
     def hear(self, batch: EventBatch) -> None:
-        """Queue events, which `event_batches` yields once the session wakes."""
+        """Queue events for `take_batches`."""
         self._batches.append(batch)
 
     def wake(self) -> None:
-        """Wake `event_batches`, since there are events for the session."""
+        """Wake whoever calls `take_batches`, since there are events for the session."""
         self._wake.set()
 
     def tell_end(self, message: str) -> None:
@@ -157,25 +162,30 @@ class Session:
         return self._ended is not None
 
     def end(self, error: HeadraceError) -> None:
-        """End the session: `event_batches` and every further call of the rank raise the error."""
+        """End the session: its stream of plans and every further call of the rank raise the error."""
         self.over = error
         self.lane.leave(self)
         self._wake.set()
 
+    def take_batches(self) -> list[EventBatch]:
+        """Return all pending events in order, the job's end as the last of them; none where there is no news."""
+        self.lane.flush()
+        batches, self._batches = self._batches, []
+        if self._ended is not None and not self.heard_all:
+            batches.append(EventBatch([self._ended]))
+            self.heard_all = True
+        return batches
+
     async def event_batches(self) -> AsyncIterator[list[EventBatch]]:
         """Yield all pending events whenever there are some, up to the job's end. Raises `over` where the session ends before."""
-        while self.over is None:
+        while self.over is None and not self.heard_all:
             self._wake.clear()
-            self.lane.flush()
-            batches, self._batches, ended = self._batches, [], self._ended
-            if ended is not None:
-                batches.append(EventBatch([ended]))
-            if batches:
+            if batches := self.take_batches():
                 yield batches
-            if ended is not None:
-                return
-            await self._wake.wait()
-        raise self.over
+            else:
+                await self._wake.wait()
+        if self.over is not None:
+            raise self.over
 
 
 class Sessions:
