@@ -50,7 +50,7 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
 
     It has the microbatches of the replicas that the session takes, and those others in which the LLM has samples of its unit.
     """
-    replicas = [replica for replica in range(len(step.sizes)) if session.takes(replica)]
+    replicas = [replica for replica in session.replicas_of(len(step.sizes)) if replica < len(step.sizes)]
     needed = {part.ticket: part for replica in replicas for part in step.parts_at.get((session.unit, replica), ())}
     parts: dict[tuple[int, int], list[PlannedPart]] = {(k, r): [] for r in replicas for k in range(len(step.sizes[r]))}
     for part in needed.values():

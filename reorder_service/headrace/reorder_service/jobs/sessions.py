@@ -132,6 +132,10 @@ class Session:
         """Return whether this rank takes the samples of a replica of its unit."""
         return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
 
+    def replicas_of(self, count: int) -> Sequence[int]:
+        """Return the replicas that this rank takes, of as many as its unit has, in rising order."""
+        return range(self.rank, count, self.num_ranks) if self.replicas is None else sorted(self.replicas)
+
     def needs(self, part: PlannedPart) -> bool:
         """Return whether this rank takes any sample of a part."""
         return any(unit == self.unit and self.takes(replica) for unit, replica in part.places)
@@ -298,7 +302,7 @@ class Sessions:
     def _join_lane(self, session: Session, replicas: int) -> None:
         key = session.unit, session.replicas or session.rank
         if key not in self._lanes:
-            places = [(session.unit, replica) for replica in range(replicas) if session.takes(replica)]
+            places = [(session.unit, replica) for replica in session.replicas_of(replicas)]
             lane = self._lanes[key] = Lane(on_empty=lambda: self._drop_lane(key, places))
             for place in places:
                 self._lanes_at.setdefault(place, []).append(lane)
