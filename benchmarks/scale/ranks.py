@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import zlib
 from collections.abc import AsyncIterator
 from time import monotonic
 
@@ -114,7 +115,8 @@ class LightHost:
         async for reply in self._stub.Relay(self._send()):
             now_s = monotonic()
             for told in reply.events:
-                events = sessions_pb2.PlanEvents.FromString(told.events)
+                written = zlib.decompress(told.events) if told.compressed else told.events
+                events = sessions_pb2.PlanEvents.FromString(written)
                 for session in told.sessions:
                     await by_session[session].hear(events, now_s)
             for end in reply.ends:

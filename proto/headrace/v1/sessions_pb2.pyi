@@ -262,12 +262,14 @@ class RelayReply(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[RelayedEvents, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RelayedEnd, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[RelayedCommit, _Mapping]]] = ...) -> None: ...
 
 class RelayedEvents(_message.Message):
-    __slots__ = ("sessions", "events")
+    __slots__ = ("sessions", "events", "compressed")
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSED_FIELD_NUMBER: _ClassVar[int]
     sessions: _containers.RepeatedScalarFieldContainer[str]
     events: bytes
-    def __init__(self, sessions: _Optional[_Iterable[str]] = ..., events: _Optional[bytes] = ...) -> None: ...
+    compressed: bool
+    def __init__(self, sessions: _Optional[_Iterable[str]] = ..., events: _Optional[bytes] = ..., compressed: _Optional[bool] = ...) -> None: ...
 
 class RelayedEnd(_message.Message):
     __slots__ = ("session", "status", "error")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 from headrace import message_codec
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.sessions import Ended, EventBatch, Session
@@ -13,6 +15,13 @@ def plan_events(batch: EventBatch, session: Session) -> bytes:
     if not batch.message:
         batch.message = b"".join(_event_message(event, session) for event in batch.events)
     return batch.message
+
+
+def compressed_plan_events(batch: EventBatch, session: Session) -> bytes:
+    """Return what `plan_events` does, compressed by zlib, once for all sessions of a lane."""
+    if not batch.compressed:
+        batch.compressed = zlib.compress(plan_events(batch, session), level=1)
+    return batch.compressed
 
 
 def _event_message(event: PlannedStep | PlannedPart | Ended, session: Session) -> bytes:

@@ -15,7 +15,7 @@ import grpc
 
 from headrace import message_codec
 from headrace.errors import HeadraceError, status_of
-from headrace.reorder_service.api.plan_events import plan_events
+from headrace.reorder_service.api.plan_events import compressed_plan_events, plan_events
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import RankCommit
 from headrace.reorder_service.jobs.sessions import EventBatch, Session
@@ -24,7 +24,8 @@ from headrace.v1 import sessions_pb2
 
 COMMIT_PATIENCE_S = 4.0  # wait for the other ranks of a step, until a committing rank is told which are missing
 MISSING_RANKS = 8  # most ranks that a reply names as missing from a step
-PAUSE_S = 0.01  # between two messages to a host: the places of a step's parts come in quick succession
+COMPRESSED_BYTES = 4096  # of events, from which they are compressed: to some 40 % where tickets make most of them
+PAUSE_S = 0.03  # between two messages to a host, as the places of a step's parts come in quick succession; answers do not wait
 
 
 def rank_commit(request: sessions_pb2.CommitRequest) -> RankCommit:
@@ -59,7 +60,8 @@ class RelayedSessions:
         self._reply = sessions_pb2.RelayReply()
         self._waiting: dict[tuple[str, int], list[str]] = {}  # (job, step) -> sessions whose commits wait for those of others
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake = asyncio.Event()
+        self._wake = asyncio.Event()  # there is something to say
+        self._go_on = asyncio.Event()  # the pause after the last message is over, or something cannot wait for its end
         self._ended = False
 
     async def read(self, requests: AsyncIterator[sessions_pb2.RelayRequest]) -> None:
@@ -74,17 +76,19 @@ class RelayedSessions:
                     await self._commit(commit)
         finally:
             self._ended = True
-            self._wake.set()
+            self._speak()
 
     async def replies(self) -> AsyncIterator[bytes]:
         """Yield serialized RelayReply messages whenever there is something to say, until the host's side has ended."""
         while not self._ended:
             self._wake.clear()
+            self._go_on.clear()
             self._collect()
             if self._reply.ByteSize():
                 reply, self._reply = self._reply, sessions_pb2.RelayReply()
                 yield reply.SerializeToString()
-                await asyncio.sleep(PAUSE_S)
+                asyncio.get_running_loop().call_later(PAUSE_S, self._go_on.set)
+                await self._go_on.wait()
             else:
                 await self._wake.wait()
 
@@ -113,7 +117,7 @@ class RelayedSessions:
         """Say that no plans follow for a session: the job has ended, or the session has with an error."""
         status = grpc.StatusCode.OK if error is None else status_of(error)
         self._reply.ends.add(session=name, status=status.value[0], error="" if error is None else str(error))
-        self._wake.set()
+        self._speak()
 
     def _collect(self) -> None:
         """Move what the sessions are to be told into the reply: a batch of events once for all sessions that share it."""
@@ -129,7 +133,10 @@ class RelayedSessions:
                 self._end(name, session.over)
                 self._leave(name)
         for batch, session, names in batches:
-            self._reply.events.add(sessions=names, events=plan_events(batch, session))
+            if len(events := plan_events(batch, session)) < COMPRESSED_BYTES:
+                self._reply.events.add(sessions=names, events=events)
+            else:
+                self._reply.events.add(sessions=names, events=compressed_plan_events(batch, session), compressed=True)
 
     async def _commit(self, request: sessions_pb2.CommitRequest) -> None:
         """Take a commit. It is answered once the step is in the ledger if the rank waits for that, otherwise at once."""
@@ -176,7 +183,12 @@ class RelayedSessions:
             answer.status, answer.error = status_of(error).value[0], str(error)
         elif run is not None:
             answer.reply.CopyFrom(commit_reply(run, step))
+        self._speak()
+
+    def _speak(self) -> None:
+        """Have `replies` send what there is without a pause."""
         self._wake.set()
+        self._go_on.set()
 
     def _do(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -31,6 +31,8 @@ class EventBatch:
     events: Sequence[PlannedStep | PlannedPart | Ended]
     message: bytes = b""
     """The serialized events; empty until they are first sent to a session."""
+    compressed: bytes = b""
+    """`message`, compressed by zlib; empty until it is first sent so."""
 
 
 class Lane:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
@@ -100,9 +101,10 @@ class RelayStream:
 
     def _hear(self, reply: sessions_pb2.RelayReply) -> None:
         for told in reply.events:
+            events = zlib.decompress(told.events) if told.compressed else told.events
             for session in told.sessions:
                 if put := self._plans.get(session):
-                    put(told.events)
+                    put(events)
         for end in reply.ends:
             with self._lock:
                 ended = self._plans.pop(end.session, None)
