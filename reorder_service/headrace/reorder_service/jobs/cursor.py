@@ -135,6 +135,11 @@ class Cursor:
         async with self._news:
             await self._news.wait_for(lambda: index < self.committed or self.is_over or session.over is not None)
 
+    def may_advance(self, num_ranks: int) -> bool:
+        """Return whether all ranks have committed the first uncommitted step."""
+        step = self.steps.get(self.committed)
+        return step is not None and len(step.commits) >= num_ranks
+
     async def advance(self, source_of: Callable[[int], str]) -> PlannedStep:
         """Commit the first uncommitted step, which every rank has committed, and return it. Must not be cancelled.
 

@@ -376,20 +376,15 @@ class JobRun:
 
         Repeating a commit is harmless. Waits and raises as `Cursor.note`.
         """
-        if await self.cursor.note(session, index, commit) and self._is_ready():
+        if await self.cursor.note(session, index, commit) and self.cursor.may_advance(self.sessions.num_ranks):
             await asyncio.shield(self._commit_ready())
         return index < self.cursor.committed
-
-    def _is_ready(self) -> bool:
-        """Return whether every rank has committed the first uncommitted step."""
-        head = self.cursor.steps.get(self.cursor.committed)
-        return head is not None and len(head.commits) >= self.sessions.num_ranks
 
     async def _commit_ready(self) -> None:
         """Commit, in order, the steps that every rank has committed. Must not be cancelled between updating store and memory."""
         cursor = self.cursor
         async with cursor.moving:
-            while self._is_ready():
+            while cursor.may_advance(self.sessions.num_ranks):
                 try:
                     self._clear_away(await cursor.advance(self.manifest.source_of))
                 except ConflictError:  # the ranks are ahead of the store and must be told
