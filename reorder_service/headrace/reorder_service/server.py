@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import uuid
+from collections.abc import Callable
 
 from headrace.errors import UnavailableError
 from headrace.observability import metrics
@@ -59,12 +61,18 @@ def _set_up_gauges(leadership: Leadership) -> None:
 
 
 async def serve(
-    listen: str, store_url: str, metrics_listen: str = "", *, token: str = "", keep: KeepFinished | None = None
+    listen: str,
+    store_url: str,
+    metrics_listen: str = "",
+    *,
+    token: str = "",
+    keep: KeepFinished | None = None,
+    memory_bytes: float = math.inf,
 ) -> None:
     """Run a reorder service until cancelled.
 
     `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster; empty: every caller is served. `keep`:
-    which finished jobs are kept; None: all of them.
+    which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use.
 
     Raises UserError where a port or the store cannot be opened, ConflictError where the store is in use or of another release,
     and UnavailableError where an embedded store is lost.
@@ -72,12 +80,12 @@ async def serve(
     with metrics.exported(metrics_listen, metrics.REORDER):
         store = await StateStore.open(store_url)
         try:
-            await _serve(listen, store, token, keep)
+            await _serve(listen, token, lambda: ReorderService(store, keep, memory_bytes))
         finally:
             await store.close()
 
 
-async def _serve(listen: str, store: StateStore, token: str, keep: KeepFinished | None) -> None:
+async def _serve(listen: str, token: str, make_service: Callable[[], ReorderService]) -> None:
     leadership = Leadership()
     leadership.starting = True
     _set_up_gauges(leadership)
@@ -103,8 +111,9 @@ async def _serve(listen: str, store: StateStore, token: str, keep: KeepFinished 
         await server.set_starting(False)
         print(f"headrace reorder service listening on {server.endpoint}", flush=True)
         while True:
-            await wait_until_leader(store.database, name, leadership)
-            await _lead(ReorderService(store, keep), name, leadership, server)
+            service = make_service()
+            await wait_until_leader(service.store.database, name, leadership)
+            await _lead(service, name, leadership, server)
     finally:
         await server.stop(STOP_GRACE_S)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.job_execution import check_coefficients
+from headrace.reorder_service.jobs.job_execution import check_coefficients, check_memory
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.keep_finished import KeepFinished
@@ -35,8 +36,9 @@ log = logging.getLogger(__name__)
 class ReorderService:
     """The service that a leading process runs: it holds and runs the jobs that have not ended, and loads others on demand."""
 
-    def __init__(self, store: StateStore, keep: KeepFinished | None = None) -> None:
-        """`keep`: which finished jobs are kept; None: all of them."""
+    def __init__(self, store: StateStore, keep: KeepFinished | None = None, memory_bytes: float = math.inf) -> None:
+        """`keep`: which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use."""
+        self._memory_bytes = memory_bytes
         self.store = store
         self._clock = Clock()
         self.fleet = Fleet(self._clock.now_s)
@@ -90,12 +92,14 @@ class ReorderService:
     async def submit(self, spec_json: str) -> JobRun:
         """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed.
 
-        Raises SpecError where the spec is invalid or its coefficients are of another model, and ConflictError where the name
-        belongs to a job with another spec or to one whose record cannot be read.
+        Raises SpecError where the spec is invalid, its planning needs too much memory, or its coefficients are of another model,
+        and ConflictError where the name belongs to a job with another spec or to one whose record cannot be read.
         """
         spec = load_spec_json(spec_json)
-        if spec.name not in self.jobs:
+        (known,) = await self.store.finished.read([spec.name])
+        if not known.state:
             spec.check_longest()
+            check_memory(spec, self._memory_bytes)
         check_coefficients(spec)
         canonical = spec.to_json()
         async with self._submitting:

@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the reorder service until it is interrupted."""
+    from headrace.cli.run.memory import usable_memory
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
     from headrace.reorder_service.keep_finished import KeepFinished
@@ -57,4 +58,5 @@ def run(args: argparse.Namespace) -> int:
         make_token_file(Path(file))
     keep, token = KeepFinished.parse(args.keep_finished), cluster_token()
     check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
-    return run_service("reorder", serve(args.listen, args.store, args.metrics, token=token, keep=keep), args.log_format)
+    serving = serve(args.listen, args.store, args.metrics, token=token, keep=keep, memory_bytes=usable_memory())
+    return run_service("reorder", serving, args.log_format)
