@@ -62,10 +62,10 @@ class Tidying:
                     look_s = time.monotonic() + LOOK_THROUGH_S
                     await self.look_through(time.time())
                 failure = ""
-            except HeadraceError as err:  # the store may be away: that is said once
-                if failure != str(err):
-                    log.warning("the store is not tidied up %s", pairs(error=err))
-                failure = str(err)
+            except Exception as err:  # whatever it is, it must not end this for good; the store may only be away
+                if failure != repr(err):  # it may recur every second
+                    log.warning("the store is not tidied up %s", pairs(error=err), exc_info=not isinstance(err, HeadraceError))
+                failure = repr(err)
 
     async def compact_ledgers(self) -> None:
         """Move what running jobs have committed a while ago into pages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 
@@ -148,3 +149,19 @@ async def test_the_ledger_of_a_job_that_runs_is_compacted(start: Start, monkeypa
     assert await client.hget("headrace:{job}:job", "paged") == "2"
     await consume(run, run.open_session(0, 1))
     assert len(await names(run)) == 6
+
+
+async def test_tidying_lives_through_an_error(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headrace.reorder_service.tidying.TIDY_S", 0.001)
+    service, failed, again = await start(), asyncio.Event(), asyncio.Event()
+
+    async def fail(_: float) -> None:
+        (again if failed.is_set() else failed).set()
+        raise ValueError("bug")
+
+    monkeypatch.setattr(service.tidying, "note_ends", fail)
+    async with asyncio.timeout(20):
+        await again.wait()
+    assert [record.message for record in caplog.records].count("the store is not tidied up error=bug") == 1

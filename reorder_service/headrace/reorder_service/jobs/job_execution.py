@@ -60,8 +60,8 @@ def check_memory(spec: JobSpec, memory_bytes: float) -> None:
     if needed > PLANNING_SHARE * memory_bytes:
         raise SpecError(
             f"planning {samples} samples ahead (window x global_batch) on {slots} slots (replicas x microbatches x stages) takes "
-            f"about {needed / 2**30:.1f} GiB, and the reorder service may use {PLANNING_SHARE:g} of {memory_bytes / 2**30:.1f} GiB "
-            "for it: lower one of them, or give the service more memory"
+            f"about {needed / 2**30:.1f} GiB, and the reorder service may use {PLANNING_SHARE:g} of {memory_bytes / 2**30:.1f} "
+            "GiB for it: lower one of them, or give the service more memory"
         )
 
 
