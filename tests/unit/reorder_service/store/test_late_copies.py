@@ -9,6 +9,7 @@ import pytest
 
 from headrace.errors import NotFoundError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
+from headrace.reorder_service.store.finished_jobs import Summary
 from headrace.reorder_service.store.progress import StepRecord
 from headrace.reorder_service.store.state import StateStore
 
@@ -19,6 +20,11 @@ VOCABULARY = Vocabulary(size=9, image_token=1, audio_token=2)
 async def reset_and_commit(store: StateStore) -> None:
     await store.rewind("job", 1)
     await commit(store, 1, 4)
+
+
+async def end(store: StateStore) -> None:
+    await store.set_state("job", "FAILED")
+    await store.finished.note("job", 1e9, Summary(committed_steps=5))
 
 
 async def go_back(store: StateStore) -> None:
@@ -40,6 +46,11 @@ CHANGES: dict[str, tuple[Callable[[StateStore], Awaitable[Any]], Callable[[State
         lambda store: store.save_manifest("job", TABLE, VOCABULARY),
         lambda store: store.save_index("job", 0, 7, []),
     ),
+    "deletion": (
+        lambda store: store.finished.delete("job", even_unfinished=True),
+        lambda store: store.create_job("job", "{}"),
+    ),
+    "note of its end": (end, lambda store: store.set_state("job", "INDEXING")),
     "creation": (lambda store: store.create_job("other", "{}"), lambda store: store.set_state("other", "DONE")),
 }
 
