@@ -67,6 +67,9 @@ bench-forecast: setup  ## measure live jobs' forecast step time beside what thei
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)
 	@$(BIN)/python -m benchmarks.scale
 
+bench-scale-large: setup  ## the same with 10,000 ranks and 2,000 preprocessors, a step every 10 s (half an hour, 16 GiB of memory)
+	@$(BIN)/python -m benchmarks.scale --large
+
 chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos --minutes 10
 
