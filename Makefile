@@ -89,4 +89,4 @@ lock: setup  ## pin what `make setup`, CI and the images install to the newest r
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-scale chaos chaos-trainer verify stubs
+.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-scale bench-scale-large chaos chaos-trainer verify stubs
