@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,7 +69,7 @@ def measure(*, quick: bool) -> Section:
             arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", server.url, "--keep-finished", "ever"]
             progress("one reorder service leads, another stands by")
             leader = group.add(Process("leader", arguments, folder / "leader.log"))
-            rpc.await_reorder_service(leader.endpoint())
+            rpc.await_reorder_service(leader.endpoint(), timeout_s=60.0)
             standby = group.add(Process("standby", arguments, folder / "standby.log"))
             endpoint = standby.endpoint()
             base_mib = _memory_mib(standby.pid)
@@ -80,7 +81,7 @@ def measure(*, quick: bool) -> Section:
             took_s = time.monotonic() - killed_s
             lead_mib = _memory_mib(standby.pid)
             listed_s, listed = _listed(endpoint)
-            all_s, every = _listed(endpoint, "--all")
+            all_s, every = _listed(endpoint, "--all", "--format", "json")
             peak_mib, log = _memory_mib(standby.pid, "VmHWM"), (folder / "standby.log").read_text()
         finally:
             server.kill()
@@ -96,7 +97,7 @@ def measure(*, quick: bool) -> Section:
             detail=f"{base_mib:.0f} before it led, {lead_mib:.0f} when it served",
         ),
         Row(name="`headrace job list`", value=listed_s, unit="s", goal=at_most(LIST_GOAL_S), detail=f"{listed} jobs"),
-        Row(name="`headrace job list --all`", value=all_s, unit="s", detail=f"{every:,} jobs"),
+        Row(name="`headrace job list --all --format json`", value=all_s, unit="s", detail=f"{every:,} jobs"),
         Row(name="leases lost", value=lost, goal=at_most(0)),
     ]
     return Section(title=f"a store with {finished:,} finished jobs and {RUNNING} running ones", rows=rows)
@@ -106,37 +107,37 @@ async def _write_jobs(url: str) -> None:
     """Write one finished job, which the others are copies of, and those that run."""
     store = await StateStore.open(url)
     table = ShardTable.of(ShardInfo(source=0, url=f"s3://data/{n:05}.tar", name=f"data/{n:05}.tar") for n in range(_SHARDS))
-    for job in ("finished", *(f"running-{n}" for n in range(RUNNING))):
+    for job in ("finished-0", *(f"running-{n}" for n in range(RUNNING))):
         spec = {"name": job, "sources": [{"path": "s3://data", "name": "data"}], "global_batch": _BATCH, "steps": _STEPS}
         await store.create_job(job, parse_spec(spec).to_json())
         await store.save_manifest(job, table, Vocabulary(size=50_000, image_token=1, audio_token=2))
         for shard in range(_SHARDS):
             await store.save_index(job, shard, _ROWS, [])
-        steps = _STEPS if job == "finished" else _STEPS // 2
+        steps = _STEPS if job == "finished-0" else _STEPS // 2
         for step in range(steps):
             names = tuple(f"data/{step:05}.tar/{n:09}" for n in range(_BATCH))
             record = StepRecord(
                 samples=names, loss=1.0, step_s=1.0, data_wait_s=0.1, delivered={"data": Amounts(_BATCH, 9 * _BATCH)}
             )
             await store.commit_step(job, step, record, [])
-        await store.set_state(job, "DONE" if job == "finished" else "RUNNING")
+        await store.set_state(job, "DONE" if job == "finished-0" else "RUNNING")
     figures = Summary(
         committed_steps=_STEPS, num_steps=_STEPS, samples=_STEPS * _BATCH, num_shards=_SHARDS, indexed_shards=_SHARDS
     )
-    await store.finished.note("finished", time.time(), figures)
+    await store.finished.note("finished-0", time.time(), figures)
     await store.close()
 
 
 def _copy_finished(server: RedisServer, finished: int) -> None:
     """Copy the record of the finished job: a leader reads nothing else of it, and its ledger would take gigabytes here."""
     with redis.Redis(port=server.port) as client:
-        record: Any = client.hgetall(job_key("finished", "job"))
+        record: Any = client.hgetall(job_key("finished-0", "job"))
         names = [f"finished-{n}" for n in range(1, finished)]
         for start in range(0, len(names), _AT_A_TIME):
             pipeline = client.pipeline(transaction=False)
             for name in names[start : start + _AT_A_TIME]:
                 pipeline.hset(
-                    job_key(name, "job"), mapping={**record, b"spec": record[b"spec"].replace(b"finished", name.encode())}
+                    job_key(name, "job"), mapping={**record, b"spec": record[b"spec"].replace(b"finished-0", name.encode())}
                 )
             pipeline.rpush(JOBS, *names[start : start + _AT_A_TIME])
             pipeline.execute()
@@ -147,7 +148,7 @@ def _listed(endpoint: str, *options: str) -> tuple[float, int]:
     command: Sequence[str] = [sys.executable, "-m", "headrace.cli", "job", "list", "--endpoint", endpoint, *options]
     began_s = time.monotonic()
     printed = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
-    return time.monotonic() - began_s, sum(line.startswith(("finished", "running-")) for line in printed.splitlines())
+    return time.monotonic() - began_s, len(re.findall(r"(?:finished|running)-\d+", printed))
 
 
 def _memory_mib(pid: int, what: str = "VmRSS") -> float:
