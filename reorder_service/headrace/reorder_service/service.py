@@ -70,6 +70,8 @@ class ReorderService:
         self._settling = asyncio.create_task(self._settle())
         for name in await retry_while_unavailable(self.store.finished.others, check):
             await retry_while_unavailable(lambda name=name: self._take_up_or_set_aside(name), check, job=name)  # type: ignore[misc]
+        for run in self.jobs.values():  # now that all are there: what they do would hold up the loading of others
+            run.start()
         for nodes in self.nodes.values():
             nodes.start()
         self._tidying_up = asyncio.create_task(self.tidying.run())
@@ -109,7 +111,7 @@ class ReorderService:
             elif spec.name in self.set_aside:
                 raise ConflictError(self.set_aside[spec.name])
             # An interrupted submission may have left the job in the store only.
-            run = self.jobs.get(spec.name) or await self._take_up(spec.name)
+            run = self.jobs.get(spec.name) or await self._take_up_and_start(spec.name)
         if not run.spec.is_same_job(spec):
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
         await run.resubmit()
@@ -142,7 +144,7 @@ class ReorderService:
         if run is None and job not in self.set_aside:
             async with self._submitting:
                 with contextlib.suppress(NotFoundError):
-                    run = self.jobs.get(job) or await self._take_up(job)
+                    run = self.jobs.get(job) or await self._take_up_and_start(job)
         run = run or self.find(job)
         if run.cursor.is_over:
             self._used_s[job] = time.monotonic()
@@ -221,7 +223,7 @@ class ReorderService:
         await retry_while_unavailable(self.store.fatal_jobs.reset_counts, self.store.database.check)
 
     async def _take_up_or_set_aside(self, job: str) -> None:
-        """Load and run a job, or set it aside where its record cannot be read, so that it keeps no other job from running."""
+        """Load a job, or set it aside where its record cannot be read, so that it keeps no other job from running."""
         try:
             await self._take_up(job)
         except UnavailableError:
@@ -234,13 +236,17 @@ class ReorderService:
             )
             log.error("job set aside %s", pairs(job=job, error=why))
 
-    async def _take_up(self, job: str) -> JobRun:
+    async def _take_up_and_start(self, job: str) -> JobRun:
         """Load a job, and run it unless it is over."""
+        run = await self._take_up(job)
+        run.start()
+        return run
+
+    async def _take_up(self, job: str) -> JobRun:
         run = await self._read(job)
         nodes = Nodes(run, self.store)
         await nodes.restore()
         self.jobs[job], self.nodes[job] = run, nodes
-        run.start()
         return run
 
     async def _read(self, job: str) -> JobRun:
