@@ -62,7 +62,7 @@ class Rank:
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files of a host of its own, whose ranks share a relay; its path is short, as a socket's must be."""
+    """The temporary folder of a host of its own, whose ranks share a relay: its path is short, as a socket's must be."""
     with tempfile.TemporaryDirectory() as folder:
         monkeypatch.setenv("HEADRACE_RELAY", "1")
         monkeypatch.setenv("TMPDIR", folder)
