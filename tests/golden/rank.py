@@ -1,0 +1,86 @@
+"""A script's trainer rank: it opens sessions, reads plans and commits, all when the script says so."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from headrace.v1 import sessions_pb2
+from tests.golden.preprocessor import part_name
+from tests.golden.world import Call, RefusedError, World
+
+
+@dataclass(kw_only=True, eq=False)
+class Rank:
+    """One rank of a job, with the latest session that it has opened and what it was told there."""
+
+    world: World
+    rank: int
+    session: str = ""
+    generation: int = 0
+    leases: dict[str, sessions_pb2.PartLocation] = field(default_factory=dict)
+    """Name of a part -> where it is, as the rank was told last."""
+    news: list[str] = field(default_factory=list)
+    """What the rank was told, in words, since it was last asked for."""
+    messages: list[bytes] = field(default_factory=list)
+    """The bytes that it was told this by."""
+
+    @property
+    def who(self) -> str:
+        """The rank in words."""
+        return f"rank {self.rank}"
+
+    async def open(self, request: sessions_pb2.OpenRequest) -> str:
+        """Open a session and read its plans from then on; return where the rank stands, or what it waits for."""
+        reply = await self.world.sessions.Open(request, Call())
+        if reply.waiting:
+            return f"waits: {reply.waiting}"
+        self.session, self.generation, self.messages = reply.session, reply.generation, []
+        self._stream = asyncio.create_task(self._read(reply.session))
+        return f"opened at step {reply.next_step} in generation {reply.generation}"
+
+    def disconnect(self) -> None:
+        """End the stream of plans, as a process that dies does. The session stays."""
+        self._stream.cancel()
+
+    async def commit(self, request: sessions_pb2.CommitRequest) -> str:
+        """Commit a step; return whether it is in the ledger, or which ranks are missing."""
+        request.session = self.session
+        reply = await self.world.sessions.Commit(request, Call())
+        missing = f", rank {', '.join(map(str, reply.missing))} missing" if reply.missing else ""
+        return f"step {request.step} {'is in the ledger' if reply.committed else 'noted'}{missing}"
+
+    async def report_lost(self, part: str) -> str:
+        """Report that the part cannot be fetched from where the rank was told that it is."""
+        told = self.leases[part]
+        request = sessions_pb2.ReportLostRequest(session=self.session, ticket=told.ticket, lease=told.lease)
+        await self.world.sessions.ReportLost(request, Call())
+        return ""
+
+    async def close(self) -> str:
+        """Close the session."""
+        await self.world.sessions.Close(sessions_pb2.CloseRequest(session=self.session), Call())
+        return ""
+
+    async def _read(self, session: str) -> None:
+        try:
+            async for message in self.world.sessions.Plans(sessions_pb2.PlansRequest(session=session), Call()):
+                self.messages.append(bytes(message))
+                for event in sessions_pb2.PlanEvents.FromString(message).events:
+                    self._hear(event)
+        except RefusedError as err:
+            if self.session == session:
+                self.news.append(str(err))
+
+    def _hear(self, event: sessions_pb2.PlanEvent) -> None:
+        match event.WhichOneof("event"):
+            case "plan":
+                samples = " ".join(f"{m.replica}/{m.index}={m.num_samples}" for m in event.plan.microbatches)
+                formation = f" for the pipelines of generation {event.plan.formation}" if event.plan.formation else ""
+                self.news.append(f"step {event.plan.step}{formation}, samples of its microbatches {samples}")
+            case "location":
+                name = part_name(event.location.ticket)
+                self.leases[name] = event.location
+                self.news.append(f"part {name} at {event.location.endpoint}")
+            case _:
+                self.news.append(f"no step follows: {event.ended.message or 'all are committed'}")

@@ -1,0 +1,148 @@
+"""What a script acts on: a reorder service with its store, and the preprocessors, ranks and nodes that are its clients.
+
+The service is the real one on a real Redis server, called through its servicers. The clients are the script's own: they send
+what the script tells them to, as messages of the protocol. Only the network and the clock are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import grpc
+
+from headrace.cli.watch.rates import Look, Looks
+from headrace.cli.watch.status_lines import status_lines
+from headrace.reorder_service.api.fleet import FleetServicer
+from headrace.reorder_service.api.jobs import JobsServicer
+from headrace.reorder_service.api.membership import MembershipServicer
+from headrace.reorder_service.api.sessions import SessionsServicer
+from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.leadership import Leadership, keep_leading, wait_until_leader
+from headrace.reorder_service.service import ReorderService
+from headrace.reorder_service.store.state import StateStore
+from headrace.v1 import jobs_pb2
+from tests.golden.data import Data
+from tests.golden.virtual_time import ScriptLoop
+
+if TYPE_CHECKING:
+    from tests.golden.node import Node
+    from tests.golden.preprocessor import Preprocessor
+    from tests.golden.rank import Rank
+
+QUIET = 2  # times in a row that the store was asked nothing before all is settled
+
+
+class RefusedError(Exception):
+    """The service has ended a call with a status and a sentence."""
+
+
+class Call:
+    """The context of a call, as far as servicers use it."""
+
+    async def abort(self, status: grpc.StatusCode, details: str) -> NoReturn:
+        raise RefusedError(f"{status.name}: {details}")
+
+
+class World:
+    """A reorder service and its clients, in the script's event loop."""
+
+    def __init__(self, folder: Path, loop: ScriptLoop) -> None:
+        self.loop = loop
+        self.data = Data()
+        self.preprocessors: dict[str, Preprocessor] = {}
+        self.ranks: dict[int, Rank] = {}
+        self.nodes: dict[str, Node] = {}
+        self._folder = folder
+        self._said: list[str] = []
+        self._calls: dict[asyncio.Task[str], str] = {}
+        self._looks: dict[str, Looks] = {}
+        self._terms = 0
+
+    # -- the service --------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start a reorder service on the script's store, and have it lead."""
+        self._terms += 1
+        self._store = await StateStore.open(f"embedded:{self._folder}")
+        self.leadership = Leadership()
+        name = f"reorder-{self._terms}:7070"
+        await wait_until_leader(self._store.database, name, self.leadership)
+        service = ReorderService(self._store)
+        self._keeping = asyncio.create_task(keep_leading(self._store.database, name, self.leadership, self._serve))
+        await service.start()
+        self.leadership.active_service = service
+        self.jobs, self.fleet = JobsServicer(self.leadership), FleetServicer(self.leadership)
+        self.sessions, self.membership = SessionsServicer(self.leadership), MembershipServicer(self.leadership)
+
+    async def _serve(self, serving: bool) -> None:
+        """A script's leader never loses its lease but by `stop`."""
+
+    async def stop(self) -> None:
+        """End the service. What is in the store stays."""
+        service, self.leadership.active_service = self.leadership.service, None
+        await stop_task(self._keeping)
+        await service.stop()
+        await self._store.close()
+
+    # -- what a verb does ---------------------------------------------------------------------------------------------
+
+    def say(self, line: str) -> None:
+        """Print a line below the present commands."""
+        self._said.append(line)
+
+    async def call(self, who: str, call: Awaitable[str]) -> None:
+        """Await a call to the service, and print what it returns or is refused with, now or once it is answered."""
+        task = asyncio.ensure_future(self._outcome(call))
+        self._calls[task] = who
+        await self.settle()
+        if not task.done():
+            self.say(f"{who}: waits")
+
+    async def _outcome(self, call: Awaitable[str]) -> str:
+        try:
+            return await call
+        except RefusedError as err:
+            return str(err)
+
+    async def settle(self) -> None:
+        """Wait until the service and its clients have done all that they can do without further time."""
+        quiet, commands = 0, 0
+        while quiet < QUIET:
+            await self.loop.run_ready()
+            before, commands = commands, int((await self._store.database.client.info("stats"))["total_commands_processed"])
+            quiet = quiet + 1 if commands == before + 1 else 0
+
+    async def pass_s(self, seconds: float) -> None:
+        """Let time pass, from each timer to the next."""
+        end_s = self.loop.now_s + seconds
+        while self.loop.now_s < end_s:
+            self.loop.now_s = max(self.loop.now_s, min(end_s, self.loop.next_timer_s()))
+            await self.settle()
+
+    async def printed(self) -> list[str]:
+        """Return the lines to print now, and the answers to calls that have waited."""
+        await self.settle()
+        for task in [task for task in self._calls if task.done()]:
+            who, answer = self._calls.pop(task), task.result()
+            if answer:
+                self.say(f"{who}: {answer}")
+        said, self._said = self._said, []
+        return said
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    async def status_lines(self) -> list[str]:
+        """Return what `headrace top --plain` prints of all jobs. Rates are those since the last time that this was called."""
+        statuses = (await self.jobs.List(jobs_pb2.ListRequest(), Call())).jobs
+        for status in statuses:
+            self._looks.setdefault(status.job, Looks()).add(Look(at_s=self.loop.now_s, status=status))
+        return list(status_lines([self._looks[status.job].held for status in statuses]))
+
+    def only(self, there: dict[Any, Any], name: Any, what: str) -> Any:
+        """Return the client of that name, or of the only name that there is."""
+        if name not in there:
+            raise KeyError(f"no {what} {name!r} here; there are: {', '.join(map(str, there)) or 'none'}")
+        return there[name]
