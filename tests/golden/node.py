@@ -42,11 +42,13 @@ class Node:
     """What it was told, in words, since it was last asked for."""
     hangs: bool = False
     """Whether it says nothing, though its stream is there."""
+    has_ended: bool = False
+    """Whether its process has ended."""
     _said: asyncio.Queue[membership_pb2.NodeMessage | None] = field(default_factory=asyncio.Queue)
 
     def join(self, generation: int) -> None:
         """Open the stream. `generation`: the snapshot that the node says it follows."""
-        self._said, self.hangs = asyncio.Queue(), False
+        self._said, self.hangs, self.has_ended = asyncio.Queue(), False, False
         address = f"{self.name}:29500"
         hello = membership_pb2.NodeHello(
             job=self.job, node=self.name, address=address, generation=generation, spec=self.spec
@@ -60,7 +62,8 @@ class Node:
         self._said.put_nowait(membership_pb2.NodeMessage(**message))
 
     def end(self) -> None:
-        """End the stream."""
+        """End the process, and with it the stream."""
+        self.has_ended = True
         self._beating.cancel()
         self._said.put_nowait(None)
 

@@ -18,6 +18,7 @@ from tests.golden.world import Call, RefusedError, World
 KINDS = {"list_shards": "list", "index_shard": "index", "probe_samples": "probe", "decode_part": "decode"}
 HEARTBEAT_S = 1.0
 STORE_BYTES = 64 << 20
+MANY = 16  # rows that are not listed one by one
 
 
 @dataclass(kw_only=True, eq=False)
@@ -62,13 +63,21 @@ class Preprocessor:
         self._say(goodbye=fleet_pb2.Goodbye())
         self.end()
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether its stream has not ended."""
+        return not self._stream.done()
+
     def answer(self, lease: str) -> None:
         """Report what an order asks for."""
-        kind, body = self.orders.pop(lease, ("", None))  # it may be answered already, or the stream be another
-        if body is not None and not self.hangs:
-            self._say(**_report(self.world, kind, body))
-            if kind == "decode" and not body.trial:
-                self.samples_decoded += len(body.samples)
+        kind, body = self.orders.pop(lease)
+        self._say(**_report(self.world, kind, body))
+        if kind == "decode" and not body.trial:
+            self.samples_decoded += len(body.samples)
+
+    def _answer_by_itself(self, lease: str) -> None:
+        if lease in self.orders and self.orders[lease][0] in self.answers and not self.hangs:
+            self.answer(lease)
 
     def fail(self, lease: str, error: str) -> None:
         """Report that it cannot carry out an order."""
@@ -112,7 +121,7 @@ class Preprocessor:
         elif kind in self.answers:
             now_s = self.world.loop.now_s
             self._free_s = max(now_s, self._free_s) + (max(1, len(samples)) / self.speed if self.speed else 0.0)
-            self.world.loop.call_at(self._free_s, self.answer, body.lease)
+            self.world.loop.call_at(self._free_s, self._answer_by_itself, body.lease)
 
 
 def said(kind: str, body: Any) -> str:
@@ -121,12 +130,11 @@ def said(kind: str, body: Any) -> str:
         case "list":
             return f"list the shards of {body.job}"
         case "index":
-            return f"index {body.shard.name}"
+            return f"index {body.shard.name} of {body.job}"
         case "probe":
-            return f"probe {_rows(body)}"
+            return f"probe {_rows(body)} of {body.job}"
         case _:
-            what = "try" if body.trial else f"decode {part_name(body.ticket)}:"
-            return f"{what} {_rows(body)}"
+            return f"{'try' if body.trial else 'decode'} {part_name(body.ticket)} of {body.job}: {_rows(body)}"
 
 
 def part_name(ticket: str) -> str:
@@ -141,7 +149,9 @@ def _rows(body: Any) -> str:
 
 
 def _ranges(rows: Sequence[int]) -> str:
-    """Return rows as in 0-3,7."""
+    """Return rows as in 0-3,7, or the number of them where there are many."""
+    if len(rows) > MANY:
+        return f"{len(rows)} rows"
     runs = [[row for _, row in run] for _, run in groupby(enumerate(rows), lambda it: it[1] - it[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 

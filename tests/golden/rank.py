@@ -18,8 +18,8 @@ class Rank:
     rank: int
     session: str = ""
     generation: int = 0
-    leases: dict[str, sessions_pb2.PartLocation] = field(default_factory=dict)
-    """Name of a part -> where it is, as the rank was told last."""
+    places: dict[str, list[sessions_pb2.PartLocation]] = field(default_factory=dict)
+    """Name of a part -> where it was, the newest place last."""
     news: list[str] = field(default_factory=list)
     """What the rank was told, in words, since it was last asked for."""
     messages: list[bytes] = field(default_factory=list)
@@ -50,9 +50,9 @@ class Rank:
         missing = f", rank {', '.join(map(str, reply.missing))} missing" if reply.missing else ""
         return f"step {request.step} {'is in the ledger' if reply.committed else 'noted'}{missing}"
 
-    async def report_lost(self, part: str) -> str:
-        """Report that the part cannot be fetched from where the rank was told that it is."""
-        told = self.leases[part]
+    async def report_lost(self, part: str, endpoint: str) -> str:
+        """Report that a part cannot be fetched from an endpoint; empty: from where the rank was told last that it is."""
+        told = [place for place in self.places[part] if endpoint in ("", place.endpoint)][-1]
         request = sessions_pb2.ReportLostRequest(session=self.session, ticket=told.ticket, lease=told.lease)
         await self.world.sessions.ReportLost(request, Call())
         return ""
@@ -80,7 +80,7 @@ class Rank:
                 self.news.append(f"step {event.plan.step}{formation}, samples of its microbatches {samples}")
             case "location":
                 name = part_name(event.location.ticket)
-                self.leases[name] = event.location
+                self.places.setdefault(name, []).append(event.location)
                 self.news.append(f"part {name} at {event.location.endpoint}")
             case _:
                 self.news.append(f"no step follows: {event.ended.message or 'all are committed'}")

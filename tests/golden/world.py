@@ -7,7 +7,8 @@ what the script tells them to, as messages of the protocol. Only the network and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import re
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +25,7 @@ from headrace.reorder_service.leadership import Leadership, keep_leading, wait_u
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.state import StateStore
 from headrace.v1 import jobs_pb2
+from headrace.v1.membership_pb2 import NodesSpec
 from tests.golden.data import Data
 from tests.golden.virtual_time import ScriptLoop
 
@@ -32,7 +34,10 @@ if TYPE_CHECKING:
     from tests.golden.preprocessor import Preprocessor
     from tests.golden.rank import Rank
 
-QUIET = 2  # times in a row that the store was asked nothing before all is settled
+QUIET = 4  # looks at the store in a row without a command in between; one that is on its way may be missed by two of them
+
+
+_SESSION = re.compile(r"(/\d+/)[0-9a-f]{12}\b")  # the random end of a session's id
 
 
 class RefusedError(Exception):
@@ -55,6 +60,9 @@ class World:
         self.preprocessors: dict[str, Preprocessor] = {}
         self.ranks: dict[int, Rank] = {}
         self.nodes: dict[str, Node] = {}
+        self.nodes_spec = NodesSpec()
+        self.job = ""
+        """The job that commands mean."""
         self._folder = folder
         self._said: list[str] = []
         self._calls: dict[asyncio.Task[str], str] = {}
@@ -91,7 +99,7 @@ class World:
 
     def say(self, line: str) -> None:
         """Print a line below the present commands."""
-        self._said.append(line)
+        self._said.append(_SESSION.sub(r"\1...", line))
 
     async def call(self, who: str, call: Awaitable[str]) -> None:
         """Await a call to the service, and print what it returns or is refused with, now or once it is answered."""
@@ -100,6 +108,15 @@ class World:
         await self.settle()
         if not task.done():
             self.say(f"{who}: waits")
+
+    async def change_job(self, method: Callable[[Any, Call], Awaitable[Any]], request: Any) -> None:
+        """Call a method that changes the job, and print only what it is refused with."""
+
+        async def change() -> str:
+            await method(request, Call())
+            return ""
+
+        await self.call(f"job {self.job}", change())
 
     async def _outcome(self, call: Awaitable[str]) -> str:
         try:
@@ -114,6 +131,10 @@ class World:
             await self.loop.run_ready()
             before, commands = commands, int((await self._store.database.client.info("stats"))["total_commands_processed"])
             quiet = quiet + 1 if commands == before + 1 else 0
+
+    async def settle_clients(self) -> None:
+        """Wait until the clients have done all that they can do, while there is no service."""
+        await self.loop.run_ready()
 
     async def pass_s(self, seconds: float) -> None:
         """Let time pass, from each timer to the next."""
@@ -140,9 +161,3 @@ class World:
         for status in statuses:
             self._looks.setdefault(status.job, Looks()).add(Look(at_s=self.loop.now_s, status=status))
         return list(status_lines([self._looks[status.job].held for status in statuses]))
-
-    def only(self, there: dict[Any, Any], name: Any, what: str) -> Any:
-        """Return the client of that name, or of the only name that there is."""
-        if name not in there:
-            raise KeyError(f"no {what} {name!r} here; there are: {', '.join(map(str, there)) or 'none'}")
-        return there[name]

@@ -1,10 +1,11 @@
-"""fail NAME SENTENCE: a preprocessor reports that it cannot carry out its oldest order."""
+"""fail NAME SENTENCE [count=1]: a preprocessor reports that it cannot carry out its oldest orders, so many of them."""
 
 from __future__ import annotations
 
 from tests.golden.world import World
 
 
-async def run(world: World, name: str, sentence: str) -> None:
+async def run(world: World, name: str, sentence: str, *, count: int = 1) -> None:
     preprocessor = world.preprocessors[name]
-    preprocessor.fail(next(iter(preprocessor.orders)), sentence)
+    for lease in list(preprocessor.orders)[:count]:
+        preprocessor.fail(lease, sentence)

@@ -33,5 +33,5 @@ async def run(
     )
     joining.connect()
     await world.settle()
-    if name in world.leadership.service.fleet.members and (instance or name) == world.leadership.service.fleet.members[name].instance:
+    if joining.is_connected:
         world.preprocessors[name] = joining

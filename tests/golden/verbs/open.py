@@ -1,4 +1,4 @@
-"""open RANK NUM_RANKS [job=job] [replicas=0,1] [unit=llm] [resume=STEP] [generation=N] [together=0]: a rank opens a session.
+"""open RANK NUM_RANKS [replicas=0,1] [unit=llm] [resume=STEP] [generation=N] [together=0]: a rank opens a session.
 
 It then reads its plans (`told`). `replicas`: those of `unit` that it takes, as a process of a pipeline; without, rank r of n takes
 every n-th from r on. `resume`: the step of the model that it has loaded. `generation`: that of the session that it continues.
@@ -17,7 +17,6 @@ async def run(
     rank: int,
     num_ranks: int,
     *,
-    job: str = "job",
     replicas: str = "",
     unit: str = "",
     resume: int = -1,
@@ -25,7 +24,7 @@ async def run(
     together: int = 0,
 ) -> None:
     request = OpenRequest(
-        job=job,
+        job=world.job,
         rank=rank,
         num_ranks=num_ranks,
         replicas=map(int, filter(None, replicas.split(","))),

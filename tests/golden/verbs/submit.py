@@ -1,7 +1,7 @@
 """submit JOB [FIELD=VALUE ...]: submit a job; a FIELD of a section is written with a dot, as in topology.replicas=2.
 
 Without other values it has one source, `d`, steps of four samples, two of them planned ahead, and two replicas of a microbatch.
-Values are YAML.
+Values are YAML. The commands that follow mean this job, unless they name another one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ async def run(world: World, job: str, **fields: str) -> None:
     for field, value in fields.items():
         section, _, name = field.rpartition(".")
         (document.setdefault(section, {}) if section else document)[name] = yaml.safe_load(value)
+    world.job = job
 
     async def submit() -> str:
         await world.jobs.Submit(jobs_pb2.SubmitRequest(spec_json=parse_spec(document).to_json()), Call())
