@@ -8,7 +8,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from tests.golden.script import HERE, executed, scripts, verbs
+from tests.golden.script import HERE, executed, scripts, store, verbs
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,14 +23,15 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{name}\n{importlib.import_module(f'tests.golden.verbs.{name}').__doc__}")
         return 0
     differ = 0
-    for path in args.scripts or scripts():
-        text, now = path.read_text(encoding="utf-8"), executed(path)
-        if text != now:
-            differ += 1
-            name = str(path.resolve().relative_to(HERE))
-            sys.stdout.writelines(difflib.unified_diff(text.splitlines(True), now.splitlines(True), name, f"{name}, now"))
-            if args.rewrite:
-                path.write_text(now, encoding="utf-8")
+    with store() as url:
+        for path in args.scripts or scripts():
+            text, now = path.read_text(encoding="utf-8"), executed(path, url)
+            if text != now:
+                differ += 1
+                name = str(path.resolve().relative_to(HERE))
+                sys.stdout.writelines(difflib.unified_diff(text.splitlines(True), now.splitlines(True), name, f"{name}, now"))
+                if args.rewrite:
+                    path.write_text(now, encoding="utf-8")
     return int(differ > 0 and not args.rewrite)
 
 

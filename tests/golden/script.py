@@ -9,17 +9,21 @@ file of its name in tests/golden/verbs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import inspect
 import shlex
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
+
+import redis
 
 from headrace.reorder_service.jobs.stopping import stop_task
 from tests.golden.virtual_time import ScriptLoop, script_time
 from tests.golden.world import World
+from tests.redis_server import RedisServer
 
 HERE = Path(__file__).parent
 FOLDERS = ("fleet", "job", "session", "membership")
@@ -37,14 +41,29 @@ def verbs() -> dict[str, Callable[..., Any]]:
     return {name: importlib.import_module(f"tests.golden.verbs.{name}").run for name in names}
 
 
-def executed(path: Path) -> str:
-    """Run a script, and return its text with what its commands print now."""
+@contextlib.contextmanager
+def store() -> Iterator[str]:
+    """Run a Redis server for scripts, and yield its URL."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = RedisServer(Path(folder))
+        server.start()
+        try:
+            yield server.url
+        finally:
+            server.kill()
+
+
+def executed(path: Path, store_url: str) -> str:
+    """Run a script, and return its text with what its commands print now. What was in the store before is dropped."""
+    with redis.Redis.from_url(store_url) as client:
+        client.flushall()
     loop = ScriptLoop()
-    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=lambda: loop) as runner, script_time(loop):
-        return runner.run(_execute(path, World(Path(folder) / "store", loop)))
+    with asyncio.Runner(loop_factory=lambda: loop) as runner, script_time(loop):
+        return runner.run(_execute(path, store_url, loop))
 
 
-async def _execute(path: Path, world: World) -> str:
+async def _execute(path: Path, store_url: str, loop: ScriptLoop) -> str:
+    world = World(store_url, loop)
     await world.start()
     try:
         blocks = path.read_text(encoding="utf-8").strip().split("\n\n")

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.golden.script import HERE, executed, scripts, verbs
+from tests.golden.script import HERE, executed, scripts, store, verbs
 
 REMEDY = "where the change is meant, `python -m tests.golden --rewrite` writes it into the script"
 
 
+@pytest.fixture(scope="module")
+def store_url() -> Iterator[str]:
+    with store() as url:
+        yield url
+
+
 @pytest.mark.parametrize("path", scripts(), ids=lambda path: str(path.relative_to(HERE)))
-def test_a_script_prints_what_it_says(path: Path) -> None:
-    assert executed(path).splitlines() == path.read_text(encoding="utf-8").splitlines(), REMEDY
+def test_a_script_prints_what_it_says(path: Path, store_url: str) -> None:
+    assert executed(path, store_url).splitlines() == path.read_text(encoding="utf-8").splitlines(), REMEDY
 
 
 @pytest.mark.parametrize("path", scripts(), ids=lambda path: str(path.relative_to(HERE)))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
+import selectors
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context
 from typing import Any
 from unittest import mock
 
@@ -14,15 +18,24 @@ BEGIN_S = 1000.0
 
 
 class ScriptLoop(asyncio.SelectorEventLoop):
-    """An event loop with a clock of its own. Sockets are served as ever, but a timer is due only once `now_s` was moved there."""
+    """An event loop with a clock of its own: a timer is due only once `now_s` was moved there; equal ones in the order of creation.
+
+    Sockets are served when nothing else is left to do, so that the order of events does not depend on how soon the store answers.
+    """
 
     def __init__(self) -> None:
         self.now_s = BEGIN_S
-        super().__init__()
+        super().__init__(PatientSelector())
         self.set_default_executor(InlineExecutor())
 
     def time(self) -> float:
         return self.now_s
+
+    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+        timer = OrderedTimer(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True
+        return timer
 
     async def run_ready(self) -> None:
         """Run everything that can run now, without waiting for a socket or a timer."""
@@ -33,6 +46,26 @@ class ScriptLoop(asyncio.SelectorEventLoop):
         """Return the time of the next timer; infinity if there is none."""
         timers = (timer.when() for timer in self._scheduled if not timer.cancelled())  # type: ignore[attr-defined]
         return min(timers, default=float("inf"))
+
+
+class OrderedTimer(asyncio.TimerHandle):
+    """A timer that stands behind those of the same time that were made before."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._number = next(self._numbers)
+
+    def __lt__(self, other: OrderedTimer) -> bool:  # type: ignore[override]
+        return (self.when(), self._number) < (other.when(), other._number)
+
+
+class PatientSelector(selectors.DefaultSelector):
+    """Finds nothing unless it may wait, as it may when the event loop has nothing left to do."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return [] if timeout == 0 else super().select(timeout)
 
 
 class InlineExecutor(ThreadPoolExecutor):

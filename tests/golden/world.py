@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
+from redis.asyncio import Redis
 
 from headrace.cli.watch.rates import Look, Looks
 from headrace.cli.watch.status_lines import status_lines
@@ -54,7 +54,8 @@ class Call:
 class World:
     """A reorder service and its clients, in the script's event loop."""
 
-    def __init__(self, folder: Path, loop: ScriptLoop) -> None:
+    def __init__(self, store_url: str, loop: ScriptLoop) -> None:
+        """`store_url`: that of an empty Redis server which nobody else uses meanwhile."""
         self.loop = loop
         self.data = Data()
         self.preprocessors: dict[str, Preprocessor] = {}
@@ -63,7 +64,8 @@ class World:
         self.nodes_spec = NodesSpec()
         self.job = ""
         """The job that commands mean."""
-        self._folder = folder
+        self._store_url = store_url
+        self._observer = Redis.from_url(store_url)
         self._said: list[str] = []
         self._calls: dict[asyncio.Task[str], str] = {}
         self._looks: dict[str, Looks] = {}
@@ -74,7 +76,8 @@ class World:
     async def start(self) -> None:
         """Start a reorder service on the script's store, and have it lead."""
         self._terms += 1
-        self._store = await StateStore.open(f"embedded:{self._folder}")
+        self._store = await StateStore.open(self._store_url)
+        self._store.database._turns = asyncio.Semaphore(1)  # answers come in the order of the commands
         self.leadership = Leadership()
         name = f"reorder-{self._terms}:7070"
         await wait_until_leader(self._store.database, name, self.leadership)
@@ -93,6 +96,7 @@ class World:
         service, self.leadership.active_service = self.leadership.service, None
         await stop_task(self._keeping)
         await service.stop()
+        await self._store.database.resign(self.leadership.leader)
         await self._store.close()
 
     # -- what a verb does ---------------------------------------------------------------------------------------------
@@ -129,7 +133,7 @@ class World:
         quiet, commands = 0, 0
         while quiet < QUIET:
             await self.loop.run_ready()
-            before, commands = commands, int((await self._store.database.client.info("stats"))["total_commands_processed"])
+            before, commands = commands, int((await self._observer.info("stats"))["total_commands_processed"])
             quiet = quiet + 1 if commands == before + 1 else 0
 
     async def settle_clients(self) -> None:
