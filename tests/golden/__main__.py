@@ -8,7 +8,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from tests.golden.script import HERE, executed, scripts, store, verbs
+from tests.golden.script import executed, scripts, store, verbs
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
             text, now = path.read_text(encoding="utf-8"), executed(path, url)
             if text != now:
                 differ += 1
-                name = str(path.resolve().relative_to(HERE))
+                name = f"{path.parent.name}/{path.name}"
                 sys.stdout.writelines(difflib.unified_diff(text.splitlines(True), now.splitlines(True), name, f"{name}, now"))
                 if args.rewrite:
                     path.write_text(now, encoding="utf-8")

@@ -50,9 +50,7 @@ class Node:
         """Open the stream. `generation`: the snapshot that the node says it follows."""
         self._said, self.hangs, self.has_ended = asyncio.Queue(), False, False
         address = f"{self.name}:29500"
-        hello = membership_pb2.NodeHello(
-            job=self.job, node=self.name, address=address, generation=generation, spec=self.spec
-        )
+        hello = membership_pb2.NodeHello(job=self.job, node=self.name, address=address, generation=generation, spec=self.spec)
         self.say(hello=hello)
         self._stream = asyncio.create_task(self._listen())
         self._beating = asyncio.create_task(self._beat())
@@ -67,7 +65,8 @@ class Node:
         self._beating.cancel()
         self._said.put_nowait(None)
 
-    async def _messages(self, said: asyncio.Queue[membership_pb2.NodeMessage | None]) -> AsyncIterator[membership_pb2.NodeMessage]:
+    async def _messages(self) -> AsyncIterator[membership_pb2.NodeMessage]:
+        said = self._said  # a later stream has another queue
         while (message := await said.get()) is not None:
             yield message
 
@@ -79,7 +78,7 @@ class Node:
 
     async def _listen(self) -> None:
         try:
-            async for snapshot in self.world.membership.Join(self._messages(self._said), Call()):
+            async for snapshot in self.world.membership.Join(self._messages(), Call()):
                 if snapshot.generation:
                     self.snapshot = snapshot
                     self.news.append(said(snapshot))

@@ -86,7 +86,7 @@ class Preprocessor:
 
     async def _work(self) -> None:
         try:
-            async for orders in self.world.fleet.Work(self._messages(self._reports), Call()):
+            async for orders in self.world.fleet.Work(self._messages(), Call()):
                 for order in orders.orders if not self.hangs else ():
                     kind = str(order.WhichOneof("order"))
                     if kind in KINDS:
@@ -95,7 +95,8 @@ class Preprocessor:
             self.world.say(f"{self.name}: {err}")
         self._beating.cancel()
 
-    async def _messages(self, reports: asyncio.Queue[fleet_pb2.FleetReport | None]) -> AsyncIterator[fleet_pb2.FleetReports]:
+    async def _messages(self) -> AsyncIterator[fleet_pb2.FleetReports]:
+        reports = self._reports  # a later stream has another queue
         while (report := await reports.get()) is not None:
             yield fleet_pb2.FleetReports(reports=[report])
 

@@ -20,7 +20,6 @@ from typing import Any, get_type_hints
 
 import redis
 
-from headrace.reorder_service.jobs.stopping import stop_task
 from tests.golden.virtual_time import ScriptLoop, script_time
 from tests.golden.world import World
 from tests.redis_server import RedisServer
@@ -28,6 +27,10 @@ from tests.redis_server import RedisServer
 HERE = Path(__file__).parent
 FOLDERS = ("fleet", "job", "session", "membership")
 BAR = "----"
+
+
+class ScriptError(Exception):
+    """A command cannot be run: there is no such verb, argument or client."""
 
 
 def scripts() -> list[Path]:
@@ -59,23 +62,23 @@ def executed(path: Path, store_url: str) -> str:
         client.flushall()
     loop = ScriptLoop()
     with asyncio.Runner(loop_factory=lambda: loop) as runner, script_time(loop):
-        return runner.run(_execute(path, store_url, loop))
+        try:
+            return runner.run(_execute(path.read_text(encoding="utf-8"), store_url, loop))
+        except ScriptError as err:
+            err.add_note(f"in {path}")
+            raise
 
 
-async def _execute(path: Path, store_url: str, loop: ScriptLoop) -> str:
+async def _execute(text: str, store_url: str, loop: ScriptLoop) -> str:
     world = World(store_url, loop)
     await world.start()
     try:
-        blocks = path.read_text(encoding="utf-8").strip().split("\n\n")
-        return "\n\n".join([await _run_block(block.splitlines(), world, path) for block in blocks]) + "\n"
+        return "\n\n".join([await _run_block(block.splitlines(), world) for block in text.strip().split("\n\n")]) + "\n"
     finally:
-        this = asyncio.current_task()
-        await world.stop()
-        for task in asyncio.all_tasks() - {this}:
-            await stop_task(task)
+        await world.end()
 
 
-async def _run_block(lines: list[str], world: World, path: Path) -> str:
+async def _run_block(lines: list[str], world: World) -> str:
     commands = lines[: lines.index(BAR)] if BAR in lines else lines
     printed: list[str] = []
     for command in commands:
@@ -83,7 +86,7 @@ async def _run_block(lines: list[str], world: World, path: Path) -> str:
             try:
                 await _run_command(command, world)
             except Exception as err:
-                raise ValueError(f"{path.parent.name}/{path.name}: {command}: {type(err).__name__}: {err}") from err
+                raise ScriptError(f"{command}: {type(err).__name__}: {err}") from err
             printed += await world.printed()
     return "\n".join([*commands, BAR, *printed] if printed else commands)
 

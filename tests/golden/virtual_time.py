@@ -18,9 +18,10 @@ BEGIN_S = 1000.0
 
 
 class ScriptLoop(asyncio.SelectorEventLoop):
-    """An event loop with a clock of its own: a timer is due only once `now_s` was moved there; equal ones in the order of creation.
+    """An event loop with a clock of its own: a timer is due only once `now_s` was moved there.
 
-    Sockets are served when nothing else is left to do, so that the order of events does not depend on how soon the store answers.
+    Timers of the same time are due in the order in which they were made. Sockets are served
+    when nothing else is left to do, so that the order of events does not depend on how soon the store answers.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,9 @@ class ScriptLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now_s
 
-    def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         timer = OrderedTimer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
         timer._scheduled = True
@@ -39,7 +42,7 @@ class ScriptLoop(asyncio.SelectorEventLoop):
 
     async def run_ready(self) -> None:
         """Run everything that can run now, without waiting for a socket or a timer."""
-        while self._ready:  # type: ignore[attr-defined]
+        while self._ready:  # type: ignore[attr-defined]  # noqa: ASYNC110 - the event loop's own view of itself
             await asyncio.sleep(0)
 
     def next_timer_s(self) -> float:

@@ -99,6 +99,13 @@ class World:
         await self._store.database.resign(self.leadership.leader)
         await self._store.close()
 
+    async def end(self) -> None:
+        """End the service, and all clients with it."""
+        await self.stop()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            await stop_task(task)
+        await self._observer.aclose()
+
     # -- what a verb does ---------------------------------------------------------------------------------------------
 
     def say(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""node NAME ... [generation=0]: nodes join the job. `generation`: the snapshot that they follow; 0: they hold nothing of the model."""
+"""node NAME ... [generation=0]: nodes join the job. `generation`: of the snapshot that they follow; 0: they hold no model."""
 
 from __future__ import annotations
 

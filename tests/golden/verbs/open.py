@@ -1,8 +1,8 @@
 """open RANK NUM_RANKS [replicas=0,1] [unit=llm] [resume=STEP] [generation=N] [together=0]: a rank opens a session.
 
-It then reads its plans (`told`). `replicas`: those of `unit` that it takes, as a process of a pipeline; without, rank r of n takes
-every n-th from r on. `resume`: the step of the model that it has loaded. `generation`: that of the session that it continues.
-`together`: 1 if it is a node of several that commit together.
+It then reads its plans (`told`). `replicas`: those of `unit` that it takes, as a process of a pipeline; without, rank r of n
+takes every n-th from r on. `resume`: the step of the model that it has loaded. `generation`: that of the session that it
+continues. `together`: 1 if it is a node of several that commit together.
 """
 
 from __future__ import annotations

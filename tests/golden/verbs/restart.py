@@ -1,4 +1,4 @@
-"""restart: the reorder service ends, and another process takes over its store. Preprocessors and nodes connect to that at once."""
+"""restart: the reorder service ends, and another one takes over its store. Preprocessors and nodes connect to it at once."""
 
 from __future__ import annotations
 

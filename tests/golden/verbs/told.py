@@ -1,4 +1,4 @@
-"""told [RANK ...]: print what ranks were told since the last time, all of them or those named: steps first, then where parts are."""
+"""told [RANK ...]: print what all ranks or these were told since the last time, steps first and then where parts are."""
 
 from __future__ import annotations
 
