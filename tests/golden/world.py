@@ -1,7 +1,8 @@
 """What a script acts on: a reorder service with its store, and the preprocessors, ranks and nodes that are its clients.
 
 The service is the real one on a real Redis server, called through its servicers. The clients are the script's own: they send
-what the script tells them to, as messages of the protocol. Only the network and the clock are left out.
+what the script tells them to, as messages of the protocol. What differs from a cluster: calls need no network, time passes only
+when the script says so, and the store gets one command at a time, so that every run is the same.
 """
 
 from __future__ import annotations
@@ -26,17 +27,15 @@ from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.state import StateStore
 from headrace.v1 import jobs_pb2
 from headrace.v1.membership_pb2 import NodesSpec
-from tests.golden.data import Data
+from tests.golden.data_set import Data
 from tests.golden.virtual_time import ScriptLoop
 
 if TYPE_CHECKING:
-    from tests.golden.node import Node
-    from tests.golden.preprocessor import Preprocessor
-    from tests.golden.rank import Rank
+    from tests.golden.scripted_node import Node
+    from tests.golden.scripted_preprocessor import Preprocessor
+    from tests.golden.scripted_rank import Rank
 
 QUIET = 4  # looks at the store in a row without a command in between; one that is on its way may be missed by two of them
-
-
 _SESSION = re.compile(r"(/\d+/)[0-9a-f]{12}\b")  # the random end of a session's id
 
 
@@ -77,7 +76,7 @@ class World:
         """Start a reorder service on the script's store, and have it lead."""
         self._terms += 1
         self._store = await StateStore.open(self._store_url)
-        self._store.database._turns = asyncio.Semaphore(1)  # answers come in the order of the commands
+        self._store.database._turns = asyncio.Semaphore(1)  # one command at a time
         self.leadership = Leadership()
         name = f"reorder-{self._terms}:7070"
         await wait_until_leader(self._store.database, name, self.leadership)

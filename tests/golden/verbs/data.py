@@ -6,7 +6,7 @@ probes or decodes them.
 
 from __future__ import annotations
 
-from tests.golden.data import Data
+from tests.golden.data_set import Data
 from tests.golden.world import World
 
 

@@ -7,7 +7,7 @@ comes back where a sample has killed it; 0: never. `instance`: which process it 
 
 from __future__ import annotations
 
-from tests.golden.preprocessor import KINDS, Preprocessor
+from tests.golden.scripted_preprocessor import KINDS, Preprocessor
 from tests.golden.world import World
 
 

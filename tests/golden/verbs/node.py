@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.golden.node import Node
+from tests.golden.scripted_node import Node
 from tests.golden.world import World
 
 

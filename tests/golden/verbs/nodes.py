@@ -5,7 +5,7 @@ Pipelines form when NUMBER of nodes have joined, of which `failures` may be lost
 
 from __future__ import annotations
 
-from tests.golden.node import nodes_spec
+from tests.golden.scripted_node import nodes_spec
 from tests.golden.world import World
 
 

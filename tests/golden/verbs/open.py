@@ -8,7 +8,7 @@ continues. `together`: 1 if it is a node of several that commit together.
 from __future__ import annotations
 
 from headrace.v1.sessions_pb2 import OpenRequest
-from tests.golden.rank import Rank
+from tests.golden.scripted_rank import Rank
 from tests.golden.world import World
 
 

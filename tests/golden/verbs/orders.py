@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.golden.preprocessor import said
+from tests.golden.scripted_preprocessor import said
 from tests.golden.world import World
 
 

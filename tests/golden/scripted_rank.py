@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from headrace.v1 import sessions_pb2
-from tests.golden.preprocessor import part_name
+from tests.golden.scripted_preprocessor import part_name
 from tests.golden.world import Call, RefusedError, World
 
 
@@ -17,7 +17,6 @@ class Rank:
     world: World
     rank: int
     session: str = ""
-    generation: int = 0
     places: dict[str, list[sessions_pb2.PartLocation]] = field(default_factory=dict)
     """Name of a part -> where it was, the newest place last."""
     news: list[str] = field(default_factory=list)
@@ -35,7 +34,7 @@ class Rank:
         reply = await self.world.sessions.Open(request, Call())
         if reply.waiting:
             return f"waits: {reply.waiting}"
-        self.session, self.generation, self.messages = reply.session, reply.generation, []
+        self.session, self.messages = reply.session, []
         self._stream = asyncio.create_task(self._read(reply.session))
         return f"opened at step {reply.next_step} in generation {reply.generation}"
 
