@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.verbs:
         for name in verbs():
-            print(f"{name}\n{importlib.import_module(f'tests.golden.verbs.{name}').__doc__}")
+            print(importlib.import_module(f"tests.golden.verbs.{name}").__doc__)
         return 0
     differ = 0
     with store() as url:
