@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headrace.v1 import sessions_pb2
 from tests.golden.scripted_preprocessor import part_name
 from tests.golden.world import Call, RefusedError, World
+
+if TYPE_CHECKING:
+    from tests.golden.scripted_host import Host
 
 
 @dataclass(kw_only=True, eq=False)
@@ -16,6 +20,8 @@ class Rank:
 
     world: World
     rank: int
+    host: Host | None = None
+    """The host over whose stream the rank reads and commits; None: it has a stream of its own."""
     session: str = ""
     places: dict[str, list[sessions_pb2.PartLocation]] = field(default_factory=dict)
     """Name of a part -> where it was, the newest place last."""
@@ -35,7 +41,10 @@ class Rank:
         if reply.waiting:
             return f"waits: {reply.waiting}"
         self.session, self.messages = reply.session, []
-        self._stream = asyncio.create_task(self._read(reply.session))
+        if self.host is not None:
+            self.host.listen(self)
+        else:
+            self._stream = asyncio.create_task(self._read(reply.session))
         return f"opened at step {reply.next_step} in generation {reply.generation}"
 
     def disconnect(self) -> None:
@@ -45,9 +54,9 @@ class Rank:
     async def commit(self, request: sessions_pb2.CommitRequest) -> str:
         """Commit a step; return whether it is in the ledger, or which ranks are missing."""
         request.session = self.session
-        reply = await self.world.sessions.Commit(request, Call())
-        missing = f", rank {', '.join(map(str, reply.missing))} missing" if reply.missing else ""
-        return f"step {request.step} {'is in the ledger' if reply.committed else 'noted'}{missing}"
+        if self.host is not None:
+            return await self.host.commit(request)
+        return commit_answer(request.step, await self.world.sessions.Commit(request, Call()))
 
     async def report_lost(self, part: str, endpoint: str) -> str:
         """Report that a part cannot be fetched from an endpoint; empty: from where the rank was told last that it is."""
@@ -61,25 +70,36 @@ class Rank:
         await self.world.sessions.Close(sessions_pb2.CloseRequest(session=self.session), Call())
         return ""
 
+    def hear(self, message: bytes) -> list[str]:
+        """Take in what the rank is told; return it in words."""
+        self.messages.append(bytes(message))
+        told = [self._said(event) for event in sessions_pb2.PlanEvents.FromString(message).events]
+        self.news += told
+        return told
+
     async def _read(self, session: str) -> None:
         try:
             async for message in self.world.sessions.Plans(sessions_pb2.PlansRequest(session=session), Call()):
-                self.messages.append(bytes(message))
-                for event in sessions_pb2.PlanEvents.FromString(message).events:
-                    self._hear(event)
+                self.hear(message)
         except RefusedError as err:
             if self.session == session:
                 self.news.append(str(err))
 
-    def _hear(self, event: sessions_pb2.PlanEvent) -> None:
+    def _said(self, event: sessions_pb2.PlanEvent) -> str:
         match event.WhichOneof("event"):
             case "plan":
                 samples = " ".join(f"{m.replica}/{m.index}={m.num_samples}" for m in event.plan.microbatches)
                 formation = f" for the pipelines of generation {event.plan.formation}" if event.plan.formation else ""
-                self.news.append(f"step {event.plan.step}{formation}, samples of its microbatches {samples}")
+                return f"step {event.plan.step}{formation}, samples of its microbatches {samples}"
             case "location":
                 name = part_name(event.location.ticket)
                 self.places.setdefault(name, []).append(event.location)
-                self.news.append(f"part {name} at {event.location.endpoint}")
+                return f"part {name} at {event.location.endpoint}"
             case _:
-                self.news.append(f"no step follows: {event.ended.message or 'all are committed'}")
+                return f"no step follows: {event.ended.message or 'all are committed'}"
+
+
+def commit_answer(step: int, reply: sessions_pb2.CommitReply) -> str:
+    """Return the answer to a commit in words."""
+    missing = f", rank {', '.join(map(str, reply.missing))} missing" if reply.missing else ""
+    return f"step {step} {'is in the ledger' if reply.committed else 'noted'}{missing}"

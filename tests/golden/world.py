@@ -31,6 +31,7 @@ from tests.golden.data_set import Data
 from tests.golden.virtual_time import ScriptLoop
 
 if TYPE_CHECKING:
+    from tests.golden.scripted_host import Host
     from tests.golden.scripted_node import Node
     from tests.golden.scripted_preprocessor import Preprocessor
     from tests.golden.scripted_rank import Rank
@@ -59,6 +60,7 @@ class World:
         self.data = Data()
         self.preprocessors: dict[str, Preprocessor] = {}
         self.ranks: dict[int, Rank] = {}
+        self.hosts: dict[str, Host] = {}
         self.nodes: dict[str, Node] = {}
         self.nodes_spec = NodesSpec()
         self.job = ""

@@ -1,4 +1,4 @@
-"""die NAME: the process of a preprocessor or a node ends without a word, which closes its stream."""
+"""die NAME: the process of a preprocessor, a node or a host ends without a word, which closes its stream."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from tests.golden.world import World
 
 
 async def run(world: World, name: str) -> None:
-    (world.preprocessors.pop(name, None) or world.nodes[name]).end()
+    (world.preprocessors.pop(name, None) or world.hosts.pop(name, None) or world.nodes[name]).end()
