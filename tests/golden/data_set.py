@@ -28,3 +28,8 @@ class Data:
             for number, source in enumerate(sources)
             for place, letter in enumerate(letters)
         ]
+
+
+def rows_of(words: str) -> frozenset[int]:
+    """Return the rows that a script names, as in 3,5."""
+    return frozenset(map(int, filter(None, words.split(","))))

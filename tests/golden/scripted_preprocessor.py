@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -12,7 +12,7 @@ from headrace.message_codec import rejection_message
 from headrace.quarantine import Reason, Rejected, rejection_of_killer
 from headrace.ticket import part_of
 from headrace.v1 import fleet_pb2
-from headrace.v1.common_pb2 import Probe, Vocabulary
+from headrace.v1.common_pb2 import Probe, Rejection, SampleRef, Vocabulary
 from tests.golden.world import Call, RefusedError, World
 
 KINDS = {"list_shards": "list", "index_shard": "index", "probe_samples": "probe", "decode_part": "decode"}
@@ -79,10 +79,15 @@ class Preprocessor:
         if lease in self.orders and self.orders[lease][0] in self.answers and not self.hangs:
             self.answer(lease)
 
-    def fail(self, lease: str, error: str) -> None:
-        """Report that it cannot carry out an order."""
-        del self.orders[lease]
-        self._say(order_failed=fleet_pb2.OrderFailed(lease=lease, error=error))
+    def fail(self, lease: str, error: str, damaged: Collection[int] = ()) -> None:
+        """Report that it cannot carry out an order. `damaged`: the rows that it cannot decode, if that is why."""
+        _, body = self.orders.pop(lease)
+        rejections = [
+            Rejection(sample_id=sample.sample_id, name=_name(body, sample), reason=Reason.UNSUPPORTED_MEDIA, detail="no codec")
+            for sample in (body.samples if damaged else ())
+            if sample.row in damaged
+        ]
+        self._say(order_failed=fleet_pb2.OrderFailed(lease=lease, error=error, damaged=rejections))
 
     async def _work(self) -> None:
         try:
@@ -135,7 +140,8 @@ def said(kind: str, body: Any) -> str:
         case "probe":
             return f"probe {_rows(body)} of {body.job}"
         case _:
-            return f"{'try' if body.trial else 'decode'} {part_name(body.ticket)} of {body.job}: {_rows(body)}"
+            without = f" without {' '.join(item.name for item in body.left_out)}" if body.left_out else ""
+            return f"{'try' if body.trial else 'decode'} {part_name(body.ticket)} of {body.job}: {_rows(body)}{without}"
 
 
 def part_name(ticket: str) -> str:
@@ -172,11 +178,15 @@ def _report(world: World, kind: str, body: Any) -> dict[str, Any]:
             return {"part_decoded": fleet_pb2.PartDecoded(lease=body.lease)}
 
 
+def _name(order: Any, sample: SampleRef) -> str:
+    shards = {shard.number: shard.name for shard in order.shards}
+    return f"{shards[sample.shard]}/{sample.row}"
+
+
 def _probed(world: World, body: Any) -> fleet_pb2.SamplesProbed:
-    shards = {shard.number: shard.name for shard in body.shards}
     report = fleet_pb2.SamplesProbed(lease=body.lease)
     for sample in body.samples:
-        name = f"{shards[sample.shard]}/{sample.row}"
+        name = _name(body, sample)
         place = {"sample_id": sample.sample_id, "row": sample.row}
         if sample.sample_id in body.killed:
             rejected = rejection_of_killer(name, body.killed[sample.sample_id], **place)

@@ -94,7 +94,8 @@ class Rank:
             case "location":
                 name = part_name(event.location.ticket)
                 self.places.setdefault(name, []).append(event.location)
-                return f"part {name} at {event.location.endpoint}"
+                left_out = "".join(f" without sample {sample}" for sample in event.location.left_out)
+                return f"part {name} at {event.location.endpoint}{left_out}"
             case _:
                 return f"no step follows: {event.ended.message or 'all are committed'}"
 

@@ -6,13 +6,9 @@ probes or decodes them.
 
 from __future__ import annotations
 
-from tests.golden.data_set import Data
+from tests.golden.data_set import Data, rows_of
 from tests.golden.world import World
 
 
 async def run(world: World, *, shards: int = 1, rows: int = 24, bad: str = "", deadly: str = "") -> None:
-    world.data = Data(shards=shards, rows=rows, bad=_rows(bad), deadly=_rows(deadly))
-
-
-def _rows(words: str) -> frozenset[int]:
-    return frozenset(map(int, filter(None, words.split(","))))
+    world.data = Data(shards=shards, rows=rows, bad=rows_of(bad), deadly=rows_of(deadly))

@@ -7,5 +7,5 @@ from tests.golden.world import World
 
 async def run(world: World, host: str) -> None:
     news, world.hosts[host].news = world.hosts[host].news, []
-    for line in sorted(news, key=lambda line: (": step" not in line, line)):
+    for line in sorted(news, key=lambda line: (": step" not in line, line.partition(" at ")[0])):
         world.say(line)
