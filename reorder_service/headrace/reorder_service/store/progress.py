@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.spec import SourceSpec
 
@@ -13,7 +13,7 @@ MIN_JUDGED = 100  # samples of a source before its share of bad ones is judged
 
 
 class Amounts(NamedTuple):
-    """What a source has contributed to committed steps."""
+    """What a source has contributed to committed steps. A release may append fields, each with a default, and remove none."""
 
     samples: int = 0
     tokens: int = 0
@@ -25,6 +25,15 @@ class Amounts(NamedTuple):
 
 Delivered = Mapping[str, Amounts]
 """Name of a source -> what it has contributed."""
+
+
+def known_fields(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the fields of a stored JSON document that dataclass `kind` has: a newer release may have written others."""
+    return {name: fields[name] for name in kind.__dataclass_fields__ if name in fields}
+
+
+def _stored_delivered(document: Mapping[str, Sequence[int]]) -> Delivered:
+    return {source: Amounts(*amounts[: len(Amounts._fields)]) for source, amounts in document.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +48,15 @@ class StepRecord:
     data_wait_s: float
     delivered: Delivered = field(default_factory=dict)
 
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> StepRecord:
+        """Return the record in an entry of the store's ledger, without fields that this release does not know."""
+        fields = known_fields(cls, document)
+        samples, substitutes = (tuple(document.get(name, ())) for name in ("samples", "substitutes"))
+        return cls(
+            **{**fields, "samples": samples, "substitutes": substitutes, "delivered": _stored_delivered(document["delivered"])}
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -50,6 +68,11 @@ class Progress:
     step_s: float = 0.0
     data_wait_s: float = 0.0
     delivered: Delivered = field(default_factory=dict)
+
+    @classmethod
+    def of_document(cls, document: Mapping[str, Any]) -> Progress:
+        """Return the sums in an entry of the store's ledger, without fields that this release does not know."""
+        return cls(**{**known_fields(cls, document), "delivered": _stored_delivered(document["delivered"])})
 
     def judged(self, sources: Sequence[SourceSpec]) -> str:
         """Return a sentence that says why the bad samples of a source stop the job; empty if they do not."""

@@ -3,7 +3,8 @@
 Every change is one transaction of the Redis server, refused where another process leads (store.database). The keys of a job,
 all under `headrace:{job}:`:
 
-    job          hash    spec, uid, key (hex), state, message, paused, vocabulary (JSON), cursor (next step), generation,
+    job          hash    spec, chosen (see JobRecord), uid, key (hex), state, message, paused, vocabulary (JSON), cursor (next
+                         step), generation,
                          topology (JSON; empty: the spec's), mixture (JSON: [step, weight of each source], from that step on),
                          revision (a random id, replaced with every change that must not be repeated)
     shards       list    the manifest: JSON [sources, urls, names] of PAGE_SHARDS shards each; complete once there is a vocabulary
@@ -34,9 +35,9 @@ from headrace.errors import ConflictError, JobFailedError, NotFoundError
 from headrace.ledger import LedgerEntry
 from headrace.manifest import MAX_SHARD_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.message_codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
-from headrace.quarantine import Reason, Rejected
+from headrace.quarantine import Rejected, refusal
 from headrace.reorder_service.store.fatal_jobs import FatalJobs
-from headrace.reorder_service.store.progress import Amounts, Progress, StepRecord
+from headrace.reorder_service.store.progress import Progress, StepRecord, known_fields
 from headrace.reorder_service.store.redis_database import Command, Database
 from headrace.sample import Probe, SampleRef
 from headrace.ticket import make_key
@@ -49,6 +50,7 @@ _NIL = "false"  # how a Lua script prints an absent value
 _COUNTS_PAGE = 16_384  # shards whose rows are read at a time
 
 FINAL = ("DONE", "FAILED", "CANCELLED")  # states of a job that is over
+_STATES = ("INDEXING", "RUNNING", *FINAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,8 @@ class JobRecord:
     key: bytes
     """Key that signs the job's tickets (headrace.ticket)."""
     spec_json: str
+    chosen_json: str
+    """What of the spec, as the steps are planned now, differs from the defaults of the release that wrote it; empty: unknown."""
     state: str
     message: str
     paused: bool
@@ -99,10 +103,11 @@ class StateStore:
     async def close(self) -> None:
         await self.database.close()
 
-    async def create_job(self, job: str, spec_json: str) -> bool:
+    async def create_job(self, job: str, spec_json: str, chosen_json: str = "") -> bool:
         """Create a job; return False where the store has one of that name already."""
         fields = {
             "spec": spec_json,
+            "chosen": chosen_json,
             "uid": uuid.uuid4().hex[:8],
             "key": make_key().hex(),
             "state": "INDEXING",
@@ -133,11 +138,14 @@ class StateStore:
         fields = await self._read(self._redis.hgetall(_key(job, "job")))
         if not fields:
             raise NotFoundError(f"the store has no job {job!r}")
+        if fields["state"] not in _STATES:
+            raise ConflictError(f"its state is {fields['state']!r}, which a newer release may know: run that one again")
         return JobRecord(
             job=job,
             uid=fields["uid"],
             key=bytes.fromhex(fields["key"]),
             spec_json=fields["spec"],
+            chosen_json=fields.get("chosen", ""),  # former releases have written none
             state=fields["state"],
             message=fields["message"],
             paused=fields["paused"] == "1",
@@ -147,7 +155,9 @@ class StateStore:
             execution_json=fields.get("execution", ""),  # stores of 0.1 have none
             mixture=tuple((step, tuple(weights)) for step, weights in json.loads(fields["mixture"])),
             progress=await self._progress(job, int(fields["cursor"])),
-            vocabulary=Vocabulary(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
+            vocabulary=Vocabulary(**known_fields(Vocabulary, json.loads(fields["vocabulary"])))
+            if "vocabulary" in fields
+            else None,
         )
 
     async def load_manifest(self, job: str) -> tuple[ShardTable, NDArray[np.int64]]:
@@ -160,7 +170,7 @@ class StateStore:
             entry = await self._read(self._redis.lindex(_key(job, "shards"), page))
             if entry is None:
                 break
-            for column, values in zip(columns, json.loads(entry), strict=True):
+            for column, values in zip(columns, json.loads(entry)[: len(columns)], strict=True):
                 column += values
         shards = ShardTable(*columns)
         num_rows = np.full(len(shards), UNCOUNTED, np.int64)
@@ -183,10 +193,15 @@ class StateStore:
     async def set_paused(self, job: str, paused: bool) -> None:
         await self._change(job, _hset(_key(job, "job"), {"paused": str(int(paused))}))
 
-    async def set_topology(self, job: str, topology_json: str, execution_json: str, generation: int) -> bool:
+    async def set_topology(self, job: str, topology_json: str, execution_json: str, chosen_json: str, generation: int) -> bool:
         """Change topology and execution, and begin `generation`; return False where the present one is not the one before it."""
         key = _key(job, "job")
-        fields = {"topology": topology_json, "execution": execution_json, "generation": str(generation)}
+        fields = {
+            "topology": topology_json,
+            "execution": execution_json,
+            "chosen": chosen_json,
+            "generation": str(generation),
+        }
         return await self.database.write(_hset(key, fields), when=[(str(generation - 1), "HGET", key, "generation")])
 
     async def save_membership(self, job: str, document: str) -> None:
@@ -286,8 +301,7 @@ class StateStore:
         entry = await self._read(self._redis.lindex(_key(job, "ledger"), cursor - 1)) if cursor else None
         if not entry:
             return Progress()
-        fields = json.loads(entry)["sums"]
-        return Progress(**{**fields, "delivered": {source: Amounts(*sums) for source, sums in fields["delivered"].items()}})
+        return Progress.of_document(json.loads(entry)["sums"])
 
     async def rewind(self, job: str, step: int) -> None:
         """Undo the commits of `step` and all later steps, set the job to RUNNING and begin a generation, in one transaction."""
@@ -307,14 +321,7 @@ class StateStore:
         while True:
             page = await self._read(self._redis.lrange(_key(job, "ledger"), start, start + _PAGE - 1))
             for entry in page:
-                fields = json.loads(entry)
-                del fields["sums"]
-                delivered = {source: Amounts(*amounts) for source, amounts in fields["delivered"].items()}
-                yield StepRecord(
-                    samples=tuple(fields.pop("samples")),
-                    substitutes=tuple(fields.pop("substitutes")),
-                    **{**fields, "delivered": delivered},
-                )
+                yield StepRecord.of_document(json.loads(entry))
             if len(page) < _PAGE:
                 return
             start += _PAGE
@@ -328,16 +335,7 @@ class StateStore:
 
     async def quarantine(self, job: str) -> list[Rejected]:
         """Return all quarantined samples, sorted by name."""
-        found = [
-            Rejected(
-                name=name,
-                reason=Reason(fields["reason"]),
-                detail=fields["detail"],
-                sample_id=fields["sample_id"],
-                row=fields.get("row"),
-            )
-            async for name, fields in self._quarantined(job)
-        ]
+        found = [_rejected_value(name, fields) async for name, fields in self._quarantined(job)]
         return sorted(found, key=lambda item: item.name)
 
     async def _quarantined(self, job: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
@@ -388,6 +386,11 @@ def _key(job: str, what: str) -> str:
 def _rejected_json(item: Rejected, *, step: int | None) -> str:
     fields = {"reason": str(item.reason), "detail": item.detail, "sample_id": item.sample_id, "row": item.row, "step": step}
     return json.dumps(fields, ensure_ascii=False)
+
+
+def _rejected_value(name: str, fields: Mapping[str, Any]) -> Rejected:
+    reason, detail = refusal(fields["reason"], fields["detail"])
+    return Rejected(name=name, reason=reason, detail=detail, sample_id=fields["sample_id"], row=fields.get("row"))
 
 
 def _hset(key: str, fields: Mapping[str, str]) -> Command:

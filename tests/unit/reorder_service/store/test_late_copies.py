@@ -17,7 +17,10 @@ VOCABULARY = Vocabulary(size=9, image_token=1, audio_token=2)
 
 CHANGES: dict[str, tuple[Callable[[StateStore], Awaitable[Any]], Callable[[StateStore], Awaitable[Any]]]] = {
     "reset": (lambda store: store.rewind("job", 1), lambda store: commit(store, 1, 6)),
-    "topology": (lambda store: store.set_topology("job", '{"a": 1}', "", 2), lambda store: store.set_topology("job", "", "", 3)),
+    "topology": (
+        lambda store: store.set_topology("job", '{"a": 1}', "", "", 2),
+        lambda store: store.set_topology("job", "", "", "", 3),
+    ),
     "state": (lambda store: store.set_state("job", "FAILED", "x"), lambda store: store.set_state("job", "RUNNING")),
     "pause": (lambda store: store.set_paused("job", True), lambda store: store.set_paused("job", False)),
     "weights": (lambda store: store.set_mixture("job", [(9, [1.0])]), lambda store: store.set_mixture("job", [])),
