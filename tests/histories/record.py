@@ -39,8 +39,8 @@ DAMAGED = {"path": f"{HOSTILE}/*.tar", "name": "damaged", "on_bad": "substitute"
 PATIENCE_S = 30.0
 _LAYERS = [UnitLayers(unit="encoder", num_layers=2), UnitLayers(unit="llm", num_layers=2)]
 _PROFILE = ModelProfile(units=_LAYERS, seconds=[1.0] * 4, layer_bytes=[1] * 4, memory_bytes=4)
-NODES = NodesSpec(num_nodes=4, max_failures=1, num_microbatches=4, profile=_PROFILE)
-"""Four nodes, each of which could hold the whole model."""
+NODES = NodesSpec(num_nodes=5, max_failures=1, num_microbatches=4, profile=_PROFILE)
+"""Five nodes, of which two or more make a pipeline."""
 
 JOBS: dict[str, dict[str, Any]] = {
     "running": {"sources": [SMALL, MEDIA, SOUND, DAMAGED], "steps": 6},
@@ -110,13 +110,13 @@ def bring_into_states(cluster: Cluster) -> None:
 
 
 def form_nodes(cluster: Cluster, job: str) -> None:
-    """Have four nodes join, lose one, and go on; their membership stays in the store when they are gone."""
-    hellos = [NodeHello(job=job, node=name, address=f"127.0.0.1:{n}", spec=NODES) for n, name in enumerate("abcd", 1)]
+    """Have five nodes join, lose one, and go on; their membership stays in the store when they are gone."""
+    hellos = [NodeHello(job=job, node=name, address=f"127.0.0.1:{n}", spec=NODES) for n, name in enumerate("abcde", 1)]
     members = [MembershipClient(cluster.endpoint, hello) for hello in hellos]
     for member in members:
         member.open()
     members[0].wait(0, PATIENCE_S)
-    members[3].close()
+    members[4].close()
     lost = members[0].wait(1, PATIENCE_S)
     formation = Formation(generation=lost.generation, pipelines=lost.pipelines)
     members[0].recovered(formation, 0, {"detect": 0.1, "rebuild": 0.2})
@@ -125,7 +125,7 @@ def form_nodes(cluster: Cluster, job: str) -> None:
         while not client.show(job).recoveries:
             assert time.monotonic() < deadline
             time.sleep(0.05)  # polls a real service
-    for member in members[:3]:
+    for member in members[:4]:
         member.close()
 
 
