@@ -290,12 +290,12 @@ async def test_a_full_store_stops_reading_and_a_fetch_goes_on(start: Start, tar:
 async def test_a_job_of_another_release_is_left_alone_and_others_go_on(start: Start, tar: Path) -> None:
     """It has a field that this release does not know; the stream stays, and its orders are reported as failed."""
     worker = await start()
-    newer = json.dumps(json.loads(SPEC.to_peer_json()) | {"name": "newer", "note": "a field of the next release"})
+    newer = json.dumps(json.loads(SPEC.to_peer_json()) | {"name": "newer", "audio": {"note": "a field of the next release"}})
     worker.orders.orders.put_nowait(FleetOrder(job_opened=fleet_pb2.JobOpened(job="newer", spec_json=newer)))
     worker.orders.orders.put_nowait(FleetOrder(list_shards=fleet_pb2.ListShards(lease="list", job="newer")))
     failed = await worker.orders.heard("order_failed")
     assert failed.lease == "list"
-    assert "a preprocessor cannot open the job: note: there is no such field" in failed.error
+    assert "a preprocessor cannot open the job: audio.note: there is no such field" in failed.error
     worker.orders.open_job(str(tar))
     worker.orders.decode("a", (0, 0))
     assert (await worker.orders.heard("part_decoded")).lease == "lease-a"

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from headrace import message_codec
-from headrace.errors import ConflictError, NotFoundError
+from headrace.errors import ConflictError, NotFoundError, UserError
 from headrace.plan import LLM
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs.job import JobRun
@@ -113,6 +113,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     @unary_method
     async def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.CommitReply:
         run, session = self._leadership.service.find_session(request.session)
+        if request.step < 0:
+            raise UserError(f"step {request.step} cannot be committed: steps count from 0")
         commit = RankCommit(
             rejected=tuple(message_codec.rejection_value(item) for item in request.rejections),
             loss=request.loss,

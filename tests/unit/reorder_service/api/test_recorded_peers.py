@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,11 @@ import grpc
 import pytest
 
 from headrace.ledger import ledger_sha256
-from headrace.reorder_service.api.fleet import FleetServicer
-from headrace.reorder_service.api.jobs import JobsServicer
-from headrace.reorder_service.api.membership import MembershipServicer
-from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
-from headrace.reorder_service.leadership import Leadership
-from headrace.reorder_service.service import ReorderService
-from headrace.reorder_service.store.state import StateStore
-from headrace.rpc import Server
-from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2, membership_pb2_grpc
+from headrace.v1 import membership_pb2, membership_pb2_grpc
 from tests.histories.history import HISTORIES
 from tests.histories.newer import with_a_field_more
+from tests.unit.reorder_service.api.leader_world import Leader, leading
 from tests.unit.reorder_service.api.recorded_peers import Alter, RecordedPreprocessor, RecordedRank, said_by, served
-from tests.unit.reorder_service.job_world import end
 
 PATIENCE_S = 20
 VERSIONS = sorted(file.parent for file in HISTORIES.glob("*/preprocessor.jsonl"))
@@ -35,41 +26,10 @@ of_any_release = pytest.mark.parametrize("alter", [as_recorded, with_a_field_mor
 recorded = pytest.mark.parametrize("folder", VERSIONS, ids=lambda folder: folder.name)
 
 
-class Leader:
-    """A leading service with all its methods."""
-
-    def __init__(self, service: ReorderService) -> None:
-        self.service = service
-        leadership = Leadership()
-        leadership.active_service, leadership.lease_ends_s = service, time.monotonic() + 3600
-        leadership.leader = "test"
-        self.server = Server(
-            "127.0.0.1:0",
-            {
-                "headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(leadership), s),
-                "headrace.v1.Sessions": lambda s: add_to_server(SessionsServicer(leadership), s),
-                "headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(leadership), s),
-                "headrace.v1.Membership": lambda s: membership_pb2_grpc.add_MembershipServicer_to_server(
-                    MembershipServicer(leadership), s
-                ),
-            },
-        )
-
-    async def submit(self, request: bytes) -> None:
-        async with grpc.aio.insecure_channel(self.server.endpoint) as channel:
-            await channel.unary_unary("/headrace.v1.Jobs/Submit")(request)
-
-
 @pytest.fixture
 async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
-    service = ReorderService(await StateStore.open(f"embedded:{tmp_path / 'store'}"))
-    await service.store.database.lead("test")
-    await service.start()
-    leader = Leader(service)
-    await leader.server.start()
-    yield leader
-    await leader.server.stop(0)
-    await end(service)
+    async with leading(tmp_path) as leader:
+        yield leader
 
 
 @contextlib.asynccontextmanager
