@@ -309,6 +309,16 @@ WRONG: dict[str, tuple[str, Build, Any, str]] = {
         CODE.OK,
         "",
     ),
+    "a relay of sessions that are none": (
+        "Sessions/Relay",
+        lambda s: [
+            sessions_pb2.RelayRequest(
+                listen=["job/1/x", "job/0/x", ""], leave=["job/7/y"], commits=[commit("job/0/x", 2), commit(s, -1), commit(s, 99)]
+            )
+        ],
+        CODE.OK,
+        "",
+    ),
     "a commit that was made before": ("Sessions/Commit", lambda s: [commit(s, 1)], CODE.OK, ""),
     "a lost part that nobody knows": (
         "Sessions/ReportLost",
