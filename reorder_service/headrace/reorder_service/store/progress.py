@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,9 +28,9 @@ Delivered = Mapping[str, Amounts]
 """Name of a source -> what it has contributed."""
 
 
-def known_fields(kind: type, fields: Mapping[str, Any]) -> dict[str, Any]:
+def known_fields(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of the fields of a stored JSON document that dataclass `kind` has: a newer release may have written others."""
-    return {name: fields[name] for name in kind.__dataclass_fields__ if name in fields}
+    return {item.name: fields[item.name] for item in dataclasses.fields(kind) if item.name in fields}
 
 
 def _stored_delivered(document: Mapping[str, Sequence[int]]) -> Delivered:

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from headrace import admission
 from headrace.spec import TopologySpec
 from headrace.v1 import fleet_pb2, jobs_pb2, membership_pb2, payload_pb2, sessions_pb2
+from headrace.v1.common_pb2 import Rejection
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 from headrace.v1.membership_pb2 import ModelProfile, NodeHello, NodeMessage, NodesSpec, UnitLayers
 from tests.unit.proto.transport import payload_world
@@ -364,4 +365,17 @@ async def test_what_is_out_of_order_changes_nothing(leader: Leader, wrong: str) 
     assert await state(leader) == before
     last = run.open_session(0, 1)
     assert await consume(run, last) == [2, 3, 4, 5]
+    assert sorted(name for step in await names(run) for name in step) == sorted(f"d/a/{n}" for n in range(24))
+
+
+async def test_a_rank_cannot_refuse_samples_of_other_steps(leader: Leader) -> None:
+    run = await submit(leader.service)
+    session = run.open_session(0, 1)
+    await told_step(session, 0)
+    foreign = [Rejection(sample_id=n, name=f"d/a/{n}", reason="too_long") for n in (23, 900, -1)]
+    method, request = "/headrace.v1.Sessions/Commit", commit(session.id, 0, rejections=foreign)
+    assert await sent(leader.server.endpoint, method, request) == (CODE.OK, "")
+    assert run.cursor.committed == 1
+    assert await leader.service.store.quarantine("job") == []
+    assert await consume(run, run.open_session(0, 1)) == [1, 2, 3, 4, 5]
     assert sorted(name for step in await names(run) for name in step) == sorted(f"d/a/{n}" for n in range(24))
