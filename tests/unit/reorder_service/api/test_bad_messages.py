@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,10 +14,10 @@ from google.protobuf.message import Message
 
 from headrace import admission
 from headrace.spec import TopologySpec
-from headrace.v1 import fleet_pb2, jobs_pb2, membership_pb2, payload_pb2, sessions_pb2
+from headrace.v1 import fleet_pb2, jobs_pb2, membership_pb2, membership_pb2_grpc, payload_pb2, sessions_pb2
 from headrace.v1.common_pb2 import Rejection
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
-from headrace.v1.membership_pb2 import ModelProfile, NodeHello, NodeMessage, NodesSpec, UnitLayers
+from headrace.v1.membership_pb2 import Formation, ModelProfile, NodeHello, NodeMessage, NodesSpec, UnitLayers
 from tests.unit.proto.transport import payload_world
 from tests.unit.reorder_service.api.leader_world import Leader, leading
 from tests.unit.reorder_service.job_world import Preprocessor, consume, names, submit, told_step
@@ -379,3 +380,22 @@ async def test_a_rank_cannot_refuse_samples_of_other_steps(leader: Leader) -> No
     assert await leader.service.store.quarantine("job") == []
     assert await consume(run, run.open_session(0, 1)) == [1, 2, 3, 4, 5]
     assert sorted(name for step in await names(run) for name in step) == sorted(f"d/a/{n}" for n in range(24))
+
+
+async def test_pipelines_of_nodes_that_lack_a_unit_of_the_job_are_not_planned_for(leader: Leader) -> None:
+    run = await submit(leader.service)
+    nodes = leader.service.nodes["job"]
+    async with grpc.aio.insecure_channel(leader.server.endpoint) as channel, asyncio.timeout(PATIENCE_S):
+        streams = [membership_pb2_grpc.MembershipStub(channel).Join() for _ in "ab"]
+        for name, stream in zip("ab", streams, strict=True):
+            await stream.write(NodeMessage(hello=NodeHello(job="job", node=name, address="h:1", spec=NODES)))
+        while not (snapshot := await streams[0].read()).generation:
+            pass
+        formation = Formation(generation=1, pipelines=snapshot.pipelines)
+        await streams[0].write(NodeMessage(recovered=membership_pb2.Recovered(generation=1, formation=formation)))
+        while not nodes.recoveries:
+            await streams[0].read()
+        for stream in streams:
+            stream.cancel()
+    assert not run.formations
+    assert await consume(run, run.open_session(0, 1)) == list(range(6))
