@@ -103,9 +103,8 @@ class ReorderService:
             spec.check_longest()
             check_memory(spec, self._memory_bytes)
         check_coefficients(spec)
-        canonical = spec.to_json()
         async with self._submitting:
-            if await self.store.create_job(spec.name, canonical):
+            if await self.store.create_job(spec.name, spec.to_json(), spec.to_peer_json()):
                 self.set_aside.pop(spec.name, None)
                 log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
             elif spec.name in self.set_aside:

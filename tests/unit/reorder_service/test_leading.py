@@ -106,7 +106,7 @@ async def test_a_leader_that_was_replaced_writes_nothing(open_another: Open) -> 
         former.create_job("other", "{}"),
         former.save_probes("job", 0, {}, [], []),
         former.set_paused("job", True),
-        former.set_topology("job", "{}", "", 2),
+        former.set_topology("job", "{}", "", "", 2),
     ):
         with pytest.raises(SupersededLeaderError, match="another reorder service leads"):
             await write

@@ -28,7 +28,7 @@ from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.formation import Formation, formation_of
 from headrace.reorder_service.jobs.indexing import Indexing
-from headrace.reorder_service.jobs.job_execution import check_coefficients, planned_spec
+from headrace.reorder_service.jobs.job_execution import check_coefficients, planned_spec, submitted_spec
 from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.jobs.planner import Planner
 from headrace.reorder_service.jobs.sessions import Session, Sessions
@@ -37,7 +37,7 @@ from headrace.reorder_service.jobs.window import bytes_ahead, has_room
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.reorder_service.store.store_retry import STORE_RETRY_S
-from headrace.spec import JobSpec, TopologySpec, load_spec_json
+from headrace.spec import JobSpec, TopologySpec
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class JobRun:
     def __init__(self, record: JobRecord, store: StateStore, fleet: Fleet) -> None:
         self.name = record.job
         self.key = record.key
-        self.spec: JobSpec = load_spec_json(record.spec_json)
+        self.spec: JobSpec = submitted_spec(record)
         self.paused = record.paused
         self.manifest = Manifest(record, self.spec, store)
         self.generation = record.generation
@@ -144,7 +144,7 @@ class JobRun:
                 raise ConflictError(f"job {self.name!r} is in generation {self.generation}, not {generation}: look again")
             self.cursor.check_goes_on("its topology cannot change any more")
             if planned != self.planned_spec:
-                documents = topology.model_dump_json(), planned.execution.model_dump_json()
+                documents = topology.model_dump_json(), planned.execution.model_dump_json(), planned.to_peer_json()
                 stored = self._store.set_topology(self.name, *documents, self.generation + 1)
                 await self._restarted(stored, "planned anew for another topology")
         await self.cursor.notify()

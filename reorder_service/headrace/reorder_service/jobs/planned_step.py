@@ -303,10 +303,11 @@ class PlannedStep:
 
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
         """Return the entries for ledger and quarantine once every rank has committed. `source_of`: returns a shard's source."""
-        late = {item.sample_id: item for commit in self.commits.values() for item in commit.rejected}
+        shards = {ref.sample_id: ref.shard for ref in self.refs}
+        said = (item for commit in self.commits.values() for item in commit.rejected)
+        late = {item.sample_id: item for item in said if item.sample_id in shards}  # not what a rank says of other steps' samples
         # A substitute that fails late is quarantined at its own place in the global order, not here.
         rejected = [*self.rejected, *(item for place, item in late.items() if place not in self.substitutes)]
-        shards = {ref.sample_id: ref.shard for ref in self.refs}
         good = {sample_id: probe for sample_id, probe in self.probes.items() if sample_id not in late}
         of_source: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
         for sample_id, probe in good.items():

@@ -25,9 +25,10 @@ from headrace.errors import (
 from headrace.manifest import Vocabulary
 from headrace.measured import MeasuredWork
 from headrace.message_codec import measured_message, rejection_message, rejection_value, vocabulary_value
+from headrace.peer_spec import load_peer_spec_json
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA
-from headrace.spec import JobSpec, load_spec_json
+from headrace.spec import JobSpec
 from headrace.ticket import part_of
 from headrace.trainer.loading.connection import Connection, Terms
 from headrace.trainer.loading.relay import RelayPlace, is_relayed
@@ -123,7 +124,7 @@ class SessionClient:
         with self._lock:
             reply = self._open(resume_step, INDEXING_TIMEOUT_S, catch_up=catch_up)
             self._durable = reply.next_step
-        return load_spec_json(reply.spec_json), vocabulary_value(reply.vocabulary), reply.next_step, reply.generation
+        return load_peer_spec_json(reply.spec_json), vocabulary_value(reply.vocabulary), reply.next_step, reply.generation
 
     @property
     def session(self) -> str:
