@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import common_pb2 as headrace_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadrace/v1/sessions.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\xf5\x01\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x11\n\tnum_ranks\x18\x03 \x01(\x05\x12\x18\n\x0bresume_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\ngeneration\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x08replicas\x18\x06 \x03(\x05\x12\x10\n\x08together\x18\x07 \x01(\x08\x12\x0f\n\x07patient\x18\x10 \x01(\x08\x12\x10\n\x08\x63\x61tch_up\x18\x12 \x01(\x05\x12\x0c\n\x04unit\x18\x13 \x01(\t\x12\x11\n\tcontinues\x18\x11 \x01(\tB\x0e\n\x0c_resume_stepB\r\n\x0b_generation\"\xa6\x01\n\tOpenReply\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x11\n\tnext_step\x18\x03 \x01(\x03\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12+\n\nvocabulary\x18\x05 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\x12\x0f\n\x07waiting\x18\x10 \x01(\t\x12\x10\n\x08occupied\x18\x11 \x01(\x08\"\x1f\n\x0cPlansRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"4\n\nPlanEvents\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.headrace.v1.PlanEvent\"\x92\x01\n\tPlanEvent\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x15.headrace.v1.RankPlanH\x00\x12-\n\x08location\x18\x02 \x01(\x0b\x32\x19.headrace.v1.PartLocationH\x00\x12&\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x15.headrace.v1.JobEndedH\x00\x42\x07\n\x05\x65vent\"\xb1\x01\n\x08RankPlan\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x31\n\x0cmicrobatches\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.RankMicrobatch\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12%\n\x05whole\x18\x10 \x01(\x0b\x32\x16.headrace.v1.WholePlan\x12\x11\n\tformation\x18\x11 \x01(\x03\x12\x0f\n\x07seconds\x18\x12 \x03(\x01J\x04\x08\x04\x10\x05\"\x83\x02\n\tWholePlan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\x05\x12\x14\n\x0cmicrobatches\x18\x06 \x01(\x05\x12\x14\n\x0c\x66irst_sample\x18\x07 \x01(\x03\x12\'\n\x05units\x18\x08 \x03(\x0b\x32\x18.headrace.v1.PlannedUnit\x12\x0f\n\x07lengths\x18\n \x03(\x05\x12\'\n\x05\x64\x65\x61lt\x18\x0b \x03(\x0b\x32\x18.headrace.v1.PlannedUnit\x12\x11\n\tin_flight\x18\t \x01(\x05\"L\n\x0bPlannedUnit\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x0e\n\x06stages\x18\x02 \x01(\x05\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x05\x12\x0f\n\x07samples\x18\x04 \x03(\x03\"\xa7\x01\n\x0eRankMicrobatch\x12\x0f\n\x07replica\x18\x01 \x01(\x05\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0f\n\x07tickets\x18\x03 \x03(\t\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x05\x12\'\n\x05parts\x18\x05 \x03(\x0b\x32\x18.headrace.v1.PartSamples\x12 \n\x05packs\x18\x10 \x03(\x0b\x32\x11.headrace.v1.PackJ\x04\x08\x06\x10\x07\"\x1a\n\x04Pack\x12\x12\n\nsample_ids\x18\x01 \x03(\x03\"!\n\x0bPartSamples\x12\x12\n\nsample_ids\x18\x01 \x03(\x03\"Q\n\x0cPartLocation\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x10\n\x08left_out\x18\x04 \x03(\x03\"\x1b\n\x08JobEnded\x12\x0f\n\x07message\x18\x01 \x01(\t\"C\n\x11ReportLostRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\t\x12\r\n\x05lease\x18\x03 \x01(\t\"\x11\n\x0fReportLostReply\"\xc8\x01\n\rCommitRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0e\n\x06step_s\x18\x05 \x01(\x01\x12\x13\n\x0b\x64\x61ta_wait_s\x18\x06 \x01(\x01\x12\x0c\n\x04wait\x18\x10 \x01(\x08\x12+\n\x08measured\x18\x11 \x03(\x0b\x32\x19.headrace.v1.MeasuredWork\"q\n\x0cMeasuredWork\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\x05\x12\r\n\x05stage\x18\x03 \x01(\x05\x12\x0c\n\x04kind\x18\x04 \x01(\x05\x12\x14\n\x0cmicrobatches\x18\x05 \x03(\x05\x12\x0f\n\x07seconds\x18\x06 \x03(\x02\"1\n\x0b\x43ommitReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\x12\x0f\n\x07missing\x18\x10 \x03(\x05\"\x1f\n\x0c\x43loseRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\x0c\n\nCloseReply2\xcc\x02\n\x08Sessions\x12\x38\n\x04Open\x12\x18.headrace.v1.OpenRequest\x1a\x16.headrace.v1.OpenReply\x12=\n\x05Plans\x12\x19.headrace.v1.PlansRequest\x1a\x17.headrace.v1.PlanEvents0\x01\x12J\n\nReportLost\x12\x1e.headrace.v1.ReportLostRequest\x1a\x1c.headrace.v1.ReportLostReply\x12>\n\x06\x43ommit\x12\x1a.headrace.v1.CommitRequest\x1a\x18.headrace.v1.CommitReply\x12;\n\x05\x43lose\x12\x19.headrace.v1.CloseRequest\x1a\x17.headrace.v1.CloseReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aheadrace/v1/sessions.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\x94\x02\n\x0bOpenRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\x05\x12\x11\n\tnum_ranks\x18\x03 \x01(\x05\x12\x18\n\x0bresume_step\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\ngeneration\x18\x05 \x01(\x03H\x01\x88\x01\x01\x12\x10\n\x08replicas\x18\x06 \x03(\x05\x12\x10\n\x08together\x18\x07 \x01(\x08\x12\x0f\n\x07patient\x18\x10 \x01(\x08\x12\x0c\n\x04unit\x18\x13 \x01(\t\x12\x11\n\tcontinues\x18\x11 \x01(\t\x12)\n\x06states\x18( \x03(\x0b\x32\x19.headrace.v1.TrainerStateB\x0e\n\x0c_resume_stepB\r\n\x0b_generationJ\x04\x08\x12\x10\x13\"-\n\x0cTrainerState\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x06\"\xd0\x01\n\tOpenReply\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x03\x12\x11\n\tnext_step\x18\x03 \x01(\x03\x12\x11\n\tspec_json\x18\x04 \x01(\t\x12+\n\nvocabulary\x18\x05 \x01(\x0b\x32\x17.headrace.v1.Vocabulary\x12\x0f\n\x07waiting\x18\x10 \x01(\t\x12(\n\x05state\x18( \x01(\x0b\x32\x19.headrace.v1.TrainerState\x12\x10\n\x08occupied\x18\x11 \x01(\x08\"\x1f\n\x0cPlansRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"4\n\nPlanEvents\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.headrace.v1.PlanEvent\"\x92\x01\n\tPlanEvent\x12%\n\x04plan\x18\x01 \x01(\x0b\x32\x15.headrace.v1.RankPlanH\x00\x12-\n\x08location\x18\x02 \x01(\x0b\x32\x19.headrace.v1.PartLocationH\x00\x12&\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x15.headrace.v1.JobEndedH\x00\x42\x07\n\x05\x65vent\"\xc2\x01\n\x08RankPlan\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x31\n\x0cmicrobatches\x18\x02 \x03(\x0b\x32\x1b.headrace.v1.RankMicrobatch\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x03\x12%\n\x05whole\x18\x10 \x01(\x0b\x32\x16.headrace.v1.WholePlan\x12\x11\n\tformation\x18\x11 \x01(\x03\x12\x0f\n\x07\x63ontent\x18( \x01(\x06\x12\x0f\n\x07seconds\x18\x12 \x03(\x01J\x04\x08\x04\x10\x05\"\x83\x02\n\tWholePlan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x03\x12\x0e\n\x06\x63hosen\x18\x04 \x01(\t\x12\x10\n\x08replicas\x18\x05 \x01(\x05\x12\x14\n\x0cmicrobatches\x18\x06 \x01(\x05\x12\x14\n\x0c\x66irst_sample\x18\x07 \x01(\x03\x12\'\n\x05units\x18\x08 \x03(\x0b\x32\x18.headrace.v1.PlannedUnit\x12\x0f\n\x07lengths\x18\n \x03(\x05\x12\'\n\x05\x64\x65\x61lt\x18\x0b \x03(\x0b\x32\x18.headrace.v1.PlannedUnit\x12\x11\n\tin_flight\x18\t \x01(\x05\"L\n\x0bPlannedUnit\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x0e\n\x06stages\x18\x02 \x01(\x05\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\x05\x12\x0f\n\x07samples\x18\x04 \x03(\x03\"\xa7\x01\n\x0eRankMicrobatch\x12\x0f\n\x07replica\x18\x01 \x01(\x05\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0f\n\x07tickets\x18\x03 \x03(\t\x12\x13\n\x0bnum_samples\x18\x04 \x01(\x05\x12\'\n\x05parts\x18\x05 \x03(\x0b\x32\x18.headrace.v1.PartSamples\x12 \n\x05packs\x18\x10 \x03(\x0b\x32\x11.headrace.v1.PackJ\x04\x08\x06\x10\x07\"\x1a\n\x04Pack\x12\x12\n\nsample_ids\x18\x01 \x03(\x03\"!\n\x0bPartSamples\x12\x12\n\nsample_ids\x18\x01 \x03(\x03\"Q\n\x0cPartLocation\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\r\n\x05lease\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x10\n\x08left_out\x18\x04 \x03(\x03\"\x1b\n\x08JobEnded\x12\x0f\n\x07message\x18\x01 \x01(\t\"C\n\x11ReportLostRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0e\n\x06ticket\x18\x02 \x01(\t\x12\r\n\x05lease\x18\x03 \x01(\t\"\x11\n\x0fReportLostReply\"\xd9\x01\n\rCommitRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x0e\n\x06step_s\x18\x05 \x01(\x01\x12\x13\n\x0b\x64\x61ta_wait_s\x18\x06 \x01(\x01\x12\x0c\n\x04wait\x18\x10 \x01(\x08\x12+\n\x08measured\x18\x11 \x03(\x0b\x32\x19.headrace.v1.MeasuredWork\x12\x0f\n\x07\x63ontent\x18( \x01(\x06\"q\n\x0cMeasuredWork\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\x05\x12\r\n\x05stage\x18\x03 \x01(\x05\x12\x0c\n\x04kind\x18\x04 \x01(\x05\x12\x14\n\x0cmicrobatches\x18\x05 \x03(\x05\x12\x0f\n\x07seconds\x18\x06 \x03(\x02\"1\n\x0b\x43ommitReply\x12\x11\n\tcommitted\x18\x01 \x01(\x08\x12\x0f\n\x07missing\x18\x10 \x03(\x05\"\x1f\n\x0c\x43loseRequest\x12\x0f\n\x07session\x18\x01 \x01(\t\"\x0c\n\nCloseReply2\xcc\x02\n\x08Sessions\x12\x38\n\x04Open\x12\x18.headrace.v1.OpenRequest\x1a\x16.headrace.v1.OpenReply\x12=\n\x05Plans\x12\x19.headrace.v1.PlansRequest\x1a\x17.headrace.v1.PlanEvents0\x01\x12J\n\nReportLost\x12\x1e.headrace.v1.ReportLostRequest\x1a\x1c.headrace.v1.ReportLostReply\x12>\n\x06\x43ommit\x12\x1a.headrace.v1.CommitRequest\x1a\x18.headrace.v1.CommitReply\x12;\n\x05\x43lose\x12\x19.headrace.v1.CloseRequest\x1a\x17.headrace.v1.CloseReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,45 +33,47 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.sessions_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENREQUEST']._serialized_start=70
-  _globals['_OPENREQUEST']._serialized_end=315
-  _globals['_OPENREPLY']._serialized_start=318
-  _globals['_OPENREPLY']._serialized_end=484
-  _globals['_PLANSREQUEST']._serialized_start=486
-  _globals['_PLANSREQUEST']._serialized_end=517
-  _globals['_PLANEVENTS']._serialized_start=519
-  _globals['_PLANEVENTS']._serialized_end=571
-  _globals['_PLANEVENT']._serialized_start=574
-  _globals['_PLANEVENT']._serialized_end=720
-  _globals['_RANKPLAN']._serialized_start=723
-  _globals['_RANKPLAN']._serialized_end=900
-  _globals['_WHOLEPLAN']._serialized_start=903
-  _globals['_WHOLEPLAN']._serialized_end=1162
-  _globals['_PLANNEDUNIT']._serialized_start=1164
-  _globals['_PLANNEDUNIT']._serialized_end=1240
-  _globals['_RANKMICROBATCH']._serialized_start=1243
-  _globals['_RANKMICROBATCH']._serialized_end=1410
-  _globals['_PACK']._serialized_start=1412
-  _globals['_PACK']._serialized_end=1438
-  _globals['_PARTSAMPLES']._serialized_start=1440
-  _globals['_PARTSAMPLES']._serialized_end=1473
-  _globals['_PARTLOCATION']._serialized_start=1475
-  _globals['_PARTLOCATION']._serialized_end=1556
-  _globals['_JOBENDED']._serialized_start=1558
-  _globals['_JOBENDED']._serialized_end=1585
-  _globals['_REPORTLOSTREQUEST']._serialized_start=1587
-  _globals['_REPORTLOSTREQUEST']._serialized_end=1654
-  _globals['_REPORTLOSTREPLY']._serialized_start=1656
-  _globals['_REPORTLOSTREPLY']._serialized_end=1673
-  _globals['_COMMITREQUEST']._serialized_start=1676
-  _globals['_COMMITREQUEST']._serialized_end=1876
-  _globals['_MEASUREDWORK']._serialized_start=1878
-  _globals['_MEASUREDWORK']._serialized_end=1991
-  _globals['_COMMITREPLY']._serialized_start=1993
-  _globals['_COMMITREPLY']._serialized_end=2042
-  _globals['_CLOSEREQUEST']._serialized_start=2044
-  _globals['_CLOSEREQUEST']._serialized_end=2075
-  _globals['_CLOSEREPLY']._serialized_start=2077
-  _globals['_CLOSEREPLY']._serialized_end=2089
-  _globals['_SESSIONS']._serialized_start=2092
-  _globals['_SESSIONS']._serialized_end=2424
+  _globals['_OPENREQUEST']._serialized_end=346
+  _globals['_TRAINERSTATE']._serialized_start=348
+  _globals['_TRAINERSTATE']._serialized_end=393
+  _globals['_OPENREPLY']._serialized_start=396
+  _globals['_OPENREPLY']._serialized_end=604
+  _globals['_PLANSREQUEST']._serialized_start=606
+  _globals['_PLANSREQUEST']._serialized_end=637
+  _globals['_PLANEVENTS']._serialized_start=639
+  _globals['_PLANEVENTS']._serialized_end=691
+  _globals['_PLANEVENT']._serialized_start=694
+  _globals['_PLANEVENT']._serialized_end=840
+  _globals['_RANKPLAN']._serialized_start=843
+  _globals['_RANKPLAN']._serialized_end=1037
+  _globals['_WHOLEPLAN']._serialized_start=1040
+  _globals['_WHOLEPLAN']._serialized_end=1299
+  _globals['_PLANNEDUNIT']._serialized_start=1301
+  _globals['_PLANNEDUNIT']._serialized_end=1377
+  _globals['_RANKMICROBATCH']._serialized_start=1380
+  _globals['_RANKMICROBATCH']._serialized_end=1547
+  _globals['_PACK']._serialized_start=1549
+  _globals['_PACK']._serialized_end=1575
+  _globals['_PARTSAMPLES']._serialized_start=1577
+  _globals['_PARTSAMPLES']._serialized_end=1610
+  _globals['_PARTLOCATION']._serialized_start=1612
+  _globals['_PARTLOCATION']._serialized_end=1693
+  _globals['_JOBENDED']._serialized_start=1695
+  _globals['_JOBENDED']._serialized_end=1722
+  _globals['_REPORTLOSTREQUEST']._serialized_start=1724
+  _globals['_REPORTLOSTREQUEST']._serialized_end=1791
+  _globals['_REPORTLOSTREPLY']._serialized_start=1793
+  _globals['_REPORTLOSTREPLY']._serialized_end=1810
+  _globals['_COMMITREQUEST']._serialized_start=1813
+  _globals['_COMMITREQUEST']._serialized_end=2030
+  _globals['_MEASUREDWORK']._serialized_start=2032
+  _globals['_MEASUREDWORK']._serialized_end=2145
+  _globals['_COMMITREPLY']._serialized_start=2147
+  _globals['_COMMITREPLY']._serialized_end=2196
+  _globals['_CLOSEREQUEST']._serialized_start=2198
+  _globals['_CLOSEREQUEST']._serialized_end=2229
+  _globals['_CLOSEREPLY']._serialized_start=2231
+  _globals['_CLOSEREPLY']._serialized_end=2243
+  _globals['_SESSIONS']._serialized_start=2246
+  _globals['_SESSIONS']._serialized_end=2578
 # @@protoc_insertion_point(module_scope)

@@ -16,6 +16,7 @@ from headrace.plan import LLM
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
+from headrace.reorder_service.jobs.resuming import ResumeState
 from headrace.reorder_service.jobs.sessions import Ended, EventBatch, Session
 from headrace.reorder_service.leadership import Leadership
 from headrace.rpc import stream_method, unary_method
@@ -66,9 +67,13 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                     raise
                 return sessions_pb2.OpenReply(waiting=str(err), occupied=True)
         generation = request.generation if request.HasField("generation") else None
-        if request.HasField("resume_step"):
-            run.sessions.check_opened_at_step(request.rank, request.resume_step)
-            await asyncio.shield(run.rewind(request.resume_step, request.catch_up))
+        begin = None if generation is not None else run.cursor.committed
+        if begin is not None and not (request.together or run.cursor.is_broken_off):
+            begin, awaited = run.resuming.begin(request.rank, request.num_ranks, _states(request))
+            if awaited:
+                return sessions_pb2.OpenReply(waiting=awaited)
+            if begin < run.cursor.committed:
+                await asyncio.shield(run.rewind(begin))
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.cursor.message}")
@@ -82,11 +87,12 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             unit=request.unit or LLM,
             together=request.together,
         )
-        session.opened_at_step = request.resume_step if request.HasField("resume_step") else None
+        session.opened_at_step = begin
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
             next_step=run.cursor.committed,
+            state=None if begin is None else _state_message(run, begin),
             spec_json=run.planned_spec.to_peer_json(),
             vocabulary=message_codec.vocabulary_message(vocabulary),
         )
@@ -119,6 +125,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             step_s=request.step_s,
             data_wait_s=request.data_wait_s,
             measured=tuple(map(message_codec.measured_value, request.measured)),
+            content=request.content,
         )
         committed = await run.commit(session, request.step, commit)
         if request.wait and not committed:
@@ -136,6 +143,19 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         run.sessions.by_rank.pop(session.rank, None)
         session.end(NotFoundError(f"session {session.id!r} was closed"))
         return sessions_pb2.CloseReply()
+
+
+def _states(request: sessions_pb2.OpenRequest) -> list[ResumeState]:
+    """Return the states from which a rank can resume."""
+    if request.states:
+        return [ResumeState(step=state.step, content=state.content) for state in request.states]
+    return [ResumeState(step=request.resume_step)] if request.HasField("resume_step") else []
+
+
+def _state_message(run: JobRun, step: int) -> sessions_pb2.TrainerState:
+    """Return the state of a trainer that begins with a step."""
+    known = step > 0 and run.batches.knows(step - 1)
+    return sessions_pb2.TrainerState(step=step, content=run.batches.content(step - 1) if known else 0)
 
 
 def _awaited(run: JobRun, fleet: Fleet) -> str:
@@ -215,6 +235,7 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
         step=step.index,
         microbatches=microbatches,
         num_samples=len(step.probes),
+        content=step.content,
         formation=step.formation.generation if step.formation is not None else 0,
         seconds=step.seconds if step.formation is not None else (),
     )

@@ -29,6 +29,8 @@ class Cursor:
         self.message = record.message
         self.committed = self.next_step = record.cursor
         """`committed`: number of committed steps. `next_step`: the first step that nobody has begun to plan."""
+        self.awaited_step = 0
+        """A later step whose samples are asked for, to compare them with those of a trainer's state."""
         self.progress = record.progress
         self.steps: dict[int, PlannedStep] = {}
         """The steps that are not committed, as far as their planning has begun."""
@@ -45,6 +47,11 @@ class Cursor:
     def is_over(self) -> bool:
         """Whether the job is done, failed or cancelled."""
         return self.state in FINAL
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether the job has failed or was cancelled: it goes neither on nor back."""
+        return self.state in ("FAILED", "CANCELLED")
 
     def check_goes_on(self, refusal: str) -> None:
         """Raise ConflictError, whose sentence ends with `refusal`, where the job is over."""
@@ -106,6 +113,11 @@ class Cursor:
         step = self.steps.get(index)
         if self.is_over or step is None or step.plan is None:
             raise ConflictError(self.message or f"step {index} of job {self._job!r} is not planned")
+        if commit.content not in (0, step.content):
+            raise ConflictError(
+                f"rank {session.rank} has trained other samples in step {index} than job {self._job!r} has there, as after a "
+                f"change of weights that its store has lost: load the checkpoint of step {self.committed} or of an earlier one"
+            )
         step.commits[session.rank] = commit
         session.next_step, session.data_wait_s, session.step_s = index + 1, commit.data_wait_s, commit.step_s
         return True

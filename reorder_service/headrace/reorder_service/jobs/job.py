@@ -15,7 +15,6 @@ from headrace.errors import (
     UnavailableError,
     UserError,
     first_error,
-    lost_commits,
 )
 from headrace.execution_spec import ExecutionSpec
 from headrace.limits import MAX_NODES
@@ -23,7 +22,7 @@ from headrace.observability.logs import pairs
 from headrace.plan import LLM
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs import fleet_messages
-from headrace.reorder_service.jobs.batches import GlobalBatches
+from headrace.reorder_service.jobs.batches import GlobalBatches, content_of
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.formation import Formation, formation_of
@@ -31,6 +30,7 @@ from headrace.reorder_service.jobs.indexing import Indexing
 from headrace.reorder_service.jobs.job_execution import check_coefficients, planned_spec
 from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.jobs.planner import Planner
+from headrace.reorder_service.jobs.resuming import Resuming
 from headrace.reorder_service.jobs.sessions import Session, Sessions
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.jobs.window import bytes_ahead, has_room
@@ -60,6 +60,7 @@ class JobRun:
         self.batches = GlobalBatches(self.spec, self.manifest, record.mixture)
         self.cursor = Cursor(record, self.spec.window, self.batches, store)
         self.sessions = Sessions(self.name)
+        self.resuming = Resuming(self.name, self.cursor, self.sessions, self.batches, lambda: self._changed.set())
         self._store = store
         self._fleet = fleet
         self._orders = Orders(self.name, self.spec.share, fleet, self.manifest, lambda: self.sessions.share_parts)
@@ -110,21 +111,18 @@ class JobRun:
                 log.info("resubmitted %s", pairs(job=self.name, step=self.cursor.committed))
                 self.start()
 
-    async def rewind(self, step: int, catch_up: int = 0) -> None:
-        """Go back to `step`: its commit and all later ones are undone.
+    async def rewind(self, step: int) -> None:
+        """Go back to `step`: its commit and all later ones are undone. Must be shielded from cancellation.
 
-        `catch_up`: how many steps `step` may lie ahead of the last commit. Nothing is undone then: the rank commits them again.
-        Ranks that go back to the same step may all call this: the first call does it. Must be shielded from cancellation.
-
-        A job that has failed or was cancelled stays as it is. Raises UserError where `step` is negative, and ConflictError where
-        it lies further ahead than `catch_up`.
+        Ranks that go back to the same step may all call this: the first call does it. A job that has failed or was cancelled
+        stays as it is. Raises UserError where `step` is negative, and ConflictError where it lies ahead of the last commit.
         """
         if step < 0:
             raise UserError(f"job {self.name!r} cannot go back to step {step}: steps count from 0")
         async with self.cursor.moving:
-            if step > self.cursor.committed + catch_up:
-                raise ConflictError(lost_commits(self.name, step, self.cursor.committed))
-            if step >= self.cursor.committed or self.cursor.state in ("FAILED", "CANCELLED"):
+            if step > self.cursor.committed:
+                raise ConflictError(f"job {self.name!r} cannot be at step {step}: it has committed only {self.cursor.committed}")
+            if step == self.cursor.committed or self.cursor.is_broken_off:
                 return
             await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
         await self.cursor.notify()
@@ -242,7 +240,7 @@ class JobRun:
                 while self._may_plan():
                     group.create_task(self._prepare(self.cursor.next_step))
                     self.cursor.next_step += 1
-                indexing.go_on(group, self.cursor.next_step)
+                indexing.go_on(group, max(self.cursor.next_step, self.cursor.awaited_step))
                 self._changed.clear()
                 await self._changed.wait()
             indexing.stop()
@@ -278,6 +276,7 @@ class JobRun:
             return
         refs = await self._planner.in_worker_thread(self.batches.refs, index)
         step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
+        step.content = await self._planner.in_worker_thread(content_of, refs)
         await self._planner.plan(step, self.planned_spec, self.generation, tuple(self.cursor.recent))
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)

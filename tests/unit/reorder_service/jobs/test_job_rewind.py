@@ -95,15 +95,6 @@ async def test_a_job_goes_on_from_what_its_store_has_where_that_lost_commits(sta
     assert (await names(run))[:4] == before
 
 
-async def test_a_state_that_is_ahead_is_taken_by_so_many_steps_as_are_asked_for(start: Start) -> None:
-    run = await submit(await start())
-    await consume(run, run.open_session(0, 1), stop=2)
-    with pytest.raises(ConflictError, match=r"state is of step 4, but job 'job' has committed only 2 .* catch_up=2\)"):
-        await run.rewind(4, catch_up=1)
-    await run.rewind(4, catch_up=2)
-    assert run.cursor.committed == 2
-
-
 async def test_what_a_process_committed_before_it_was_lost_is_not_its_successor_s(start: Start) -> None:
     """It goes back to a model without the step: that is not to be in the ledger before it has applied it."""
     run = await submit(await start())

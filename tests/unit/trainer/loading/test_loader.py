@@ -298,7 +298,6 @@ def test_a_job_that_is_done_trains_nothing_and_that_is_no_error(world: Any, capl
     [
         ({"unit": "pixels"}, "unit 'pixels' must be one of encoder, vision, audio, llm, generator, or None"),
         ({"hedge_s": 0}, "hedge_s is 0, but must be above 0"),
-        ({"catch_up": -1}, "catch_up is -1, but must be at least 0"),
         ({"transports": ("udp",)}, "must be some of"),
     ],
 )

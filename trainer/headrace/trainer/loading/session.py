@@ -22,14 +22,14 @@ from headrace.errors import (
     UserError,
     lost_commits,
 )
-from headrace.manifest import Vocabulary
 from headrace.measured import MeasuredWork
 from headrace.message_codec import measured_message, rejection_message, rejection_value, vocabulary_value
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA
-from headrace.spec import JobSpec, load_spec_json
+from headrace.spec import load_spec_json
 from headrace.ticket import part_of
 from headrace.trainer.loading.connection import Connection, Terms
+from headrace.trainer.loading.loader_state import LoaderState, Opened
 from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
@@ -111,17 +111,24 @@ class SessionClient:
         self._lost: ConflictError | None = None  # the store has lost some of them: every further call raises this
         self._unsettled: dict[int, sessions_pb2.CommitRequest] = {}  # commits that other ranks lack, at most a window
 
-    def open(self, resume_step: int | None = None, catch_up: int = 0) -> tuple[JobSpec, Vocabulary, int, int]:
-        """Open the session, and return (spec, vocabulary, next step, generation).
+    def open(self, states: Sequence[LoaderState]) -> Opened:
+        """Open the session to go on from one of `states`, each of another step: from the newest one that all ranks have.
 
-        `resume_step`: the step to go back to. It may be up to `catch_up` steps ahead of the returned next step; the steps
-        between must be committed again. Raises UserError where endpoint, job or rank do not fit.
+        Raises UserError where endpoint, job, rank or states do not fit.
         """
         rpc.await_reorder_service(self.endpoint)
         with self._lock:
-            reply = self._open(resume_step, INDEXING_TIMEOUT_S, catch_up=catch_up)
+            reply = self._open([state for state in states if state.step is not None], INDEXING_TIMEOUT_S)
             self._durable = reply.next_step
-        return load_spec_json(reply.spec_json), vocabulary_value(reply.vocabulary), reply.next_step, reply.generation
+        begin = max((state.step or 0 for state in states), default=0)  # a service of release 0.1 does not name the state
+        state = reply.state if reply.HasField("state") else sessions_pb2.TrainerState(step=max(reply.next_step, begin))
+        return Opened(
+            spec=load_spec_json(reply.spec_json),
+            vocabulary=vocabulary_value(reply.vocabulary),
+            generation=reply.generation,
+            next_step=reply.next_step,
+            state=LoaderState(job=self.job, generation=reply.generation, step=state.step, content=state.content),
+        )
 
     @property
     def session(self) -> str:
@@ -137,7 +144,7 @@ class SessionClient:
         with self._lock:
             if self._session != lost:
                 return
-            next_step = self._open(None, timeout_s, self._generation).next_step
+            next_step = self._open((), timeout_s, self._generation).next_step
             if next_step < self._durable:
                 self._lost = ConflictError(lost_commits(self.job, self._durable, next_step))
                 raise self._lost
@@ -146,9 +153,7 @@ class SessionClient:
         for request in unsettled:
             self._send_commit(request, wait=False)
 
-    def _open(
-        self, resume_step: int | None, timeout_s: float, generation: int | None = None, *, catch_up: int = 0
-    ) -> sessions_pb2.OpenReply:
+    def _open(self, states: Sequence[LoaderState], timeout_s: float, generation: int | None = None) -> sessions_pb2.OpenReply:
         """Open a session, waiting up to `timeout_s`. `generation`: that of the session which the new one continues.
 
         Raises SupersededError where that generation is over, ConflictError where another process stays connected as the rank,
@@ -158,8 +163,8 @@ class SessionClient:
             job=self.job,
             rank=self._rank,
             num_ranks=self._num_ranks,
-            resume_step=resume_step,
-            catch_up=catch_up,
+            resume_step=states[0].step if len(states) == 1 else None,  # for services of release 0.1
+            states=[state.message() for state in states],
             generation=generation,
             unit=self._unit,
             replicas=self._replicas,
@@ -234,16 +239,21 @@ class SessionClient:
         step_s: float,
         data_wait_s: float,
         *,
+        content: int = 0,
         measured: Sequence[MeasuredWork] = (),
         wait: bool = False,
     ) -> bool:
-        """Commit a step, and return whether all ranks have now and it is in the ledger. `wait`: wait until that is so."""
+        """Commit a step, and return whether all ranks have now and it is in the ledger. `wait`: wait until that is so.
+
+        `content`: `RankPlan.content` of the step.
+        """
         request = sessions_pb2.CommitRequest(
             step=step,
             rejections=[rejection_message(item) for item in rejected],
             loss=loss,
             step_s=step_s,
             data_wait_s=data_wait_s,
+            content=content,
             measured=map(measured_message, measured),
         )
         with self._lock:

@@ -261,7 +261,7 @@ class Training:
                 if self._holders[name][0] == mesh.rank:
                     tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
         applied = self._standing.applied
-        state = self._loader.state_dict() | {"step": applied, TRAINING_RECORD: self._training_record}
+        state = self._loader.state_dict_at(applied) | {TRAINING_RECORD: self._training_record}
         try:
             write(attempt_folder(folder, generation), applied, mesh.rank, mesh.num_ranks, state, tensors)
             mesh.barrier()
