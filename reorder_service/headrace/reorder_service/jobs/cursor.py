@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from headrace.errors import ConflictError
+from headrace.errors import ConflictError, UserError
 from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
+from headrace.quarantine import Rejected
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Session
+from headrace.reorder_service.store.progress import StepRecord
 from headrace.reorder_service.store.state import FINAL, JobRecord, StateStore
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ class Cursor:
 
     def __init__(self, record: JobRecord, window: int, batches: GlobalBatches, store: StateStore) -> None:
         """`window`: most steps that are planned ahead."""
+        self.uid = record.uid
+        self.generation = record.generation
+        """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
         self.state = record.state
         self.message = record.message
         self.committed = self.next_step = record.cursor
@@ -57,6 +62,13 @@ class Cursor:
         """Raise ConflictError, whose sentence ends with `refusal`, where the job is over."""
         if self.is_over:
             raise ConflictError(f"job {self._job!r} is {self.state}: {refusal}")
+
+    def check_reached(self, step: int) -> None:
+        """Raise UserError for a negative step, and ConflictError for one that is ahead of the last commit."""
+        if step < 0:
+            raise UserError(f"job {self._job!r} cannot go back to step {step}: steps count from 0")
+        if step > self.committed:
+            raise ConflictError(f"job {self._job!r} cannot go back to step {step}: it has committed only {self.committed}")
 
     @property
     def num_steps(self) -> int:
@@ -92,6 +104,7 @@ class Cursor:
     def set_to(self, record: JobRecord) -> None:
         """Go to where the job stands in the store."""
         self.state, self.message, self.committed, self.progress = record.state, record.message, record.cursor, record.progress
+        self.generation = record.generation
 
     async def notify(self) -> None:
         """Wake all who wait for a plan or a commit, since a step was planned or the job has changed."""
@@ -147,6 +160,11 @@ class Cursor:
         async with self._news:
             await self._news.wait_for(lambda: index < self.committed or self.is_over or session.over is not None)
 
+    async def save(self, step: PlannedStep, record: StepRecord, rejected: Sequence[Rejected]) -> None:
+        """Save the next committed step. Raises ConflictError where it is not the next one, or the job is not as it was."""
+        fence = ("uid", self.uid), ("generation", self.generation)
+        await self._store.commit_step(self._job, step.index, record, rejected, *fence)
+
     async def advance(self, source_of: Callable[[int], str]) -> PlannedStep:
         """Commit the first uncommitted step, which every rank has committed, and return it. Must not be cancelled.
 
@@ -155,7 +173,7 @@ class Cursor:
         step = self.steps[self.committed]
         record, rejected = step.record(source_of)
         with tracing.span("commit", step.trace, samples=len(record.samples)):
-            await self._store.commit_step(self._job, step.index, record, rejected)
+            await self.save(step, record, rejected)
         for item in rejected:
             log.warning("quarantined %s", pairs(job=self._job, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]

@@ -13,7 +13,6 @@ from headrace.errors import (
     JobFailedError,
     SupersededError,
     UnavailableError,
-    UserError,
     first_error,
 )
 from headrace.execution_spec import ExecutionSpec
@@ -22,7 +21,7 @@ from headrace.observability.logs import pairs
 from headrace.plan import LLM
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs import fleet_messages
-from headrace.reorder_service.jobs.batches import GlobalBatches, content_of
+from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.formation import Formation, formation_of
@@ -31,6 +30,7 @@ from headrace.reorder_service.jobs.job_execution import check_coefficients, plan
 from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.jobs.planner import Planner
 from headrace.reorder_service.jobs.resuming import Resuming
+from headrace.reorder_service.jobs.rewriting import write_again
 from headrace.reorder_service.jobs.sessions import Session, Sessions
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.jobs.window import bytes_ahead, has_room
@@ -51,8 +51,6 @@ class JobRun:
         self.spec: JobSpec = load_spec_json(record.spec_json)
         self.paused = record.paused
         self.manifest = Manifest(record, self.spec, store)
-        self.generation = record.generation
-        """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
         self.planned_spec = planned_spec(record)
         """The spec with the topology and the execution that the uncommitted steps are planned for."""
         self.formations: Sequence[Formation] = ()
@@ -70,6 +68,11 @@ class JobRun:
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def generation(self) -> int:
+        """Generation of the plans that ranks hold; see `Cursor.generation`."""
+        return self.cursor.generation
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
 
@@ -117,11 +120,8 @@ class JobRun:
         Ranks that go back to the same step may all call this: the first call does it. A job that has failed or was cancelled
         stays as it is. Raises UserError where `step` is negative, and ConflictError where it lies ahead of the last commit.
         """
-        if step < 0:
-            raise UserError(f"job {self.name!r} cannot go back to step {step}: steps count from 0")
         async with self.cursor.moving:
-            if step > self.cursor.committed:
-                raise ConflictError(f"job {self.name!r} cannot be at step {step}: it has committed only {self.cursor.committed}")
+            self.cursor.check_reached(step)
             if step == self.cursor.committed or self.cursor.is_broken_off:
                 return
             await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
@@ -182,7 +182,6 @@ class JobRun:
             record = await self._store.load_job(self.name)
             log.info("changed %s", pairs(job=self.name, what=what, step=record.cursor, generation=record.generation))
             self.cursor.set_to(record)
-            self.generation = record.generation
             self.planned_spec = planned_spec(record)
             self.sessions.end_all(self._stale(f"was {what}"))
         finally:
@@ -276,7 +275,6 @@ class JobRun:
             return
         refs = await self._planner.in_worker_thread(self.batches.refs, index)
         step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
-        step.content = await self._planner.in_worker_thread(content_of, refs)
         await self._planner.plan(step, self.planned_spec, self.generation, tuple(self.cursor.recent))
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
@@ -386,8 +384,9 @@ class JobRun:
             while (head := cursor.steps.get(cursor.committed)) and len(head.commits) >= self.sessions.num_ranks:
                 try:
                     self._clear_away(await cursor.advance(self.manifest.source_of))
-                except ConflictError:  # the ranks are ahead of the store and must be told
-                    await self._restarted(asyncio.sleep(0), f"set back from step {cursor.committed}, as its store lost commits")
+                except ConflictError:
+                    if not await write_again(self, self._store):  # the ranks are ahead of the store, and must connect again
+                        await self._restarted(asyncio.sleep(0), f"set back from step {cursor.committed} by its store")
                 await cursor.notify()
 
     def _clear_away(self, step: PlannedStep) -> None:

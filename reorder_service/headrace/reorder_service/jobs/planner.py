@@ -14,6 +14,7 @@ from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.batch_size import BatchSize
+from headrace.reorder_service.jobs.batches import content_of
 from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.formation import Formation
@@ -81,6 +82,7 @@ class Planner:
             await self._substitute(step)
             found = step.probes, step.rejected, list(step.substitutes.values())
             await self._store.save_probes(self._job, step.index, *found)
+        step.content = await self.in_worker_thread(content_of, step.refs)
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
 
         def ticket(part: str) -> str:

@@ -260,8 +260,12 @@ class StateStore:
         text: str | None = await self._read(self._redis.hget(_key(job, "corrections"), str(step)))
         return text
 
-    async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
+    async def commit_step(
+        self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected], *fence: tuple[str, str | int]
+    ) -> None:
         """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next step.
+
+        `fence`: (field, value) of the job's record that must hold, lest a late copy commits a step that was undone meanwhile.
 
         Repeating a commit whose answer was lost is harmless: the ledger has the same samples for the step. A sample that is
         refused in every epoch keeps the step of its first refusal.
@@ -272,7 +276,7 @@ class StateStore:
             ("HINCRBY", key, "cursor", 1),
             ("HDEL", _key(job, "window"), step),
             *(("HSETNX", _key(job, "quarantine"), item.name, _rejected_json(item, step=step)) for item in rejected),
-            when=[(step, "HGET", key, "cursor")],
+            when=[(str(value), "HGET", key, field) for field, value in (("cursor", step), *fence)],
         )
         if not done and await self._committed_samples(job, step) != record.samples:
             raise ConflictError(f"step {step} of job {job!r} is not the next one to commit")

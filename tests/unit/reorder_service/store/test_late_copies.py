@@ -26,6 +26,7 @@ CHANGES: dict[str, tuple[Callable[[StateStore], Awaitable[Any]], Callable[[State
         lambda store: store.save_manifest("job", TABLE, VOCABULARY),
         lambda store: store.save_index("job", 0, 7, []),
     ),
+    "commit": (lambda store: commit(store, 5, 6), lambda store: store.rewind("job", 5)),
     "creation": (lambda store: store.create_job("other", "{}"), lambda store: store.set_state("other", "DONE")),
 }
 
@@ -33,7 +34,8 @@ CHANGES: dict[str, tuple[Callable[[StateStore], Awaitable[Any]], Callable[[State
 async def commit(store: StateStore, start: int, stop: int) -> None:
     for step in range(start, stop):
         record = StepRecord(samples=(f"s{step}",), loss=1.0, step_s=1.0, data_wait_s=0.0)
-        await store.commit_step("job", step, record, [])
+        generation = (await store.load_job("job")).generation
+        await store.commit_step("job", step, record, [], ("generation", generation))
 
 
 async def everything(store: StateStore) -> dict[str, Any]:
