@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from headrace import trainer
 from headrace.cli.example import example_data
-from headrace.errors import ConflictError, SupersededError
+from headrace.errors import ConflictError, NotFoundError
 from headrace.ledger import ledger_sha256
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.topology import PipelineTopology
@@ -52,10 +53,10 @@ def test_trainers_commit_again_what_the_store_has_lost(cluster: Any, store: Any,
             list(step := next(steps))
             loader.commit(step)
         state = loader.state_dict()
-        lose_commits(store, job, 2)
-        list(step := next(steps))
-        with pytest.raises(SupersededError, match="set back from step 5, as its store lost commits"):
-            loader.commit(step)
+    cluster.reorder.terminate()
+    cluster.reorder.wait(5.0)
+    lose_commits(store, job, 2)
+    cluster.start_reorder(listen=cluster.endpoint, store=store.url)
 
     loader = trainer.connect(cluster.endpoint, job=job)
     loader.load_state_dict(state)
@@ -63,6 +64,60 @@ def test_trainers_commit_again_what_the_store_has_lost(cluster: Any, store: Any,
         assert loader.next_step == 5
         assert loader.state_dict()["step"] == 5
         assert consume(loader) == [5, 6, 7]
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
+
+
+def test_ranks_go_on_in_their_sessions_where_the_store_is_put_back_under_the_leader(
+    cluster: Any, store: Any, spec: Any, undisturbed: Any, tmp_path: Path
+) -> None:
+    cluster.start_reorders(store.url)
+    cluster.add_preprocessors(1)
+    job = cluster.submit(spec("under-the-feet", steps=8))
+    done: dict[int, list[int]] = {}
+
+    def train(rank: int) -> None:
+        with trainer.connect(cluster.endpoint, job=job, rank=rank, num_ranks=2) as loader:
+            done[rank] = []
+            for step in loader:
+                list(step)
+                if (rank, step.index) == (0, 2):
+                    store.keep(tmp_path / "some commits ago")
+                if (rank, step.index) == (0, 5):
+                    store.put_back(tmp_path / "some commits ago")
+                loader.commit(step)
+                done[rank].append(step.index)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(train, range(2)))
+    assert done == {0: list(range(8)), 1: list(range(8))}
+    assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
+
+
+def test_a_job_of_a_store_that_was_emptied_is_submitted_again_and_goes_on_from_checkpoints(
+    cluster: Any, store: Any, spec: Any, undisturbed: Any
+) -> None:
+    """What was trained is committed again, without being trained."""
+    cluster.start_reorders(store.url)
+    cluster.add_preprocessors(1)
+    job = cluster.submit(spec("emptied", steps=8))
+    with trainer.connect(cluster.endpoint, job=job) as loader:
+        steps = iter(loader)
+        for _ in range(4):
+            list(step := next(steps))
+            loader.commit(step)
+        state = loader.state_dict()
+        with redis.Redis(port=store.port) as client:
+            client.flushall()
+        list(step := next(steps))
+        with pytest.raises(
+            NotFoundError, match=r"no job 'emptied' here; there are: none; if the store has lost it, submit it ag"
+        ):
+            loader.commit(step)
+    assert cluster.submit(spec("emptied", steps=8)) == job
+    loader = trainer.connect(cluster.endpoint, job=job)
+    loader.load_state_dict(state)
+    with loader:
+        assert consume(loader) == [4, 5, 6, 7]
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
 
 

@@ -10,6 +10,7 @@ import time
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
+from headrace.reorder_service.jobs.fleet_messages import job_closed
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.job_execution import check_coefficients
 from headrace.reorder_service.jobs.sessions import Session
@@ -22,6 +23,8 @@ from headrace.reorder_service.store.store_retry import retry_while_unavailable
 from headrace.spec import load_spec_json
 
 LOOK_SHARE = 0.02  # the largest share of the time that may go into watching the preprocessors
+
+LOST = "if the store has lost it, submit it again: its trainers then go on from their checkpoints"
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class ReorderService:
         self._submitting = asyncio.Lock()
         self._watching: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._rewriting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load and run the jobs that are in the store, as soon as it answers.
@@ -56,12 +60,14 @@ class ReorderService:
             await retry_while_unavailable(lambda name=name: self._take_up_or_set_aside(name), check, job=name)  # type: ignore[misc]
         for nodes in self.nodes.values():
             nodes.start()
+        self._rewriting = asyncio.create_task(self._write_again_when_put_back())
 
     async def stop(self) -> None:
         """Stop all jobs and disconnect everybody. The next leader, here or elsewhere, continues the jobs from the store."""
         if self._watching is not None:
             self._watching.cancel()
         await stop_task(self._settling)
+        await stop_task(self._rewriting)
         for nodes in self.nodes.values():
             await nodes.stop()
         for run in self.jobs.values():
@@ -85,6 +91,7 @@ class ReorderService:
         async with self._submitting:
             if await self.store.create_job(spec.name, canonical):
                 self.set_aside.pop(spec.name, None)
+                await self._drop_lost(spec.name)
                 log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
             elif spec.name in self.set_aside:
                 raise ConflictError(self.set_aside[spec.name])
@@ -107,7 +114,7 @@ class ReorderService:
             if job in self.set_aside:
                 raise ConflictError(self.set_aside[job]) from None
             known = ", ".join(sorted(self.jobs)) or "none"
-            raise NotFoundError(f"no job {job!r} here; there are: {known}") from None
+            raise NotFoundError(f"no job {job!r} here; there are: {known}; {LOST}") from None
 
     def find_nodes(self, job: str) -> Nodes:
         """Return the trainer nodes of a job. Raises NotFoundError where there is no job, ConflictError where it is set aside."""
@@ -147,6 +154,27 @@ class ReorderService:
     async def _settle(self) -> None:
         await asyncio.sleep(SETTLED_S)
         await retry_while_unavailable(self.store.fatal_jobs.reset_counts, self.store.database.check)
+
+    async def _write_again_when_put_back(self) -> None:
+        """Write again what the store has lost of each job, whenever it was put back to an earlier moment."""
+        database = self.store.database
+        while True:
+            await database.put_back.wait()
+            database.put_back.clear()
+            for run in list(self.jobs.values()):
+                try:
+                    await retry_while_unavailable(run.write_again, database.check, job=run.name)
+                except NotFoundError:
+                    await self._drop_lost(run.name)
+
+    async def _drop_lost(self, job: str) -> None:
+        """Drop a job that the store has lost as a whole, if this process holds it, and tell its ranks."""
+        if (run := self.jobs.pop(job, None)) is not None:
+            await self.nodes.pop(job).stop()
+            await run.stop()
+            self.fleet.close_job(job, job_closed(job))
+            log.error("the store has lost a job %s", pairs(job=job, steps=run.cursor.committed, remedy="submit it again"))
+            run.sessions.end_all(NotFoundError(f"no job {job!r} here: {LOST}"))
 
     async def _take_up_or_set_aside(self, job: str) -> None:
         """Load and run a job, or set it aside where its record cannot be read, so that it keeps no other job from running."""

@@ -7,14 +7,7 @@ import json
 import logging
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 
-from headrace.errors import (
-    ConflictError,
-    HeadraceError,
-    JobFailedError,
-    SupersededError,
-    UnavailableError,
-    first_error,
-)
+from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError, first_error
 from headrace.execution_spec import ExecutionSpec
 from headrace.limits import MAX_NODES
 from headrace.observability.logs import pairs
@@ -30,7 +23,7 @@ from headrace.reorder_service.jobs.job_execution import check_coefficients, plan
 from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.jobs.planner import Planner
 from headrace.reorder_service.jobs.resuming import Resuming
-from headrace.reorder_service.jobs.rewriting import write_again
+from headrace.reorder_service.jobs.rewriting import Loss, write_again
 from headrace.reorder_service.jobs.sessions import Session, Sessions
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.jobs.window import bytes_ahead, has_room
@@ -122,9 +115,8 @@ class JobRun:
         """
         async with self.cursor.moving:
             self.cursor.check_reached(step)
-            if step == self.cursor.committed or self.cursor.is_broken_off:
-                return
-            await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
+            if step < self.cursor.committed and not self.cursor.is_broken_off:
+                await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
         await self.cursor.notify()
 
     async def set_topology(
@@ -186,6 +178,16 @@ class JobRun:
             self.sessions.end_all(self._stale(f"was {what}"))
         finally:
             self.start()
+
+    async def write_again(self) -> None:
+        """Write again what the store has lost of the job, or go on from what it has where that is more than is remembered."""
+        async with self.cursor.moving:
+            if await write_again(self, self._store) is Loss.BEYOND_MEMORY:
+                await self._set_back()
+
+    async def _set_back(self) -> None:
+        """Go on from what the store has, since the ranks are ahead of it."""
+        await self._restarted(asyncio.sleep(0), f"set back from step {self.cursor.committed} by its store")
 
     def _stale(self, why: str = "has gone on") -> SupersededError:
         return SupersededError(f"job {self.name!r} {why}: it is in generation {self.generation} now; connect again")
@@ -385,8 +387,8 @@ class JobRun:
                 try:
                     self._clear_away(await cursor.advance(self.manifest.source_of))
                 except ConflictError:
-                    if not await write_again(self, self._store):  # the ranks are ahead of the store, and must connect again
-                        await self._restarted(asyncio.sleep(0), f"set back from step {cursor.committed} by its store")
+                    if await write_again(self, self._store) is not Loss.WRITTEN_AGAIN:
+                        await self._set_back()
                 await cursor.notify()
 
     def _clear_away(self, step: PlannedStep) -> None:

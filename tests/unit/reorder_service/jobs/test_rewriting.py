@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from headrace.errors import SupersededError
+from headrace.errors import NotFoundError, SupersededError
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.rewriting import write_again
+from headrace.reorder_service.jobs.rewriting import Loss, write_again
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.spec import TopologySpec
 from tests.unit.reorder_service.job_world import Preprocessor, Start, commit, consume, names, submit, until
@@ -130,6 +131,37 @@ async def test_a_store_that_is_further_back_than_memory_reaches_sets_the_job_bac
 async def test_a_store_that_is_as_it_was_is_left_alone(start: Start) -> None:
     run, _ = await job_at(start, 3)
     before = await run._store.load_job("job")
-    assert not await write_again(run, run._store)
+    assert await write_again(run, run._store) is Loss.NOTHING
     assert await run._store.load_job("job") == before
     assert len(await names(run)) == 3
+
+
+async def test_a_job_that_the_store_has_lost_as_a_whole_is_dropped_and_may_be_submitted_again(start: Start) -> None:
+    service = await start()
+    run = await submit(service)
+    session = run.open_session(0, 1)
+    await consume(run, session, stop=2)
+    client = run._store.database.client
+    await client.delete("headrace:jobs", *KEYS)
+    service.store.database.put_back.set()
+    await until(lambda: session.over is not None)
+    assert "if the store has lost it, submit it again" in str(session.over)
+    with pytest.raises(NotFoundError, match="no job 'job' here; there are: none; if the store has lost it, submit it again"):
+        service.find("job")
+    again = await service.submit(run.spec.to_json())
+    await again.wait_ready()
+    assert again is not run
+    assert (again.cursor.committed, again.cursor.uid != run.cursor.uid) == (0, True)
+    assert await consume(again, again.open_session(0, 1)) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_job_that_is_over_is_over_again_where_the_store_has_lost_that(start: Start) -> None:
+    run, session = await job_at(start, 4)
+    await keep(run)
+    await go_on(run, session)
+    await put_back(run)
+    run._store.database.put_back.set()
+    async with asyncio.timeout(10):
+        while (await run._store.load_job("job")).state != "DONE":  # noqa: ASYNC110 - polls a real server
+            await asyncio.sleep(0.01)
+    assert len(await names(run)) == 6
