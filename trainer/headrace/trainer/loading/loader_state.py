@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from headrace.errors import ConflictError
 from headrace.manifest import Vocabulary
-from headrace.spec import JobSpec
+from headrace.message_codec import vocabulary_value
+from headrace.spec import JobSpec, load_spec_json
 from headrace.v1 import sessions_pb2
 
 STATE_VERSION = 1
@@ -53,3 +54,16 @@ class Opened:
     """The first step that is not committed."""
     state: LoaderState
     """The state from which the rank goes on. It may be of a later step than `next_step`: those between are committed again."""
+
+    @classmethod
+    def of(cls, reply: sessions_pb2.OpenReply, job: str, states: Sequence[LoaderState]) -> Self:
+        """Return what a reply says to a rank that has offered `states`; a service of release 0.1 does not name the state."""
+        begin = max((state.step or 0 for state in states), default=0)
+        state = reply.state if reply.HasField("state") else sessions_pb2.TrainerState(step=max(reply.next_step, begin))
+        return cls(
+            spec=load_spec_json(reply.spec_json),
+            vocabulary=vocabulary_value(reply.vocabulary),
+            generation=reply.generation,
+            next_step=reply.next_step,
+            state=LoaderState(job=job, generation=reply.generation, step=state.step, content=state.content),
+        )

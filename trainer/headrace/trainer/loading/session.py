@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +23,11 @@ from headrace.errors import (
     UserError,
     lost_commits,
 )
+from headrace.herd import retry_pause_s
 from headrace.measured import MeasuredWork
-from headrace.message_codec import measured_message, rejection_message, rejection_value, vocabulary_value
+from headrace.message_codec import measured_message, rejection_message, rejection_value
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA
-from headrace.spec import load_spec_json
 from headrace.ticket import part_of
 from headrace.trainer.loading.connection import Connection, Terms
 from headrace.trainer.loading.loader_state import LoaderState, Opened
@@ -120,15 +121,7 @@ class SessionClient:
         with self._lock:
             reply = self._open([state for state in states if state.step is not None], INDEXING_TIMEOUT_S)
             self._durable = reply.next_step
-        begin = max((state.step or 0 for state in states), default=0)  # a service of release 0.1 does not name the state
-        state = reply.state if reply.HasField("state") else sessions_pb2.TrainerState(step=max(reply.next_step, begin))
-        return Opened(
-            spec=load_spec_json(reply.spec_json),
-            vocabulary=vocabulary_value(reply.vocabulary),
-            generation=reply.generation,
-            next_step=reply.next_step,
-            state=LoaderState(job=self.job, generation=reply.generation, step=state.step, content=state.content),
-        )
+        return Opened.of(reply, self.job, states)
 
     @property
     def session(self) -> str:
@@ -144,6 +137,7 @@ class SessionClient:
         with self._lock:
             if self._session != lost:
                 return
+            self._pause(0.0)  # the other ranks have lost it at the same moment
             next_step = self._open((), timeout_s, self._generation).next_step
             if next_step < self._durable:
                 self._lost = ConflictError(lost_commits(self.job, self._durable, next_step))
@@ -191,9 +185,13 @@ class SessionClient:
                     raise
                 if throttle.is_due(str(err), time.monotonic()):
                     log.info("waiting for job=%s: %s", self.job, err)
-                self._closed.wait(RETRY_S)
+                self._pause(RETRY_S)
         self._session, self._generation = reply.session, reply.generation
         return reply
+
+    def _pause(self, pause_s: float) -> None:
+        """Wait for `pause_s`, and longer where many ranks may do the same at the same moment."""
+        self._closed.wait(retry_pause_s(pause_s, self._num_ranks, random.random()))
 
     def _call(self, method: Callable[..., _T], request: Any) -> _T:
         """Send a request in the present session. Raises SupersededError only where another process has taken over the rank."""
@@ -285,7 +283,7 @@ class SessionClient:
                 log.warning("commit of step=%d failed (%s); trying again", request.step, err)
                 if isinstance(err, NotFoundError):
                     self.reopen(session, AWAY_TIMEOUT_S)
-                self._closed.wait(RETRY_S)
+                self._pause(RETRY_S)
                 continue
             if reply.committed:
                 with self._lock:
@@ -298,7 +296,7 @@ class SessionClient:
             if throttle.is_due(words, time.monotonic()):
                 log.info("waiting for other ranks to commit %s", words)
             away_s = time.monotonic() + AWAY_TIMEOUT_S
-            self._closed.wait(RETRY_S)
+            self._pause(RETRY_S)
 
     def leave(self) -> None:
         """End the session. The client stays usable: `open` begins another one."""
