@@ -288,6 +288,11 @@ class Training:
         next_step = self._loader.next_step
         if self._resume is not None:
             checkpoint = Checkpoint.newest(self._resume)
+            if checkpoint.step > next_step:
+                raise UserError(
+                    f"{self._resume} has a checkpoint after {checkpoint.step} steps, but only {next_step} are committed, as the "
+                    f"job's store has lost the others: name a folder whose newest checkpoint is after {next_step} steps or fewer"
+                )
             if checkpoint.step != next_step:
                 raise UserError(
                     f"{self._resume} has a checkpoint after {checkpoint.step} steps, but {next_step} are committed: "
