@@ -7,6 +7,8 @@ import grpc
 from headrace import rpc
 
 RANKS = 1024
+HOST_RANKS = 8
+"""Ranks of a host, which share a stream."""
 PREPROCESSORS = 256
 STEP_S = 2.0
 """From one step of all ranks to the next."""

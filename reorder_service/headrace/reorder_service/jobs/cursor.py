@@ -118,7 +118,7 @@ class Cursor:
         the session's error where that is over, and ConflictError where the step is not planned.
         """
         async with self._news:
-            await self._news.wait_for(lambda: self._can_judge(session, index))
+            await self._news.wait_for(lambda: self.can_judge(session, index))
         if session.over is not None:
             raise session.over
         if index < self.committed:
@@ -135,7 +135,7 @@ class Cursor:
         session.next_step, session.data_wait_s, session.step_s = index + 1, commit.data_wait_s, commit.step_s
         return True
 
-    def _can_judge(self, session: Session, index: int) -> bool:
+    def can_judge(self, session: Session, index: int) -> bool:
         """Return whether a commit of step `index` need not wait for a plan: there is one, or none will come for this session."""
         step = self.steps.get(index)
         to_come = self.committed <= index < self.committed + self._window and not 0 < self.num_steps <= index
@@ -164,6 +164,11 @@ class Cursor:
         """Save the next committed step. Raises ConflictError where it is not the next one, or the job is not as it was."""
         fence = ("uid", self.uid), ("generation", self.generation)
         await self._store.commit_step(self._job, step.index, record, rejected, *fence)
+
+    def may_advance(self, num_ranks: int) -> bool:
+        """Return whether all ranks have committed the first uncommitted step."""
+        step = self.steps.get(self.committed)
+        return step is not None and len(step.commits) >= num_ranks
 
     async def advance(self, source_of: Callable[[int], str]) -> PlannedStep:
         """Commit the first uncommitted step, which every rank has committed, and return it. Must not be cancelled.

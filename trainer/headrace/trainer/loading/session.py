@@ -31,6 +31,8 @@ from headrace.sample import SCHEMA
 from headrace.ticket import part_of
 from headrace.trainer.loading.connection import Connection, Terms
 from headrace.trainer.loading.loader_state import LoaderState, Opened
+from headrace.trainer.loading.log_throttle import LogThrottle
+from headrace.trainer.loading.relay import RelayPlace, is_relayed
 from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
@@ -56,21 +58,6 @@ class FetchedPart:
     num_bytes: int
     """Bytes of memory that the part occupies."""
     delivery: Delivery
-
-
-class LogThrottle:
-    """Limits the log messages of a wait: a changed message is due at once, the same one again only every `every_s` seconds."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
-        self._words, self._due_s = "", 0.0
-
-    def is_due(self, words: str, now_s: float) -> bool:
-        """Return whether to log `words` now."""
-        if words == self._words and now_s < self._due_s:
-            return False
-        self._words, self._due_s = words, now_s + self._every_s
-        return True
 
 
 class SessionClient:
@@ -101,6 +88,7 @@ class SessionClient:
         self.job = job
         self._rank = rank
         self._num_ranks = num_ranks
+        self._relay = RelayPlace(endpoint, token) if is_relayed() else None
         self._channel = rpc.channel(endpoint, token=token)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
         self._lock = threading.Lock()  # guards the opening of the session, and the commits
@@ -171,6 +159,7 @@ class SessionClient:
         throttle = LogThrottle(REMIND_S)
         while True:
             try:
+                self._go_by_relay()
                 reply: sessions_pb2.OpenReply = rpc.call(self._stub.Open, request, self.endpoint)
                 if not reply.waiting:
                     break
@@ -192,6 +181,12 @@ class SessionClient:
     def _pause(self, pause_s: float) -> None:
         """Wait for `pause_s`, and longer where many ranks may do the same at the same moment."""
         self._closed.wait(retry_pause_s(pause_s, self._num_ranks, random.random()))
+
+    def _go_by_relay(self) -> None:
+        """Have the next session go by the host's relay, if the ranks of this host have one and it answers."""
+        if self._relay is not None:
+            channel = self._relay.channel if self._relay.is_answering() else self._channel
+            self._stub = sessions_pb2_grpc.SessionsStub(channel)
 
     def _call(self, method: Callable[..., _T], request: Any) -> _T:
         """Send a request in the present session. Raises SupersededError only where another process has taken over the rank."""
@@ -313,6 +308,8 @@ class SessionClient:
         self._closed.set()
         self.leave()
         self._channel.close()
+        if self._relay is not None:
+            self._relay.channel.close()
 
 
 class PartClient:
