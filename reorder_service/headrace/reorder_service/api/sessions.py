@@ -93,7 +93,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             session=session.id,
             generation=run.generation,
             next_step=run.cursor.committed,
-            state=None if begin is None else _state_message(run, begin),
+            state=None if begin is None else _state_message(run.resuming.state_at(begin)),
             spec_json=run.planned_spec.to_peer_json(),
             vocabulary=message_codec.vocabulary_message(vocabulary),
         )
@@ -159,10 +159,8 @@ def _states(request: sessions_pb2.OpenRequest) -> list[ResumeState]:
     return [ResumeState(step=request.resume_step)] if request.HasField("resume_step") else []
 
 
-def _state_message(run: JobRun, step: int) -> sessions_pb2.TrainerState:
-    """Return the state of a trainer that begins with a step."""
-    known = step > 0 and run.batches.knows(step - 1)
-    return sessions_pb2.TrainerState(step=step, content=run.batches.content(step - 1) if known else 0)
+def _state_message(state: ResumeState) -> sessions_pb2.TrainerState:
+    return sessions_pb2.TrainerState(step=state.step, content=state.content)
 
 
 def _awaited(run: JobRun, fleet: Fleet) -> str:

@@ -102,6 +102,11 @@ class Resuming:
             return 0, f"the states of rank {', '.join(map(str, missing))}, to go on from the newest step that all have"
         return newest_common(offers), ""
 
+    def state_at(self, step: int) -> ResumeState:
+        """Return the state of a trainer that begins with a step up to which it is known what samples there are."""
+        known = step > 0 and not self._cursor.is_broken_off and self._knows(step - 1)
+        return ResumeState(step=step, content=self._batches.content(step - 1) if known else 0)
+
     def _usable(self, states: Sequence[ResumeState]) -> tuple[tuple[int, ...], int | None]:
         """Return the steps of the states whose samples are the job's, and a step that must be counted to tell, if any.
 
@@ -132,7 +137,7 @@ class Resuming:
                     f"does not say which samples it has trained: load the checkpoint of step {committed} or of an earlier one"
                 )
             return True
-        if not batches.knows(state.step - 1):
+        if not self._knows(state.step - 1):
             if 0 < batches.num_steps < state.step:
                 raise ConflictError(f"the state is of step {state.step}, but job {job!r} has only {batches.num_steps} steps")
             return False
@@ -143,6 +148,11 @@ class Resuming:
                 f"checkpoint of step {committed} or of an earlier one"
             )
         return True
+
+    def _knows(self, step: int) -> bool:
+        if self._cursor.is_over:  # a leader that has taken it up so has not asked for its samples yet
+            self._batches.set_up_order()
+        return self._batches.knows(step)
 
     def _check_begun(self, rank: int, step: int, begun: Mapping[int, int | None]) -> None:
         """Raise ConflictError where another rank has begun from another step, and has not gone on since.

@@ -34,6 +34,18 @@ async def test_a_state_of_the_job_s_samples_is_taken_however_far_it_is_ahead_of_
     assert run.resuming.begin(0, 1, [state(run, step)]) == (step, "")
 
 
+async def test_a_job_that_is_done_goes_back_to_a_state_also_under_a_new_leader(start: Start) -> None:
+    run = await submit(await start())
+    await consume(run, run.open_session(0, 1))
+    saved = state(run, 4)
+    again = (await start()).find("job")
+    assert again.cursor.state == "DONE"
+    assert again.resuming.begin(0, 1, [saved]) == (4, "")
+    assert again.resuming.state_at(4) == saved
+    with pytest.raises(ConflictError, match="has trained other samples in step 3"):
+        again.resuming.begin(0, 1, [ResumeState(step=4, content=1)])
+
+
 async def test_without_a_state_a_rank_goes_on_behind_the_last_commit(start: Start) -> None:
     run = await job_at(start, 2)
     assert run.resuming.begin(0, 1, []) == (2, "")
