@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scale.ranks ENDPOINT JOB FIRST COUNT NUM_RANKS`: light trainer ranks, which fetch nothing.
+"""`python -m benchmarks.scale.ranks ENDPOINT JOB FIRST COUNT NUM_RANKS STEP_S`: light trainer ranks, which fetch nothing.
 
 HOST_RANKS of them are a host, which has a connection and a stream for all of them, as a host's relay has
 (headrace.trainer.loading.relay); each has a session of its own. Once all sessions are open, `open` is printed, and a time of the
@@ -18,7 +18,7 @@ from time import monotonic
 
 import grpc
 
-from benchmarks.scale.workload import HOST_RANKS, STEP_S, own_channel
+from benchmarks.scale.workload import HOST_RANKS, own_channel
 from headrace.outbox import Outbox
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
@@ -72,8 +72,8 @@ class LightRank:
 class LightHost:
     """One stream, for some ranks."""
 
-    def __init__(self, endpoint: str, ranks: list[LightRank], num_ranks: int) -> None:
-        self._ranks, self._num_ranks = ranks, num_ranks
+    def __init__(self, endpoint: str, ranks: list[LightRank], num_ranks: int, step_s: float) -> None:
+        self._ranks, self._num_ranks, self._step_s = ranks, num_ranks, step_s
         self._channel = own_channel(endpoint)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
         self._commits = Outbox[sessions_pb2.CommitRequest]()
@@ -96,7 +96,7 @@ class LightHost:
     async def _train(self, rank: LightRank, begin_s: float) -> None:
         step = 0
         while await rank.wait_for(step):
-            await asyncio.sleep(begin_s + step * STEP_S - monotonic())
+            await asyncio.sleep(begin_s + step * self._step_s - monotonic())
             began_s, committed = monotonic(), asyncio.get_running_loop().create_future()
             rank.committed[step] = committed
             self._commits.put(sessions_pb2.CommitRequest(session=rank.session, step=step, loss=1.0, wait=True))
@@ -129,9 +129,9 @@ class LightHost:
                     by_session[session].committed.pop(answer.step).set_result(None)
 
 
-async def _run(endpoint: str, job: str, first: int, count: int, num_ranks: int) -> dict[str, list[list[float]]]:
+async def _run(endpoint: str, job: str, first: int, count: int, num_ranks: int, step_s: float) -> dict[str, list[list[float]]]:
     ranks = [LightRank(first + n) for n in range(count)]
-    hosts = [LightHost(endpoint, ranks[n : n + HOST_RANKS], num_ranks) for n in range(0, count, HOST_RANKS)]
+    hosts = [LightHost(endpoint, ranks[n : n + HOST_RANKS], num_ranks, step_s) for n in range(0, count, HOST_RANKS)]
     async with asyncio.TaskGroup() as group:
         for host in hosts:
             group.create_task(host.open(job))
@@ -153,8 +153,9 @@ def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 if __name__ == "__main__":
-    endpoint, job, *numbers = sys.argv[1:]
+    endpoint, job, *numbers, step_s = sys.argv[1:]
     try:
-        print(json.dumps(asyncio.run(_run(endpoint, job, *map(int, numbers)))), flush=True)
+        first, count, num_ranks = map(int, numbers)
+        print(json.dumps(asyncio.run(_run(endpoint, job, first, count, num_ranks, float(step_s)))), flush=True)
     except* Exception as group:
         sys.exit(f"light ranks failed: {_cause(group)}")

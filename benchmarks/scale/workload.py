@@ -6,12 +6,8 @@ import grpc
 
 from headrace import rpc
 
-RANKS = 1024
 HOST_RANKS = 8
 """Ranks of a host, which share a stream."""
-PREPROCESSORS = 256
-STEP_S = 2.0
-"""From one step of all ranks to the next."""
 MICROBATCHES = 2
 RANK_SAMPLES = 8
 """Of a rank in a step."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,18 @@ class Rank:
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Rank]]:
-    """Starts a rank of a host whose ranks share a relay."""
-    monkeypatch.setenv("HEADRACE_RELAY", "1")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # a host of its own
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The temporary folder of a host of its own, whose ranks share a relay: its path is short, as a socket's must be."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("HEADRACE_RELAY", "1")
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., Rank]]:
+    """Starts a rank of that host."""
     ranks: list[Rank] = []
 
     def start_rank(endpoint: str, job: str, rank: int) -> Rank:
@@ -134,11 +143,8 @@ def test_what_the_service_refuses_is_refused_in_the_same_words(calm: Any, spec: 
         trainer.connect(calm.endpoint, job="nobody").open()
 
 
-def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADRACE_RELAY", "1")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    (tmp_path / f"headrace-{os.getuid()}").mkdir(mode=0o755)
+def test_a_folder_that_others_can_use_is_not_used(temporary: Path) -> None:
+    (temporary / f"headrace-{os.getuid()}").mkdir(mode=0o755)
     with pytest.raises(UserError, match="not a folder that only this user can use: remove it, or set HEADRACE_RELAY=0"):
         trainer.connect("127.0.0.1:1", job="job")
 

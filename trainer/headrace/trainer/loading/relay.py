@@ -32,6 +32,7 @@ from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)
 
+MOST_PATH = 60  # characters: a socket's whole path may have 107
 ANSWER_S = 2.0  # within which the relay accepts a connection, unless it hangs
 
 
@@ -94,7 +95,8 @@ os.register_at_fork(after_in_child=_SERVING.clear)
 
 def _private_folder() -> Path:
     """Return a folder that only this user can use. Raises UserError where another user has made it."""
-    folder = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
+    temporary = tempfile.gettempdir()
+    folder = Path(temporary if len(temporary) <= MOST_PATH else "/tmp") / f"headrace-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import zlib
@@ -73,11 +72,12 @@ class RelayStream:
         return answer
 
     def _merged(self) -> Iterator[sessions_pb2.RelayRequest]:
-        """Yield what there is to send, as few messages as can be."""
+        """Yield what there is to send, in as few messages as can be, until the stream is over."""
         while (request := self._requests.get()) is not None:
-            with contextlib.suppress(queue.Empty):
-                while (further := self._requests.get_nowait()) is not None:
-                    request.MergeFrom(further)
+            while not self._requests.empty():
+                if (further := self._requests.get()) is None:
+                    return
+                request.MergeFrom(further)
             yield request
 
     def _read(self, replies: Iterator[sessions_pb2.RelayReply]) -> None:
