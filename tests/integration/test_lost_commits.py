@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import redis
 import torch
 
-from headrace import trainer
+from headrace import rpc, trainer
 from headrace.cli.example import example_data
 from headrace.errors import ConflictError, NotFoundError
 from headrace.ledger import ledger_sha256
@@ -97,7 +98,7 @@ def test_a_job_of_a_store_that_was_emptied_is_submitted_again_and_goes_on_from_c
     cluster: Any, store: Any, spec: Any, undisturbed: Any
 ) -> None:
     """What was trained is committed again, without being trained."""
-    cluster.start_reorders(store.url)
+    services = [service.endpoint() for service in cluster.start_reorders(store.url)]
     cluster.add_preprocessors(1)
     job = cluster.submit(spec("emptied", steps=8))
     with trainer.connect(cluster.endpoint, job=job) as loader:
@@ -113,6 +114,10 @@ def test_a_job_of_a_store_that_was_emptied_is_submitted_again_and_goes_on_from_c
             NotFoundError, match=r"no job 'emptied' here; there are: none; if the store has lost it, submit it ag"
         ):
             loader.commit(step)
+    deadline = time.monotonic() + 60
+    while sum(rpc.is_serving(service, rpc.JOBS) for service in services) != 1:  # the former leader lets go within 0.3 s
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # polls real services
     assert cluster.submit(spec("emptied", steps=8)) == job
     loader = trainer.connect(cluster.endpoint, job=job)
     loader.load_state_dict(state)
