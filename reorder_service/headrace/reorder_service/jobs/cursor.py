@@ -14,8 +14,9 @@ from headrace.quarantine import Rejected
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Session
+from headrace.reorder_service.store.finished_jobs import FINAL
 from headrace.reorder_service.store.progress import StepRecord
-from headrace.reorder_service.store.state import FINAL, JobRecord, StateStore
+from headrace.reorder_service.store.state import JobRecord, StateStore
 
 log = logging.getLogger(__name__)
 
@@ -161,9 +162,8 @@ class Cursor:
             await self._news.wait_for(lambda: index < self.committed or self.is_over or session.over is not None)
 
     async def save(self, step: PlannedStep, record: StepRecord, rejected: Sequence[Rejected]) -> None:
-        """Save the next committed step. Raises ConflictError where it is not the next one, or the job is not as it was."""
-        fence = ("uid", self.uid), ("generation", self.generation)
-        await self._store.commit_step(self._job, step.index, record, rejected, *fence)
+        """Save the next committed step. Raises ConflictError where it is not the next one."""
+        await self._store.commit_step(self._job, step.index, record, rejected)
 
     def may_advance(self, num_ranks: int) -> bool:
         """Return whether all ranks have committed the first uncommitted step."""

@@ -33,8 +33,9 @@ from headrace.errors import ConflictError, SupersededLeaderError, UnavailableErr
 from headrace.observability.logs import pairs
 from headrace.reorder_service.store.embedded_redis import EmbeddedRedis
 
-FORMAT = "5"  # of the keys below `headrace:`; raised with every change that an older release would misread
-_READABLE_FORMAT = "4"  # an older format that can be read as this one: its term is a number without an id
+FORMAT = "6"  # of the keys below `headrace:`; raised with every change that an older release would misread
+_PLAIN_FORMAT = "5"  # of a store without pages of a ledger; the release before this one reads it, too
+_READABLE_FORMAT = "4"  # an older format that can be read as the plain one: its term is a number without an id
 LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
@@ -50,6 +51,9 @@ _DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "n
 log = logging.getLogger(__name__)
 
 Command = Sequence[str | int]
+
+RAISE_FORMAT: Command = ("SET", _FORMAT, FORMAT)
+"""The command that goes with the first page of a ledger: from then on a release that does not know pages refuses the store."""
 
 # Writes if the token is the leader's and all conditions hold, and returns the number of the write. KEYS: term, writes. ARGV: the
 # writer's token; conditions, as JSON: [expected answer, command, ...] each; commands, as JSON.
@@ -216,7 +220,7 @@ class Database:
         if term:
             self.term, self._token, self._writes = int(term), f"{term} {term_id}", 0
             self.put_back.clear()
-            await self._answer(self._leading.set(_FORMAT, FORMAT, nx=True))  # of a store that was replaced by an empty one
+            await self._answer(self._leading.set(_FORMAT, _PLAIN_FORMAT, nx=True))  # of a store that was replaced by an empty one
         return bool(term)
 
     async def renew(self, name: str) -> bool:
@@ -288,9 +292,9 @@ async def _until_loaded(client: redis.Redis) -> None:
 async def _check_format(client: redis.Redis, url: str) -> None:
     found = await client.get(_FORMAT)
     if found == _READABLE_FORMAT or not await client.exists("headrace:jobs"):
-        await client.set(_FORMAT, FORMAT)
-        found = FORMAT
-    if found != FORMAT:
+        await client.set(_FORMAT, _PLAIN_FORMAT)
+        found = _PLAIN_FORMAT
+    if found not in (FORMAT, _PLAIN_FORMAT):
         raise ConflictError(
             f"the store {without_password(url)} was written by another release (format {found!r}, not {FORMAT}); "
             "name another one, or finish its jobs with that release"
