@@ -162,8 +162,9 @@ class Cursor:
             await self._news.wait_for(lambda: index < self.committed or self.is_over or session.over is not None)
 
     async def save(self, step: PlannedStep, record: StepRecord, rejected: Sequence[Rejected]) -> None:
-        """Save the next committed step. Raises ConflictError where it is not the next one."""
-        await self._store.commit_step(self._job, step.index, record, rejected)
+        """Save the next committed step. Raises ConflictError where it is not the next one, or the job is not as it was."""
+        known = ("uid", self.uid), ("generation", self.generation)
+        await self._store.commit_step(self._job, step.index, record, rejected, *known)
 
     def may_advance(self, num_ranks: int) -> bool:
         """Return whether all ranks have committed the first uncommitted step."""

@@ -38,7 +38,7 @@ async def test_a_job_that_is_done_goes_back_to_a_state_also_under_a_new_leader(s
     run = await submit(await start())
     await consume(run, run.open_session(0, 1))
     saved = state(run, 4)
-    again = (await start()).find("job")
+    again = await (await start()).load("job")
     assert again.cursor.state == "DONE"
     assert again.resuming.begin(0, 1, [saved]) == (4, "")
     assert again.resuming.state_at(4) == saved

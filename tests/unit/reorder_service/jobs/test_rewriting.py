@@ -73,11 +73,11 @@ async def test_samples_that_were_refused_are_in_the_quarantine_again(start: Star
     await keep(run)
     for step in range(5):
         await run.commit(session, step, commit())
-    quarantined = await run._store.quarantine("job")
+    quarantined = [item async for item in run._store.quarantine("job")]
     await put_back(run)
     await go_on(run, session)
     assert len(quarantined) >= 1
-    assert {item.name for item in quarantined} <= {item.name for item in await run._store.quarantine("job")}
+    assert {item.name for item in quarantined} <= {item.name async for item in run._store.quarantine("job")}
     assert len(await names(run)) == 6
 
 
