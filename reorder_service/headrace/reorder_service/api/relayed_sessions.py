@@ -38,6 +38,7 @@ def rank_commit(request: sessions_pb2.CommitRequest) -> RankCommit:
         step_s=request.step_s,
         data_wait_s=request.data_wait_s,
         measured=tuple(map(message_codec.measured_value, request.measured)),
+        content=request.content,
     )
 
 

@@ -18,14 +18,13 @@ from headrace.reorder_service.planning.stratification_options import Stratificat
 from headrace.reorder_service.store.state import JobRecord
 from headrace.spec import JobSpec, TopologySpec
 
+PLANNING_SHARE = 0.8  # of a service's memory that one job's planning may take
+SLOT_BYTES, SAMPLE_BYTES = 820, 1_024  # of a plan's simulation, and of a sample planned ahead: the figures of headrace.limits
+
 
 def submitted_spec(record: JobRecord) -> JobSpec:
     """Return the spec with which a stored job was submitted. Raises SpecError where the record does not hold a valid one."""
     return load_stored_json(JobSpec, record.spec_json, "job spec", record.chosen_json)
-
-
-PLANNING_SHARE = 0.8  # of a service's memory that one job's planning may take
-SLOT_BYTES, SAMPLE_BYTES = 820, 1_024  # of a plan's simulation, and of a sample planned ahead: the figures of headrace.limits
 
 
 def planned_spec(record: JobRecord) -> JobSpec:

@@ -76,6 +76,8 @@ class RankCommit:
     step_s: float
     data_wait_s: float
     measured: tuple[MeasuredWork, ...] = ()
+    content: int = 0
+    """`PlannedStep.content` as the rank was told it; 0: unknown."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,6 +86,8 @@ class PlannedStep:
 
     index: int
     refs: list[SampleRef]
+    content: int = 0
+    """`batches.content_of` the refs."""
     trace: str = ""
     """Id of the step for tracing, JOB/UID/GENERATION/STEP, with which its tickets begin (headrace.observability.tracing)."""
     began_s: float = field(default_factory=time.perf_counter)

@@ -281,8 +281,12 @@ class StateStore:
         text: str | None = await self._read(self._redis.hget(job_key(job, "corrections"), str(step)))
         return text
 
-    async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
+    async def commit_step(
+        self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected], *known: tuple[str, str | int]
+    ) -> None:
         """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next step.
+
+        `known`: (field, value) that the caller knows of the job's record, which must hold: a store that was put back has others.
 
         Repeating a commit whose answer was lost is harmless: the ledger has the same samples for the step. A sample that is
         refused in every epoch keeps the step of its first refusal.
@@ -293,7 +297,7 @@ class StateStore:
             ("HDEL", job_key(job, "window"), step),
             ("HDEL", job_key(job, "corrections"), step - _KEPT_CORRECTIONS),
             *(("HSETNX", job_key(job, "quarantine"), item.name, _rejected_json(item, step=step)) for item in rejected),
-            when=when,
+            when=[*when, *((str(value), "HGET", job_key(job, "job"), field) for field, value in known)],
         )
         if not done and await self._steps.committed_samples(job, step) != record.samples:
             raise ConflictError(f"step {step} of job {job!r} is not the next one to commit")
