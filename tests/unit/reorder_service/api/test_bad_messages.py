@@ -217,7 +217,7 @@ WRONG: dict[str, tuple[str, Build, Any, str]] = {
         "Jobs/Reset",
         lambda s: [jobs_pb2.ResetRequest(job="job", step=3)],
         CONFLICT,
-        "2 steps",
+        "it has committed only 2",
     ),
     "reset to a negative step": (
         "Jobs/Reset",
