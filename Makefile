@@ -64,10 +64,10 @@ bench-colocated: setup  ## measure plans for ranks that have all units, beside a
 bench-forecast: setup  ## measure live jobs' forecast step time beside what their steps take: leave the machine alone meanwhile (eight minutes)
 	@$(BIN)/python -m benchmarks.forecast
 
-bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors (two minutes)
+bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors, and over 100,000 jobs (five minutes)
 	@$(BIN)/python -m benchmarks.scale
 
-bench-scale-large: setup  ## the same with 10,000 ranks and 2,000 preprocessors, a step every 10 s (half an hour, 16 GiB of memory)
+bench-scale-large: setup  ## the same with 10,000 ranks and 2,000 preprocessors, and a ledger of 100 million samples (an hour, 16 GiB of memory)
 	@$(BIN)/python -m benchmarks.scale --large
 
 chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)

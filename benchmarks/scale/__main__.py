@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.preprocess.meter import tree_cpu_s
 from benchmarks.report import RESULTS, Report, Row, Section, at_most
+from benchmarks.scale import ledger_growth, many_jobs
 from benchmarks.scale.workload import (
     HOST_RANKS,
     MICROBATCHES,
@@ -111,8 +112,12 @@ def main() -> None:
     size = LARGE if options.large else QUICK if options.quick else NORMAL
     size = replace(size, steps=options.steps or size.steps)
     sections = [] if options.told_only else [_measure(size)]
-    if not options.large:
+    if options.large:
+        sections.append(ledger_growth.measure(quick=options.quick))
+    else:
         sections.append(_measure_telling(TOLD_LANES // (16 if options.quick else 1)))
+        if not options.told_only:
+            sections.append(many_jobs.measure(quick=options.quick))
     report = Report(
         benchmark="scale-large" if options.large else "scale",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
