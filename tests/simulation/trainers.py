@@ -1,0 +1,128 @@
+"""The ranks of one job, and who starts them again: each by itself without a state, or all together from their newest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import re
+from random import Random
+
+from headrace.errors import HeadraceError
+from tests.simulation.fibers import in_fiber
+from tests.simulation.rank import Model, Rank
+from tests.simulation.virtual_loop import Process
+from tests.simulation.world import RESTART_S, World
+
+log = logging.getLogger(__name__)
+
+
+class Trainers:
+    """All ranks of a job. `together`: as torchrun, one lost rank has all of them begin again from the newest checkpoint of all."""
+
+    def __init__(self, world: World, job: str, num_ranks: int, *, step_s: tuple[float, float], together: bool) -> None:
+        """`step_s`: range of a step's duration."""
+        self._world = world
+        self._job = job
+        self.num_ranks = num_ranks
+        self._together = together
+        self._step_s = step_s
+        self._random = world.random("trainers")
+        self.ranks: dict[int, Rank] = {}
+        self.processes: dict[int, Process] = {}
+        self.checkpoints: list[dict[int, Model]] = [{} for _ in range(num_ranks)]
+        """Rank -> step -> the model as it was saved before that step; survives the process."""
+        self.models: dict[int, Model] = {}
+        self.done: set[int] = set()
+        self.held: set[int] = set()
+        """Ranks that a fault keeps down."""
+        self.errors: list[str] = []
+        """What has ended ranks, in their own words."""
+        self._catch_up = 1
+        self._begins = 0
+
+    @property
+    def are_done(self) -> bool:
+        return len(self.done) == self.num_ranks
+
+    def start(self) -> None:
+        for number in range(self.num_ranks):
+            self._start(number, None)
+
+    def _start(self, number: int, resume_step: int | None) -> None:
+        world = self._world
+        process = self.processes[number] = world.new_process(f"rank-{number}")
+        model = dict(self.checkpoints[number].get(resume_step, {})) if resume_step is not None else {}
+        self.models[number] = model
+
+        def save(step: int, saved: Model) -> None:
+            self.checkpoints[number][step] = saved
+
+        async def main() -> None:
+            rank = Rank(
+                process,
+                world.network,
+                world.endpoint,
+                self._job,
+                number,
+                self.num_ranks,
+                step_s=lambda: self._random.uniform(*self._step_s),
+                save=save,
+            )
+            self.ranks[number] = rank
+            try:
+                await in_fiber(rank.run, resume_step, self._catch_up, model)
+                self.done.add(number)
+            except HeadraceError as err:
+                self._failed(number, process, err)
+
+        process.spawn(main())
+
+    def kill(self, number: int) -> None:
+        process = self.processes[number]
+        if process.is_alive:
+            process.kill()
+            self._world.network.died(process)
+            self.done.discard(number)
+
+    def strike(self, number: int) -> None:
+        """Kill a rank, which stays down until `again`."""
+        self.held.add(number)
+        if self._together:
+            for other in range(self.num_ranks):
+                self.kill(other)
+        else:
+            self.kill(number)
+
+    def again(self, number: int) -> None:
+        self.held.discard(number)
+        self._begin_again([number])
+
+    def _failed(self, number: int, process: Process, error: HeadraceError) -> None:
+        self.errors.append(f"rank {number}: {type(error).__name__}: {error}")
+        log.info("%.3f %s", self._world.loop.time(), self.errors[-1])
+        if (asked := re.search(r"catch_up=(\d+)", str(error))) is not None:  # what the sentence tells its reader to do
+            self._catch_up = max(self._catch_up, int(asked[1]))
+        self.kill(number)
+        if self._together:
+            for other in range(self.num_ranks):
+                self.kill(other)
+        self._world.loop.call_later(RESTART_S, self._begin_again, [number], context=self._world.context)
+
+    def _begin_again(self, numbers: list[int]) -> None:
+        if self._together:
+            if self.held or any(process.is_alive for process in self.processes.values()):
+                return
+            common = set.intersection(*(set(saved) for saved in self.checkpoints))
+            step = max(common, default=None)
+            self.done.clear()
+            for number in range(self.num_ranks):
+                self._start(number, step)
+        else:
+            for number in numbers:
+                if number not in self.held and not self.processes[number].is_alive:
+                    self._start(number, None)
+
+
+def draw_step_s(random: Random) -> tuple[float, float]:
+    """How long steps of a job take: some jobs are quick, others are large."""
+    usual_s = random.choice((0.2, 1.0, 5.0, 20.0))
+    return 0.7 * usual_s, 1.3 * usual_s
