@@ -45,11 +45,13 @@ class Rank:
         *,
         step_s: Callable[[], float],
         save: Callable[[int, Model], None],
+        on_fetched: Callable[[int, tuple[int, ...]], None],
     ) -> None:
-        """`step_s`: draws how long a step takes. `save(step, model)`: saves a checkpoint, in which `step` is the next one."""
+        """`step_s`: draws how long a step takes. `save(step, model)`: saves a checkpoint, in which `step` is the next one.
+        `on_fetched(step, ids)`: it has all samples of a step."""
         self._process, self._network = process, network
         self._client = SessionClient(endpoint, job, rank, num_ranks)
-        self._step_s, self._save = step_s, save
+        self._step_s, self._save, self._on_fetched = step_s, save, on_fetched
         self._channels: dict[str, SimulatedChannel] = {}
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
         self._locations: dict[str, tuple[str, str, float]] = {}  # ticket -> lease, endpoint, when it was told
@@ -57,18 +59,16 @@ class Rank:
         self._error: Exception | None = None
         self._news = asyncio.Event()
         self._committed = 0
-        self.fetched: Model = {}
-        """What it has of the steps that it has not committed."""
 
     def run(self, resume_step: int | None, catch_up: int, model: Model) -> None:
         """Train from the job's next step, or from a checkpoint, to the job's end."""
-        spec, _, next_step, _ = self._client.open(resume_step, catch_up)
+        _, _, next_step, _ = self._client.open(resume_step, catch_up)
         self._committed = next_step
         self._process.spawn(in_fiber(self._listen))
         step = next_step
-        while (plan := self._next_plan(step, spec.window)) is not None:
+        while (plan := self._next_plan(step)) is not None:
             ids, rejected = self._fetch(plan)
-            self.fetched[step] = ids
+            self._on_fetched(step, ids)
             if step >= (resume_step or 0):
                 wait_for(asyncio.sleep(self._step_s()))
                 model[step] = ids
@@ -79,7 +79,7 @@ class Rank:
                 self._save(step, dict(model))
         self._client.close()
 
-    def _next_plan(self, step: int, window: int) -> sessions_pb2.RankPlan | None:
+    def _next_plan(self, step: int) -> sessions_pb2.RankPlan | None:
         while step not in self._plans:
             if self._error is not None:
                 raise self._error

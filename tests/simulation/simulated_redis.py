@@ -38,7 +38,7 @@ class SimulatedRedis:
     """The data of one server, and what is done to them. `now_s`: the server's wall clock."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
+        self.now_s = now_s
         self.data: dict[str, Value] = {}
         self._ends_s: dict[str, float] = {}  # key -> when it expires
         self._journal: list[tuple[float, str, Value | None, float | None]] = []
@@ -60,6 +60,18 @@ class SimulatedRedis:
         """Run a script as EVAL does, and return its reply."""
         self._has_written = False
         return _script(text)(self._redis, self._cjson, _lua.table_from(list(keys)), _lua.table_from(list(args)))
+
+    @property
+    def num_changes(self) -> int:
+        """How many changes the journal has."""
+        return len(self._journal)
+
+    def keys_changed_since(self, num_changes: int) -> set[str]:
+        """The keys whose values are others than before the changes after these many."""
+        before: dict[str, Value | None] = {}
+        for _, key, value, _ in self._journal[num_changes:]:
+            before.setdefault(key, value)
+        return {key for key, value in before.items() if self.data.get(key) != value}
 
     def put_back(self, to_s: float) -> None:
         """Undo all that was done after this time, as a server does that comes back from an older file or replica."""
@@ -93,7 +105,7 @@ class SimulatedRedis:
         for key in keys:
             before = self.data.get(key)
             copy = before if isinstance(before, str | None) else before.copy()
-            self._journal.append((self._now_s(), key, copy, self._ends_s.get(key)))
+            self._journal.append((self.now_s(), key, copy, self._ends_s.get(key)))
         reply = act(self.data, *args)
         for key in keys:
             if key not in self.data or name == "SET":
@@ -101,12 +113,12 @@ class SimulatedRedis:
             if self.data.get(key) in ([], {}):
                 del self.data[key]
         if name == "SET" and len(args) == 4:
-            self._ends_s[args[0]] = self._now_s() + int(args[3]) / 1000
+            self._ends_s[args[0]] = self.now_s() + int(args[3]) / 1000
         return reply
 
     def _expire(self, keys: Sequence[str]) -> None:
         for key in keys:
-            if self._ends_s.get(key, float("inf")) <= self._now_s():
+            if self._ends_s.get(key, float("inf")) <= self.now_s():
                 del self._ends_s[key], self.data[key]
 
 

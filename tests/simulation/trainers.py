@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from random import Random
 
 from headrace.errors import HeadraceError
 from tests.simulation.fibers import in_fiber
@@ -23,7 +22,9 @@ class Trainers:
         self._world = world
         self._job = job
         self.num_ranks = num_ranks
-        self._together = together
+        self.together = together
+        self.delivered: dict[tuple[int, int], tuple[int, ...]] = {}
+        """(rank, step) -> ids of the samples that the rank has had."""
         self._step_s = step_s
         self._random = world.random("trainers")
         self.ranks: dict[int, Rank] = {}
@@ -37,7 +38,6 @@ class Trainers:
         self.errors: list[str] = []
         """What has ended ranks, in their own words."""
         self._catch_up = 1
-        self._begins = 0
 
     @property
     def are_done(self) -> bool:
@@ -66,6 +66,7 @@ class Trainers:
                 self.num_ranks,
                 step_s=lambda: self._random.uniform(*self._step_s),
                 save=save,
+                on_fetched=lambda step, ids: self.delivered.__setitem__((number, step), ids),
             )
             self.ranks[number] = rank
             try:
@@ -75,6 +76,10 @@ class Trainers:
                 self._failed(number, process, err)
 
         process.spawn(main())
+
+    def forget_delivered(self, step: int) -> None:
+        """What ranks have had of this step and later ones does not count any more: the job has gone back to it."""
+        self.delivered = {key: ids for key, ids in self.delivered.items() if key[1] < step}
 
     def kill(self, number: int) -> None:
         process = self.processes[number]
@@ -86,7 +91,7 @@ class Trainers:
     def strike(self, number: int) -> None:
         """Kill a rank, which stays down until `again`."""
         self.held.add(number)
-        if self._together:
+        if self.together:
             for other in range(self.num_ranks):
                 self.kill(other)
         else:
@@ -102,13 +107,13 @@ class Trainers:
         if (asked := re.search(r"catch_up=(\d+)", str(error))) is not None:  # what the sentence tells its reader to do
             self._catch_up = max(self._catch_up, int(asked[1]))
         self.kill(number)
-        if self._together:
+        if self.together:
             for other in range(self.num_ranks):
                 self.kill(other)
         self._world.loop.call_later(RESTART_S, self._begin_again, [number], context=self._world.context)
 
     def _begin_again(self, numbers: list[int]) -> None:
-        if self._together:
+        if self.together:
             if self.held or any(process.is_alive for process in self.processes.values()):
                 return
             common = set.intersection(*(set(saved) for saved in self.checkpoints))
@@ -121,8 +126,3 @@ class Trainers:
                 if number not in self.held and not self.processes[number].is_alive:
                     self._start(number, None)
 
-
-def draw_step_s(random: Random) -> tuple[float, float]:
-    """How long steps of a job take: some jobs are quick, others are large."""
-    usual_s = random.choice((0.2, 1.0, 5.0, 20.0))
-    return 0.7 * usual_s, 1.3 * usual_s

@@ -47,25 +47,37 @@ class Supervised:
         """Why it has ended by itself, each time."""
         self._world = world
         self._main = main
+        self._task: asyncio.Task[Any] | None = None
+        self._is_wanted = False
 
     @property
     def is_up(self) -> bool:
         return self.process is not None and self.process.is_alive
 
     def start(self) -> None:
+        self._is_wanted = True
         if not self.is_up:
             self.process = self._world.new_process(self.name)
-            self.process.spawn(self._run(self.process))
+            self._task = self.process.spawn(self._run(self.process))
 
     def kill(self) -> None:
+        """As by SIGKILL. It stays down until `start`."""
+        self._is_wanted = False
         if self.process is not None and self.process.is_alive:
-            self.process.kill()
-            self._world.network.died(self.process)
+            self._gone(self.process)
 
-    def pause(self) -> None:
+    def end(self) -> None:
+        """As by SIGTERM: the process may put things in order first. It stays down until `start`."""
+        self._is_wanted = False
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause(self, *, keepalive: bool) -> None:
+        """As by SIGSTOP. `keepalive`: its connections seem alive all the same, as where only its own code hangs."""
         if self.process is not None and self.process.is_alive:
             self.process.pause()
-            self._world.network.hung(self.process)
+            if not keepalive:
+                self._world.network.hung(self.process)
 
     def resume(self) -> None:
         if self.process is not None and self.process.is_alive:
@@ -74,14 +86,19 @@ class Supervised:
     async def _run(self, process: Process) -> None:
         try:
             await self._main(process)
-            why = "it ended"
+            self.ended.append("it ended")
+        except asyncio.CancelledError:
+            pass
         except Exception as err:
-            why = f"{type(err).__name__}: {err}"
-        self.ended.append(why)
-        log.info("%.3f %s ended: %s", self._world.loop.time(), self.name, why)
+            self.ended.append(f"{type(err).__name__}: {err}")
+            log.info("%.3f %s ended: %s", self._world.loop.time(), self.name, self.ended[-1])
+        self._gone(process)
+        if self._is_wanted:
+            self._world.loop.call_later(RESTART_S, self.start, context=self._world.context)
+
+    def _gone(self, process: Process) -> None:
         process.kill()
         self._world.network.died(process)
-        self._world.loop.call_later(RESTART_S, self.start, context=self._world.context)
 
 
 class World:

@@ -1,0 +1,181 @@
+"""What must hold at every moment of a run and at its end. A checker notes a violation; it changes nothing.
+
+On every request that the store carries out: one leader writes; the job moves by one step or goes back for a reason, and not because
+of a copy of a command; a step in the ledger is the one that an undisturbed run has, and every rank has had its samples. Again and
+again: one leader serves; every lease has one holder; queues are bounded. At the end: the ledger, the quarantine and what the
+ranks have learnt are those of an undisturbed run, and nothing was answered by an internal error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.errors import HeadraceError
+from headrace.reorder_service.service import ReorderService
+from tests.simulation.simulated_redis import SimulatedRedis
+from tests.simulation.store_link import Request
+from tests.simulation.trainers import Trainers
+from tests.simulation.virtual_loop import Process
+from tests.simulation.world import World
+
+MOST_EVENTS_A_STEP = 64  # of a session's queue, for each step of the window: a plan, and its parts as often as they move
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What an undisturbed run of the same job has."""
+
+    ledger: tuple[str, ...]
+    """(samples, substitutes, loss) of each step, as JSON."""
+    quarantine: frozenset[str]
+    ids: tuple[frozenset[int], ...]
+    """The samples that the ranks have had in each step."""
+
+
+def ledger_of(redis: SimulatedRedis, job: str) -> list[str]:
+    """(samples, substitutes, loss) of each committed step, as JSON."""
+    entries = map(json.loads, redis.data.get(f"headrace:{{{job}}}:ledger", ()))
+    return [json.dumps([entry["samples"], entry["substitutes"], entry["loss"]]) for entry in entries]
+
+
+class Checkers:
+    """The checkers of one run of one job."""
+
+    def __init__(self, world: World, trainers: Trainers, job: str, expected: Expected, is_clock_true: Callable[[], bool]) -> None:
+        """`is_clock_true`: whether leases last as long as they should, which they do not where the store's clock jumped."""
+        self.violations: list[str] = []
+        self.digest = 0
+        """Of all changes of the job, and when they happened: the same for every run of a seed."""
+        self._world, self._trainers = world, trainers
+        self._expected = expected
+        self._is_clock_true = is_clock_true
+        self._key, self._ledger = f"headrace:{{{job}}}:job", f"headrace:{{{job}}}:ledger"
+        self._owners: dict[str, Process] = {}
+        """Token of a term -> the process that the store gave it to."""
+        self._num_changes = 0
+        self._cursor = 0
+        world.store.on_request = self._look_at_store
+
+    def _violated(self, what: str) -> None:
+        self.violations.append(f"{self._world.loop.time():.3f} s: {what}")
+
+    # -- the store ----------------------------------------------------------------------------------------------------
+
+    def put_back(self) -> None:
+        """Begin again from what the store has now: it has become older."""
+        self._num_changes = self._world.store.redis.num_changes
+        self._cursor = self._stored_cursor()
+
+    def _stored_cursor(self) -> int:
+        job: Any = self._world.store.redis.data.get(self._key, {})
+        return int(job.get("cursor", 0))
+
+    def _look_at_store(self, request: Request, redis: SimulatedRedis) -> None:
+        changed = redis.keys_changed_since(self._num_changes)
+        if not changed:
+            return
+        self._num_changes = redis.num_changes
+        token = str(redis.data.get("headrace:term", ""))
+        if "headrace:term" in changed:
+            self._owners[token] = request.client
+        if (owner := self._owners.get(token)) is not request.client and changed != {"headrace:format"}:
+            self._violated(f"{request.client.name} writes {sorted(changed)} while {owner.name if owner else 'nobody'} leads")
+        cursor = self._stored_cursor()
+        if not changed & {self._key, self._ledger}:
+            return
+        self.digest = zlib.crc32(f"{self._world.loop.time():.6f} {request.client.name} {cursor}".encode(), self.digest)
+        if request.done > 1:
+            self._violated(f"a copy of a command of {request.client.name} changed the job again, to step {cursor}")
+        ledger = redis.data.get(self._ledger, [])
+        if len(ledger) != cursor:
+            self._violated(f"the ledger has {len(ledger)} steps, and the job {cursor}")
+        if cursor > self._cursor:
+            for step in range(self._cursor, cursor):
+                self._look_at_commit(step, json.loads(ledger[step]))
+            if cursor > self._cursor + 1:
+                self._violated(f"the job went from step {self._cursor} to step {cursor} at once")
+        if cursor < self._cursor:
+            self._trainers.forget_delivered(cursor)
+        self._cursor = cursor
+
+    def _look_at_commit(self, step: int, entry: dict[str, Any]) -> None:
+        if json.dumps([entry["samples"], entry["substitutes"], entry["loss"]]) != self._expected.ledger[step]:
+            self._violated(f"step {step} is not that of an undisturbed run: {entry['samples']}")
+        delivered = [self._trainers.delivered.get((rank, step)) for rank in range(self._trainers.num_ranks)]
+        if None in delivered:
+            self._violated(f"step {step} is committed before rank {delivered.index(None)} has its samples")
+        elif sorted(i for ids in delivered if ids for i in ids) != sorted(self._expected.ids[step]):
+            self._violated(f"the ranks had other samples than those of step {step}: {delivered}")
+
+    # -- the services -------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Look at all reorder services; call it again and again."""
+        leading = []
+        for actor in self._world.services:
+            service = self._serving(actor.process, self._world.leaderships.get(actor.name))
+            if service is not None:
+                leading.append(actor.name)
+                self._look_at_fleet(service)
+                self._look_at_sessions(service)
+        if len(leading) > 1 and self._is_clock_true():
+            self._violated(f"{' and '.join(leading)} lead at once")
+
+    def _serving(self, process: Process | None, leadership: Any) -> ReorderService | None:
+        if process is not None and process.is_alive and leadership is not None:
+            with contextlib.suppress(HeadraceError):
+                found: ReorderService = process.context.copy().run(lambda: leadership.service)
+                return found
+        return None
+
+    def _look_at_fleet(self, service: ReorderService) -> None:
+        fleet, holders = service.fleet, dict[int, str]()
+        for member in fleet.members.values():
+            for lease, work in [*member.leases.items(), *member.kept.items()]:
+                if (other := holders.setdefault(id(work), member.name)) != member.name:
+                    self._violated(f"{other} and {member.name} hold the same work, under {work.lease} and {lease}")
+                if work.lease != lease or fleet._holders.get(lease) is not member:
+                    self._violated(f"lease {lease} of {member.name} is not the one of its work, {work.lease}")
+            most = 4 * member.slots + self._trainers.num_ranks * MOST_EVENTS_A_STEP
+            if len(member.leases) + len(member.overdue) > most:
+                self._violated(f"{member.name} has {len(member.leases) + len(member.overdue)} orders, more than {most}")
+
+    def _look_at_sessions(self, service: ReorderService) -> None:
+        for run in service.jobs.values():
+            most = run.spec.window * MOST_EVENTS_A_STEP
+            for session in run.sessions.by_rank.values():
+                if (num_events := sum(len(batch.events) for batch in session._batches)) > most:
+                    self._violated(f"{num_events} events wait for rank {session.rank}, more than {most}")
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def look_at_end(self, job: str) -> None:
+        """Look at what is left once the job has ended."""
+        redis = self._world.store.redis
+        if ledger_of(redis, job) != list(self._expected.ledger):
+            self._violated("the ledger is not that of an undisturbed run")
+        quarantine: Any = redis.data.get(f"headrace:{{{job}}}:quarantine", {})
+        if quarantine.keys() != self._expected.quarantine:
+            self._violated(f"the quarantine is another one: {sorted(quarantine.keys() ^ self._expected.quarantine)}")
+        if self._trainers.together:
+            for step, ids in enumerate(self._expected.ids):
+                learnt = [i for model in self._trainers.models.values() for i in model.get(step, ())]
+                if sorted(learnt) != sorted(ids):
+                    self._violated(f"the models have not learnt step {step} once: {len(learnt)} samples of {len(ids)}")
+
+    def look_at_errors(self) -> None:
+        """Look for exceptions that nobody has caught, and for processes that ended without being told to."""
+        for error in self._world.loop.errors:
+            self._violated(f"an exception that nobody caught: {error}")
+        for server in self._world.servers:
+            for error in server.errors:
+                self._violated(f"a call was answered by an internal error: {error}")
+        for actor in (*self._world.services, *self._world.preprocessors):
+            for why in actor.ended:
+                if not why.startswith("UserError: no Redis server answers"):
+                    self._violated(f"{actor.name} ended by itself: {why}")
