@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UnavailableError
+from headrace.reorder_service.fleet.fleet import SILENCE_S
 from headrace.reorder_service.service import ReorderService
 from tests.simulation.simulated_redis import SimulatedRedis
 from tests.simulation.store_link import Request
@@ -24,6 +25,8 @@ from tests.simulation.virtual_loop import Process
 from tests.simulation.world import World
 
 MOST_EVENTS_A_STEP = 64  # of a session's queue, for each step of the window: a plan, and its parts as often as they move
+
+MOST_SILENT_S = 1.0  # beyond SILENCE_S, until a member that is not heard has to be gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,8 @@ class Checkers:
         """Token of a term -> the process that the store gave it to."""
         self._num_changes = 0
         self._cursor = 0
+        self._silent: dict[ReorderService, set[str]] = {}
+        """The service that led when it was last looked at -> members that it had not heard for long."""
         world.store.on_request = self._look_at_store
 
     def _violated(self, what: str) -> None:
@@ -77,9 +82,9 @@ class Checkers:
 
     def _look_at_store(self, request: Request, redis: SimulatedRedis) -> None:
         changed = redis.keys_changed_since(self._num_changes)
+        self._num_changes = redis.num_changes
         if not changed:
             return
-        self._num_changes = redis.num_changes
         token = str(redis.data.get("headrace:term", ""))
         if "headrace:term" in changed:
             self._owners[token] = request.client
@@ -135,6 +140,10 @@ class Checkers:
 
     def _look_at_fleet(self, service: ReorderService) -> None:
         fleet, holders = service.fleet, dict[int, str]()
+        silent = {name for name, member in fleet.members.items() if fleet._now_s() - member.heard_s > SILENCE_S + MOST_SILENT_S}
+        for name in silent & self._silent.get(service, set()):
+            self._violated(f"{name} has been silent for so long, and is still a member")
+        self._silent = {service: silent}
         for member in fleet.members.values():
             for lease, work in [*member.leases.items(), *member.kept.items()]:
                 if (other := holders.setdefault(id(work), member.name)) != member.name:
@@ -170,8 +179,9 @@ class Checkers:
 
     def look_at_errors(self) -> None:
         """Look for exceptions that nobody has caught, and for processes that ended without being told to."""
-        for error in self._world.loop.errors:
-            self._violated(f"an exception that nobody caught: {error}")
+        for message, err in self._world.loop.errors:
+            if not isinstance(err, UnavailableError):  # of a shielded task whose caller was lost: it is only logged
+                self._violated(f"an exception that nobody caught: {message}: {err!r}")
         for server in self._world.servers:
             for error in server.errors:
                 self._violated(f"a call was answered by an internal error: {error}")

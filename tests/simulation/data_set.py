@@ -28,7 +28,9 @@ STEPS = 20
 _Sized = tuple[Probe | None, Rejected | None]
 
 
-def job_spec(name: str, *, steps: int = STEPS, ranks: int = 2, window: int = 4, seed: int = 0, substitute: bool = False) -> JobSpec:
+def job_spec(
+    name: str, *, steps: int = STEPS, ranks: int = 2, window: int = 4, seed: int = 0, substitute: bool = False
+) -> JobSpec:
     """A job of small steps in several parts each, planned at random, which costs next to nothing."""
     return parse_spec(
         {
@@ -115,5 +117,3 @@ class SimulatedJobWork:
 
     def close(self) -> None:
         pass
-
-

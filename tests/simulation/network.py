@@ -88,13 +88,16 @@ class Network:
         return connection
 
     def break_connection(self, connection: Connection, side: Process) -> None:
-        """One side gives the connection up; it hears of that in its own time."""
+        """One side gives the connection up, in its own time, and the other one is told, when the wire carries."""
 
         def give_up() -> None:
             if connection.open_at[side]:
                 connection.open_at[side] = False
                 for call in list(connection.calls):
                     call.broken(side)
+                peer = connection.peer(side)
+                if connection.open_at[peer]:
+                    self.transmit(Stream(), side, peer, lambda: self.break_connection(connection, peer))
             if connection in self.connections and not any(connection.open_at.values()):
                 self.connections.remove(connection)
 

@@ -171,5 +171,3 @@ class Rank:
         if endpoint not in self._channels:
             self._channels[endpoint] = SimulatedChannel(self._network, endpoint)
         return self._channels[endpoint]
-
-

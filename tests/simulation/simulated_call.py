@@ -182,6 +182,7 @@ class Call:
             self._room.set()
 
         self._to_client(deliver)
+        await asyncio.sleep(self._network.latency_s() / 10)  # gRPC completes a write in a later turn of the loop
 
     def end_at_server(self, status: Status) -> None:
         if not self._is_over_at_server:

@@ -59,7 +59,12 @@ class SimulatedChannel:
             return connection
         await asyncio.sleep(2 * self._network.latency_s())
         server = self._network.listeners.get(endpoint)
-        if server is None or server.is_closed or server.process.is_paused or self._network.is_silent(self._process, server.process):
+        if (
+            server is None
+            or server.is_closed
+            or server.process.is_paused
+            or self._network.is_silent(self._process, server.process)
+        ):
             return None
         self._connections[endpoint] = self._network.connect(self._process, server.process)
         return self._connections[endpoint]

@@ -125,9 +125,7 @@ def submit(world: World, spec: JobSpec) -> None:
     world.new_process("tool").spawn(in_fiber(ask))
 
 
-def _await_end(
-    world: World, trainers: Trainers, checkers: Checkers, setting: Setting, faults: tuple[Fault, ...]
-) -> bool:
+def _await_end(world: World, trainers: Trainers, checkers: Checkers, setting: Setting, faults: tuple[Fault, ...]) -> bool:
     """Let time pass until the ranks have trained to the job's end, which must come in time; return whether it did."""
     last_s = max((fault.at_s + fault.lasts_s for fault in faults), default=0.0)
     deadline_s = max(last_s, setting.lasts_s) + setting.steps * setting.step_s[1] + PATIENCE_S

@@ -125,4 +125,3 @@ class Trainers:
             for number in numbers:
                 if number not in self.held and not self.processes[number].is_alive:
                     self._start(number, None)
-

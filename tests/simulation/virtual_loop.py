@@ -83,8 +83,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now_s = 0.0
         self.num_callbacks = 0
         """Callbacks that have run so far."""
-        self.errors: list[str] = []
-        """Exceptions that nobody has caught."""
+        self.errors: list[tuple[str, BaseException | None]] = []
+        """Exceptions that nobody has caught, each with what asyncio says of it."""
         self.set_task_factory(lambda loop, coroutine, **options: _Task(coroutine, loop=loop, **options))
         self.set_exception_handler(self._note_error)
 
@@ -97,9 +97,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._ready  # type: ignore[attr-defined]
 
     def _note_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        process = PROCESS.get()
-        self.errors.append(f"{process.name if process else 'the simulation'}: {context['message']}: {error!r}")
+        self.errors.append((str(context["message"]), context.get("exception")))
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
