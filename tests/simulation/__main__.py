@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         "--find-seeded",
         nargs="*",
         metavar="NAME",
-        help=f"put known faults into the code, one after the other, and find each: {', '.join(n.__name__ for n in seeded_faults.SEEDED)}",
+        help=f"put known faults into the code, and find each: {', '.join(seeded_faults.NAMES)}",
     )
     args = parser.parse_args(arguments)
     if args.find_seeded is not None:
@@ -126,7 +126,7 @@ def find_seeded(names: list[str]) -> int:
     """Find each seeded fault, and say how long it took."""
     logging.disable(logging.CRITICAL)
     missed = 0
-    for name in names or [seeded.__name__ for seeded in seeded_faults.SEEDED]:
+    for name in names or seeded_faults.NAMES:
         found = campaign.find(name)
         missed += not found.violation
         print(f"{name:32}{found.seconds:7.1f} s {found.num_runs:6} runs  {found.violation or 'NOT FOUND'}", flush=True)

@@ -1,9 +1,10 @@
 """What must hold at every moment of a run and at its end. A checker notes a violation; it changes nothing.
 
-On every request that the store carries out: one leader writes; the job moves by one step or goes back for a reason, and not because
-of a copy of a command; a step in the ledger is the one that an undisturbed run has, and every rank has had its samples. Again and
-again: one leader serves; every lease has one holder; queues are bounded. At the end: the ledger, the quarantine and what the
-ranks have learnt are those of an undisturbed run, and nothing was answered by an internal error.
+On every request that the store carries out: one leader writes; the job moves by one step or goes back, and never because of a
+copy of a command; a step in the ledger is the one that an undisturbed run has, and every rank has had its samples. Again and
+again: one leader serves; every lease has one holder; who is silent is a member no more; queues are bounded. At the end: the
+ledger, the quarantine and what the ranks have learnt are those of an undisturbed run, and nothing was answered by an internal
+error.
 """
 
 from __future__ import annotations

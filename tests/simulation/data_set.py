@@ -23,14 +23,11 @@ from headrace.spec import JobSpec, parse_spec
 
 SHARDS, ROWS = 12, 40
 BAD_SHARE = 0.02  # of the rows
-STEPS = 20
 
 _Sized = tuple[Probe | None, Rejected | None]
 
 
-def job_spec(
-    name: str, *, steps: int = STEPS, ranks: int = 2, window: int = 4, seed: int = 0, substitute: bool = False
-) -> JobSpec:
+def job_spec(name: str, *, steps: int, ranks: int, window: int, substitute: bool) -> JobSpec:
     """A job of small steps in several parts each, planned at random, which costs next to nothing."""
     return parse_spec(
         {
@@ -40,7 +37,6 @@ def job_spec(
             "global_batch": 4 * ranks,
             "part_samples": 2,
             "window": window,
-            "seed": seed,
             "strategy": "random",
             "topology": {"replicas": ranks, "microbatches": 2},
         }
@@ -103,9 +99,7 @@ class SimulatedJobWork:
         return good, rejected
 
     def load(self, refs: Sequence[SampleRef], killed: Mapping[int, int], left_out: Mapping[int, Rejected]) -> LoadedPart:
-        return LoadedPart(
-            samples={ref: left_out.get(ref.sample_id) or SimpleNamespace(nbytes=4096) for ref in refs}  # type: ignore[misc]
-        )
+        return LoadedPart(samples={ref: left_out.get(ref.sample_id) or SimpleNamespace(nbytes=4096) for ref in refs})
 
     def decode(self, part: LoadedPart, _writer: Any) -> Payload:
         rejected = tuple(item for item in part.samples.values() if isinstance(item, Rejected))

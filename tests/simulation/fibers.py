@@ -14,7 +14,7 @@ from greenlet import getcurrent, greenlet
 _T = TypeVar("_T")
 
 
-class _Fiber(greenlet):  # type: ignore[misc]
+class _Fiber(greenlet):
     """A greenlet that hands what it waits for to the task that drives it."""
 
 

@@ -1,8 +1,7 @@
 """The wires between simulated processes: delay, loss of a connection, silence in one direction or both.
 
 As TCP does, a wire keeps the order of what is sent over one stream, and brings what was sent while it was silent once it carries
-again. Whoever has a connection over a silent wire, or to a process that hangs, gives it up after some seconds, as gRPC's keepalive
-does; each side notices by itself.
+again. As by gRPC's keepalive, a connection over a silent wire, or to a process that hangs, is given up after some seconds.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class Network:
             client, server = connection.client, connection.server
             if {client.name, server.name} == {sender, receiver}:
                 for side in (client, server):
-                    self._break_later(connection, side, lambda one=client, other=server: self.is_silent(one, other))  # type: ignore[misc]
+                    self._break_later(connection, side, lambda one=client, other=server: self.is_silent(one, other))
 
     def carry(self, sender: str, receiver: str) -> None:
         """The wire carries again, first what was sent meanwhile."""
@@ -151,4 +150,4 @@ class Network:
             if self.is_silent(process, peer):
                 self._break_later(connection, peer, lambda: True)
             else:
-                self.transmit(Stream(), process, peer, lambda c=connection, p=peer: self.break_connection(c, p))  # type: ignore[misc]
+                self.transmit(Stream(), process, peer, lambda c=connection, p=peer: self.break_connection(c, p))

@@ -152,6 +152,8 @@ SEEDED: tuple[Callable[[], list[Replacement]], ...] = (
     a_leader_beyond_its_lease,
 )
 
+NAMES = tuple(seeded.__name__ for seeded in SEEDED)
+
 
 def putting_in(seeded: Callable[[], list[Replacement]]) -> Callable[[], AbstractContextManager[None]]:
     """A function that puts a seeded fault into the code for a block."""

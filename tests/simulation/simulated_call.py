@@ -23,14 +23,14 @@ Status = tuple[grpc.StatusCode, str]
 _OK: Status = (grpc.StatusCode.OK, "")
 
 
-class RpcError(AioRpcError):  # type: ignore[misc]
+class RpcError(AioRpcError):
     """A call's status that is not OK."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(code, Metadata(), Metadata(), details=details)
 
 
-class _Aborted(Exception):
+class _AbortedError(Exception):
     """Raised by ServicerContext.abort."""
 
 
@@ -40,7 +40,7 @@ class _Context:
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
         self._call.end_at_server((code, details))
-        raise _Aborted
+        raise _AbortedError
 
 
 class Details:
@@ -158,7 +158,7 @@ class Call:
                 reply = await (handler.stream_unary or handler.unary_unary)(given, context)
                 await self._reply(handler.response_serializer(reply))
             self.end_at_server(_OK)
-        except _Aborted:
+        except _AbortedError:
             pass
         except Exception as err:
             server.errors.append(f"{self._method}: {type(err).__name__}: {err}")

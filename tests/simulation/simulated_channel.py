@@ -49,7 +49,7 @@ class SimulatedChannel:
                 Stream(),
                 self._process,
                 connection.server,
-                lambda c=connection: self._network.break_connection(c, c.server),  # type: ignore[misc]
+                lambda c=connection: self._network.break_connection(c, c.server),
             )
 
     async def _connected(self, endpoint: str) -> Connection | None:
@@ -118,8 +118,8 @@ class SimulatedChannel:
         raise AssertionError("not reached")
 
     def unary_unary(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        async def ask(request: Any, *, timeout: float | None = None, metadata: Any = ()) -> Any:
-            return response_deserializer(await self.ask(method, request_serializer(request), timeout, metadata))
+        async def ask(request: Any, *, metadata: Any = (), **options: Any) -> Any:
+            return response_deserializer(await self.ask(method, request_serializer(request), options.get("timeout"), metadata))
 
         return ask
 

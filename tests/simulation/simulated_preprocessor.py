@@ -31,8 +31,8 @@ async def run_preprocessor(number: int, reorder: str) -> None:
         reorder=reorder,
         threads=THREADS,
         store=store,
-        writer=None,  # type: ignore[arg-type]
-        cache=None,  # type: ignore[arg-type]
+        writer=None,
+        cache=None,
         media_bytes=0,
     )
     server = grpc.aio.server()

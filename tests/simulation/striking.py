@@ -55,7 +55,7 @@ class Striking:
             return self._strike_store(fault)
         if fault.kind in ("kill", "end", "hang", "freeze"):
             mends = [self._strike_process(fault.kind, victim) for victim in self._victims(fault)]
-            return lambda: [mend() for mend in mends] and None  # type: ignore[func-returns-value]
+            return lambda: [mend() for mend in mends] and None
         if fault.kind in ("cut", "silence", "deafness"):
             return self._strike_wire(fault)
         if fault.kind == "slow network":
@@ -127,7 +127,7 @@ class Striking:
         ways = [(one, other)] if fault.kind == "deafness" else [(one, other), (other, one)]
         for way in ways:
             network.silence(*way)
-        return lambda: [network.carry(*way) for way in ways] and None  # type: ignore[func-returns-value]
+        return lambda: [network.carry(*way) for way in ways] and None
 
     # -- the store ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The ranks of one job, and who starts them again: each by itself without a state, or all together from their newest checkpoint."""
+"""The ranks of one job, and who starts them again: each alone without a state, or all together from their newest checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Trainers:
-    """All ranks of a job. `together`: as torchrun, one lost rank has all of them begin again from the newest checkpoint of all."""
+    """All ranks of a job. `together`: where one is lost, all begin again from the newest checkpoint of all, as under torchrun."""
 
     def __init__(self, world: World, job: str, num_ranks: int, *, step_s: tuple[float, float], together: bool) -> None:
         """`step_s`: range of a step's duration."""

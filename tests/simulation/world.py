@@ -178,9 +178,9 @@ class World:
         """Drop all that still runs, without letting it do anything."""
         for task in asyncio.all_tasks(self.loop):
             coroutine = task.get_coro()
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            task._log_destroy_pending = False
             with contextlib.suppress(BaseException):
-                coroutine.close()  # type: ignore[union-attr]
+                coroutine.close()
         self.loop.ready.clear()
         self.loop.close()
 
@@ -211,7 +211,7 @@ class World:
             leadership = self.leaderships.get(service.name)
             if service.process is not None and service.process.is_alive and leadership is not None:
                 with contextlib.suppress(HeadraceError):
-                    service.process.context.copy().run(lambda of=leadership: of.service)  # type: ignore[misc]
+                    service.process.context.copy().run(lambda of=leadership: of.service)
                     return service
         return None
 
