@@ -9,14 +9,13 @@ error.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import HeadraceError, UnavailableError
+from headrace.errors import UnavailableError
 from headrace.reorder_service.fleet.fleet import SILENCE_S
 from headrace.reorder_service.service import ReorderService
 from tests.simulation.simulated_redis import SimulatedRedis
@@ -124,20 +123,13 @@ class Checkers:
         """Look at all reorder services; call it again and again."""
         leading = []
         for actor in self._world.services:
-            service = self._serving(actor.process, self._world.leaderships.get(actor.name))
+            service = self._world.serving(actor)
             if service is not None:
                 leading.append(actor.name)
                 self._look_at_fleet(service)
                 self._look_at_sessions(service)
         if len(leading) > 1 and self._is_clock_true():
             self._violated(f"{' and '.join(leading)} lead at once")
-
-    def _serving(self, process: Process | None, leadership: Any) -> ReorderService | None:
-        if process is not None and process.is_alive and leadership is not None:
-            with contextlib.suppress(HeadraceError):
-                found: ReorderService = process.context.copy().run(lambda: leadership.service)
-                return found
-        return None
 
     def _look_at_fleet(self, service: ReorderService) -> None:
         fleet, holders = service.fleet, dict[int, str]()

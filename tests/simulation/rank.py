@@ -146,12 +146,12 @@ class Rank:
     def _part(self, ticket: str) -> Any:
         failed_lease = ""
         while True:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise JobFailedError(self._ended)
             lease, endpoint, told_s = self._locations.get(ticket, ("", "", 0.0))
             if not lease or lease == failed_lease:
-                if self._error is not None:
-                    raise self._error
-                if self._ended:
-                    raise JobFailedError(self._ended)
                 self._wait()
                 continue
             try:

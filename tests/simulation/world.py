@@ -21,6 +21,7 @@ from headrace.preprocessor import engine, known_jobs
 from headrace.reorder_service import server as reorder_server
 from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.leadership import Leadership
+from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store import redis_database
 from headrace.trainer.loading import session
 from tests.simulation import determinism, fibers
@@ -110,8 +111,7 @@ class World:
         self.context = Process("simulation", self.loop).context
         self.network = Network(self.loop, self.random("network"))
         self.store = StoreServer(Process("store", self.loop), self.network, self.random("store"))
-        self.leaderships: dict[str, Leadership] = {}
-        """Name of each reorder service -> the leadership of its present process."""
+        self._leaderships: dict[Process, Leadership] = {}
         self.servers: list[SimulatedServer] = []
         self.services = [self._service(number) for number in range(services)]
         self.preprocessors = [self._preprocessor(number) for number in range(preprocessors)]
@@ -193,7 +193,7 @@ class World:
     def _leadership(self) -> Leadership:
         leadership, process = Leadership(), PROCESS.get()
         assert process is not None
-        self.leaderships[process.name] = leadership
+        self._leaderships[process] = leadership
         return leadership
 
     def _service(self, number: int) -> Supervised:
@@ -207,12 +207,15 @@ class World:
 
     def leader(self) -> Supervised | None:
         """A reorder service that serves as the leader; None where none does."""
-        for service in self.services:
-            leadership = self.leaderships.get(service.name)
-            if service.process is not None and service.process.is_alive and leadership is not None:
-                with contextlib.suppress(HeadraceError):
-                    service.process.context.copy().run(lambda of=leadership: of.service)
-                    return service
+        return next((actor for actor in self.services if self.serving(actor) is not None), None)
+
+    def serving(self, actor: Supervised) -> ReorderService | None:
+        """What a reorder service serves with at present; None where it does not lead, or knows that it may not."""
+        process = actor.process
+        if process is not None and process.is_alive and process in self._leaderships:
+            with contextlib.suppress(HeadraceError):
+                found: ReorderService = process.context.copy().run(lambda: self._leaderships[process].service)
+                return found
         return None
 
 
