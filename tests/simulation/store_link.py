@@ -7,6 +7,7 @@ hears of it, once more when it is repeated, and once more, much later, where the
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -19,7 +20,7 @@ from tests.simulation.simulated_redis import SimulatedRedis
 from tests.simulation.virtual_loop import PROCESS, Process, VirtualLoop
 
 LATE_S = (2.0, 25.0)  # how long a copy is held back after its client gave it up
-_BEFORE_DELIVERY = 0.5  # share of the latency that passes before a command arrives
+_ANSWERED_LATER = 0.2  # share of the answers that are on their way for some time; the others come as soon as a command is done
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,7 +70,7 @@ class StoreServer:
         if self.hold_share and self._random.random() < self.hold_share:
             self._later(request, self._random.uniform(*LATE_S))
             return
-        arrives_s = latency_s * _BEFORE_DELIVERY
+        arrives_s = latency_s * 0.5 if self._random.random() < _ANSWERED_LATER else latency_s
         self._loop.call_later(arrives_s, self._arrive, request, answer, latency_s - arrives_s, context=self.process.context)
 
     def _later(self, request: Request, delay_s: float) -> None:
@@ -90,8 +91,12 @@ class StoreServer:
         self.on_request(request, self.redis)
         if answer is None or (self.lose_share and self._random.random() < self.lose_share):
             return
-        if not self._network.is_silent(request.client, self.process):
+        if self._network.is_silent(request.client, self.process):
+            return
+        if back_s:
             self._loop.call_later(back_s, _answer, answer, reply, context=request.client.context)
+        else:
+            _answer(answer, reply)
 
 
 def _answer(future: asyncio.Future[Any], reply: Any) -> None:
@@ -118,6 +123,8 @@ class StoreClient:
         self._server = server
         self._timeout_s: float = options["socket_timeout"]
         self._retry = options["retry"]
+        self._awaited: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        """(when it fails, answer) of the attempts under way, in this order, and of some that have ended."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def send(*words: Any, **options: Any) -> Any:
@@ -137,6 +144,20 @@ class StoreClient:
 
         return run
 
+    def _time_out(self, answer: asyncio.Future[Any]) -> None:
+        """Let an attempt fail after the timeout. One timer does for all attempts, as they all have the same timeout."""
+        loop = self._process.loop
+        self._awaited.append((loop.time() + self._timeout_s, answer))
+        if len(self._awaited) == 1:
+            loop.call_later(self._timeout_s, self._look_at_awaited)
+
+    def _look_at_awaited(self) -> None:
+        loop, awaited = self._process.loop, self._awaited
+        while awaited and (awaited[0][1].done() or awaited[0][0] <= loop.time()):
+            _fail(awaited.popleft()[1], TimeoutError("Timeout reading from the store"))
+        if awaited:
+            loop.call_at(awaited[0][0], self._look_at_awaited)
+
     async def aclose(self) -> None:
         pass
 
@@ -145,12 +166,9 @@ class StoreClient:
 
         async def attempt() -> Any:
             answer = self._process.loop.create_future()
-            timer = self._process.loop.call_later(self._timeout_s, _fail, answer, TimeoutError("Timeout reading from the store"))
+            self._time_out(answer)
             self._server.send(request, answer)
-            try:
-                return await answer
-            finally:
-                timer.cancel()
+            return await answer
 
         async def failed(_error: Exception) -> None:
             pass

@@ -72,15 +72,34 @@ class _Task(asyncio.Task[Any]):
         return self._number
 
 
+class _Handle(asyncio.Handle):
+    """A callback that is due, now or later, without asyncio's checks: there are hundreds for each simulated second."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], loop: VirtualLoop, context: contextvars.Context | None
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled, self._callback, self._args = True, None, None
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """The loop. `random`: for the time that threads take."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
         self._random = random
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Handle]] = []
         self._numbers = itertools.count()
         self._now_s = 0.0
+        self.ready = self._ready
+        """The callbacks that run next, in order."""
         self.num_callbacks = 0
         """Callbacks that have run so far."""
         self.errors: list[tuple[str, BaseException | None]] = []
@@ -91,35 +110,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    @property
-    def ready(self) -> Any:
-        """The callbacks that run next, in order."""
-        return self._ready
-
     def _note_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.append((str(context["message"]), context.get("exception")))
 
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    ) -> _Handle:
+        timer = _Handle(callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
+    ) -> _Handle:
+        timer = _Handle(callback, args, self, context)
+        heapq.heappush(self._timers, (self._now_s + delay, next(self._numbers), timer))
+        return timer
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> _Handle:
+        handle = _Handle(callback, args, self, context)
         self.ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # it is dropped when it is due
 
     def run_in_executor(self, executor: Any, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Do the work at one moment a little later, in place of a thread."""
@@ -141,15 +154,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         ready, timers = self.ready, self._timers
         if not ready:
-            while timers and timers[0][2].cancelled():
+            while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
             if not timers:
                 raise StalledError("nothing is left to do")
             self._now_s = max(self._now_s, timers[0][0])
         while timers and timers[0][0] <= self._now_s:
-            handle = heapq.heappop(timers)[2]
-            if not handle.cancelled():
-                ready.append(handle)
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
