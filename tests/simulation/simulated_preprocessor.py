@@ -18,16 +18,12 @@ BUDGET_BYTES = 1 << 30
 FETCH = "/simulation.Payload/Fetch"
 
 
-def endpoint_of(number: int) -> str:
-    return f"10.0.1.{number + 1}:7080"
-
-
-async def run_preprocessor(number: int, reorder: str) -> None:
-    """Until cancelled, or an error of the engine's own."""
+async def run_preprocessor(number: int, endpoint: str, reorder: str) -> None:
+    """Serve the reorder service at `reorder` until cancelled, or an error of the engine's own."""
     store = PayloadStore(BUDGET_BYTES, None, ReadAhead(max_bytes=1 << 26, max_parts=read_ahead_parts(THREADS)))
     engine = Engine(
         name=f"preprocessor-{number}",
-        endpoint=endpoint_of(number),
+        endpoint=endpoint,
         reorder=reorder,
         threads=THREADS,
         store=store,
@@ -39,7 +35,7 @@ async def run_preprocessor(number: int, reorder: str) -> None:
     fetch = grpc.unary_unary_rpc_method_handler(_Payload(engine, store).fetch, bytes.decode, str.encode)
     service, _, method = FETCH.strip("/").partition("/")
     server.add_registered_method_handlers(service, {method: fetch})
-    server.add_insecure_port(endpoint_of(number))
+    server.add_insecure_port(endpoint)
     await server.start()
     await engine.run()
 

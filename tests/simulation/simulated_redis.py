@@ -1,7 +1,7 @@
 """A Redis server in memory: the commands that Headrace uses, its Lua scripts, and a journal by which it is put back.
 
 It does what a real one does with these commands (tests/integration/test_simulation.py compares the two), and refuses all others.
-Scripts run in a real Lua. A server that is full refuses commands that need memory, except in a script that has written already,
+Scripts run in a real Lua; ranges of a text are of ASCII text. A server that is full refuses commands that need memory, except in a script that has written already,
 as Redis does; one that is read-only refuses all writes.
 """
 

@@ -91,6 +91,8 @@ class Supervised:
         except asyncio.CancelledError:
             pass
         except Exception as err:
+            if self._world.loop.is_closed():
+                return
             self.ended.append(f"{type(err).__name__}: {err}")
             log.info("%.3f %s ended: %s", self._world.loop.time(), self.name, self.ended[-1])
         self._gone(process)
@@ -176,13 +178,12 @@ class World:
 
     def close(self) -> None:
         """Drop all that still runs, without letting it do anything."""
+        self.loop.close()
         for task in asyncio.all_tasks(self.loop):
             coroutine = task.get_coro()
             task._log_destroy_pending = False
             with contextlib.suppress(BaseException):
                 coroutine.close()
-        self.loop.ready.clear()
-        self.loop.close()
 
     # -- what processes run -------------------------------------------------------------------------------------------
 
@@ -203,7 +204,8 @@ class World:
         return Supervised(self, f"reorder-{number}", main)
 
     def _preprocessor(self, number: int) -> Supervised:
-        return Supervised(self, f"preprocessor-{number}", lambda process: run_preprocessor(number, self.endpoint))
+        endpoint = f"10.0.1.{number + 1}:7080"
+        return Supervised(self, f"preprocessor-{number}", lambda _process: run_preprocessor(number, endpoint, self.endpoint))
 
     def leader(self) -> Supervised | None:
         """A reorder service that serves as the leader; None where none does."""
