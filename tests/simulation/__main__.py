@@ -15,9 +15,6 @@ from tests.simulation import determinism
 
 determinism.install()
 
-from tests.simulation import campaign, seeded_faults  # noqa: E402
-from tests.simulation.simulation_run import Outcome  # noqa: E402
-
 
 def main(arguments: list[str]) -> int:
     """0: all was well; 1: something was not; 130: interrupted."""
@@ -34,7 +31,7 @@ def main(arguments: list[str]) -> int:
         "--find-seeded",
         nargs="*",
         metavar="NAME",
-        help=f"put known faults into the code, and find each: {', '.join(seeded_faults.NAMES)}",
+        help="put known faults (tests.simulation.seeded_faults) into the code, all or these, and find each",
     )
     args = parser.parse_args(arguments)
     if args.find_seeded is not None:
@@ -48,6 +45,8 @@ def main(arguments: list[str]) -> int:
 
 
 def replay(seed: int) -> int:
+    from tests.simulation import campaign
+
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     outcome = campaign.run_seed(seed)
     print(report(document(outcome)))
@@ -56,6 +55,8 @@ def replay(seed: int) -> int:
 
 def work(first: int, stride: int, runs: int | None, minutes: float) -> int:
     """What one of several processes does: a line of JSON for each run."""
+    from tests.simulation import campaign
+
     logging.disable(logging.CRITICAL)
     ends_s = determinism.real_time_s() + 60 * minutes
     for outcome in campaign.runs(first, stride, lambda done: done == runs or determinism.real_time_s() > ends_s):
@@ -63,7 +64,7 @@ def work(first: int, stride: int, runs: int | None, minutes: float) -> int:
     return 0
 
 
-def document(outcome: Outcome) -> dict[str, Any]:
+def document(outcome: Any) -> dict[str, Any]:
     return {
         "seed": outcome.seed,
         "simulated_s": outcome.simulated_s,
@@ -124,6 +125,8 @@ def commit() -> str:
 
 def find_seeded(names: list[str]) -> int:
     """Find each seeded fault, and say how long it took."""
+    from tests.simulation import campaign, seeded_faults
+
     logging.disable(logging.CRITICAL)
     missed = 0
     for name in names or seeded_faults.NAMES:

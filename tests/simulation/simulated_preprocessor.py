@@ -37,7 +37,10 @@ async def run_preprocessor(number: int, endpoint: str, reorder: str) -> None:
     server.add_registered_method_handlers(service, {method: fetch})
     server.add_insecure_port(endpoint)
     await server.start()
-    await engine.run()
+    try:
+        await engine.run()
+    finally:
+        await server.stop(None)
 
 
 class _Payload:

@@ -1,8 +1,8 @@
 """A Redis server in memory: the commands that Headrace uses, its Lua scripts, and a journal by which it is put back.
 
-It does what a real one does with these commands (tests/integration/test_simulation.py compares the two), and refuses all others.
-Scripts run in a real Lua; ranges of a text are of ASCII text. A server that is full refuses commands that need memory, except in a script that has written already,
-as Redis does; one that is read-only refuses all writes.
+It does what a real one does with these commands (tests/integration/test_simulated_store.py compares the two), and refuses others.
+Scripts run in a real Lua; ranges of a text are of ASCII text. A server that is full refuses commands that need memory, except in
+a script that has written already, as Redis does; one that is read-only refuses all writes.
 """
 
 from __future__ import annotations
