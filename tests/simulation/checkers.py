@@ -26,6 +26,7 @@ from tests.simulation.world import World
 
 MOST_EVENTS_A_STEP = 64  # of a session's queue, for each step of the window: a plan, and its parts as often as they move
 
+HERD_S, HERD_RANKS = 0.01, 12  # an instant, and the fewest ranks of which it means something that most come in it
 MOST_SILENT_S = 1.0  # beyond SILENCE_S, until a member that is not heard has to be gone
 
 
@@ -62,6 +63,7 @@ class Checkers:
         """Token of a term -> the process that the store gave it to."""
         self._num_changes = 0
         self._cursor = 0
+        self._first_leader: ReorderService | None = None
         self._silent: dict[ReorderService, set[str]] = {}
         """The service that led when it was last looked at -> members that it had not heard for long."""
         world.store.on_request = self._look_at_store
@@ -126,8 +128,11 @@ class Checkers:
             service = self._world.serving(actor)
             if service is not None:
                 leading.append(actor.name)
+                self._first_leader = self._first_leader or service
                 self._look_at_fleet(service)
                 self._look_at_sessions(service)
+                if service is not self._first_leader:  # to the first one they come at once, when the job begins
+                    self._look_for_herd(service)
         if len(leading) > 1 and self._is_clock_true():
             self._violated(f"{' and '.join(leading)} lead at once")
 
@@ -153,6 +158,14 @@ class Checkers:
             for session in run.sessions.by_rank.values():
                 if (num_events := sum(len(batch.events) for batch in session._batches)) > most:
                     self._violated(f"{num_events} events wait for rank {session.rank}, more than {most}")
+
+    def _look_for_herd(self, service: ReorderService) -> None:
+        """Look whether most ranks have come to a new leader in one instant, if there are enough to tell."""
+        most = self._trainers.num_ranks // 2
+        for run in service.jobs.values() if self._trainers.num_ranks >= HERD_RANKS else ():
+            opened_s = sorted(session.opened_s for session in run.sessions.by_rank.values())
+            if any(last - first < HERD_S for first, last in zip(opened_s, opened_s[most:], strict=False)):
+                self._violated(f"more than {most} ranks opened their sessions within {HERD_S} s")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Network:
 
     def __init__(self, loop: VirtualLoop, random: Random) -> None:
         self._loop = loop
-        self._random = random
+        self.random = random
         self.listeners: dict[str, Any] = {}
         """Endpoint -> the server that listens there."""
         self.connections: list[Connection] = []
@@ -62,8 +62,8 @@ class Network:
         self.num_messages = 0
 
     def latency_s(self) -> float:
-        slow_s = self._random.random() ** 4 * self.slow_s if self.slow_s else 0.0
-        return self._random.uniform(*LATENCY_S) + slow_s
+        slow_s = self.random.random() ** 4 * self.slow_s if self.slow_s else 0.0
+        return self.random.uniform(*LATENCY_S) + slow_s
 
     def is_silent(self, one: Process, other: Process) -> bool:
         """Whether either direction carries nothing."""
@@ -107,7 +107,7 @@ class Network:
             if still():
                 self.break_connection(connection, side)
 
-        self._loop.call_later(self._random.uniform(*KEEPALIVE_S), look, context=side.context)
+        self._loop.call_later(self.random.uniform(*KEEPALIVE_S), look, context=side.context)
 
     # -- faults -------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ The first four are those of version 0.1 after which leadership and the store's w
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from headrace.reorder_service.jobs.sessions import EventBatch, Session
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.store import redis_database
 from headrace.reorder_service.store.state import StateStore
+from headrace.trainer.loading.session import SessionClient
 from tests.simulation.determinism import replaced
 
 Replacement = tuple[Any, str, Any]
@@ -90,6 +92,24 @@ def a_commit_before_its_samples() -> list[Replacement]:
     return [(JobRun, "_commit_ready", commit_early)]
 
 
+def a_thundering_herd() -> list[Replacement]:
+    """Ranks that have lost their leader ask for a new one every fifth second of the wall clock, all at once."""
+    init = SessionClient.__init__
+
+    def with_one_beat(self: SessionClient, *args: Any, **options: Any) -> None:
+        init(self, *args, **options)
+        ask = self._stub.Open
+
+        def at_the_beat(request: Any, **how: Any) -> Any:
+            if request.continues:
+                time.sleep(5.0 - time.time() % 5.0)
+            return ask(request, **how)
+
+        self._stub.Open = at_the_beat
+
+    return [(SessionClient, "__init__", with_one_beat)]
+
+
 def a_lost_wake_up() -> list[Replacement]:
     """A session forgets that it was woken while it was sending."""
 
@@ -147,6 +167,7 @@ SEEDED: tuple[Callable[[], list[Replacement]], ...] = (
     a_checkpoint_ahead_is_refused,
     a_lease_kept_by_two,
     a_commit_before_its_samples,
+    a_thundering_herd,
     a_lost_wake_up,
     a_watch_that_died,
     a_leader_beyond_its_lease,

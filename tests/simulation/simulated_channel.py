@@ -18,6 +18,7 @@ from tests.simulation.simulated_call import Call, RpcError
 from tests.simulation.virtual_loop import PROCESS
 
 _RETRIES, _BACKOFF_S, _MOST_BACKOFF_S = 4, 0.05, 1.0  # as the service config of headrace.rpc asks for unary calls
+_JITTER = (0.8, 1.2)  # gRPC's, of every backoff
 _JOBS = "headrace.v1.Jobs"
 
 
@@ -113,7 +114,7 @@ class SimulatedChannel:
             finally:
                 if call is not None:
                     call.cancel()
-            await asyncio.sleep(backoff_s)
+            await asyncio.sleep(backoff_s * self._network.random.uniform(*_JITTER))
             backoff_s = min(2 * backoff_s, _MOST_BACKOFF_S)
         raise AssertionError("not reached")
 
