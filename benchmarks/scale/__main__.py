@@ -1,8 +1,9 @@
-"""`python -m benchmarks.scale`: one reorder service beside 1,024 trainer ranks and 256 preprocessors; a table and a JSON file.
+"""`python -m benchmarks.scale`: one reorder service beside 1,024 trainer ranks and 256 preprocessors, or ten times as many.
 
-The reorder service is the real one, in a process of its own, with an embedded store; ranks and preprocessors are light
-clients (benchmarks.scale.ranks, benchmarks.scale.fleet) that speak the real protocol over a connection each. All of them
-share this machine, so that the service has less of it than it would have in a cluster.
+Prints a table and writes a JSON file. The reorder service is the real one, in a process of its own, with an embedded store;
+ranks and preprocessors are light clients (benchmarks.scale.ranks, benchmarks.scale.fleet) that speak the real protocol: a host
+of ranks and a preprocessor over a connection each. All of them share this machine, so that the service has less of it than it
+would have in a cluster.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import quantiles
@@ -23,13 +25,11 @@ from typing import Any
 from benchmarks.preprocess.meter import tree_cpu_s
 from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.scale.workload import (
+    HOST_RANKS,
     MICROBATCHES,
-    PREPROCESSORS,
     RANK_SAMPLES,
-    RANKS,
     ROWS,
     SHARDS,
-    STEP_S,
     TOLD_LANES,
     TOLD_MODES,
 )
@@ -40,14 +40,34 @@ from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.spec import parse_spec
 
-STEPS = 30
 RANK_PROCESSES = 2
 GOAL_S = 0.1
+COMMIT_S = 0.05
+TOLD_MB = 20
 TOLD_GOAL_S = 0.5  # a lease is 1.5 s, and everything else of a step is the event loop's too
 WINDOW = 4
 PLANNED_TIMEOUT_S = 60.0
 BEGIN_S = 2.0  # from a window of planned steps to the first commit
 _FIRST = WINDOW  # steps that are not counted: their plans are made at once when the job begins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A job with its clients."""
+
+    ranks: int
+    preprocessors: int
+    steps: int
+    step_s: float
+    """From one step of all ranks to the next."""
+    cpu_s: float
+    """Goal for the CPU of a step."""
+
+
+NORMAL = Size(ranks=1024, preprocessors=256, steps=30, step_s=2.0, cpu_s=0.15)
+QUICK = Size(ranks=64, preprocessors=16, steps=10, step_s=2.0, cpu_s=0.15)
+LARGE = Size(ranks=10_000, preprocessors=2_000, steps=180, step_s=10.0, cpu_s=10.0)
+"""Thirty minutes, on one core."""
 
 
 class Client:
@@ -83,17 +103,24 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the clients, and ten steps")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where scale.json goes")
     parser.add_argument("--told-only", action="store_true", help="only what whole plans take of the event loop; writes no file")
+    parser.add_argument(
+        "--large", action="store_true", help="10,000 ranks, 2,000 preprocessors, for half an hour; scale-large.json"
+    )
+    parser.add_argument("--steps", type=int, help="how many steps, in place of 30 or 180")
     options = parser.parse_args()
-    part, steps = (16, 10) if options.quick else (1, STEPS)
-    sections = [] if options.told_only else [_measure(RANKS // part, PREPROCESSORS // part, steps)]
+    size = LARGE if options.large else QUICK if options.quick else NORMAL
+    size = replace(size, steps=options.steps or size.steps)
+    sections = [] if options.told_only else [_measure(size)]
+    if not options.large:
+        sections.append(_measure_telling(TOLD_LANES // (16 if options.quick else 1)))
     report = Report(
-        benchmark="scale",
+        benchmark="scale-large" if options.large else "scale",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         quick=options.quick,
-        sections=[*sections, _measure_telling(TOLD_LANES // part)],
+        sections=sections,
     )
     if not options.told_only:
-        report.write(options.results / "scale.json")
+        report.write(options.results / f"{report.benchmark}.json")
     report.show()
 
 
@@ -103,7 +130,15 @@ def _measure_telling(lanes: int) -> Section:
         progress(f"told: {mode}")
         command = [sys.executable, "-m", "benchmarks.scale.telling", mode, str(lanes)]
         told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
-        sizes = f"{told['rank_bytes'] / 1e3:,.0f} kB to a rank at most, {told['all_bytes'] / 1e6:,.0f} MB to all"
+        sizes = f"{told['host_bytes'] / 1e3:,.0f} kB to a host at most"
+        rows.append(
+            Row(
+                name=f"{mode}, bytes of a step's plans and places",
+                value=told["all_bytes"] / 1e6,
+                unit="MB",
+                goal=at_most(TOLD_MB),
+            )
+        )
         rows.append(
             Row(
                 name=f"{mode}, event loop's time for a step's plans and places",
@@ -117,23 +152,26 @@ def _measure_telling(lanes: int) -> Section:
     return Section(title=title, rows=rows)
 
 
-def _measure(num_ranks: int, num_preprocessors: int, steps: int) -> Section:
+def _measure(size: Size) -> Section:
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name, ProcessGroup() as group:
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{name}/store"]
         service = group.add(Process("reorder service", arguments, Path(name) / "reorder.log"))
         endpoint = service.endpoint()
         rpc.await_reorder_service(endpoint)
-        progress(f"{num_preprocessors} preprocessors join")
-        fleet = Client("benchmarks.scale.fleet", endpoint, num_preprocessors)
+        progress(f"{size.preprocessors} preprocessors join")
+        fleet = Client("benchmarks.scale.fleet", endpoint, size.preprocessors)
         with JobsClient(endpoint) as client:
-            job = client.submit(_spec(num_ranks, steps))
-        progress(f"{num_ranks} ranks connect")
-        each = num_ranks // RANK_PROCESSES
-        ranks = [Client("benchmarks.scale.ranks", endpoint, job, n * each, each, num_ranks) for n in range(RANK_PROCESSES)]
+            job = client.submit(_spec(size))
+        progress(f"{size.ranks} ranks connect")
+        each = size.ranks // RANK_PROCESSES
+        ranks = [
+            Client("benchmarks.scale.ranks", endpoint, job, n * each, each, size.ranks, size.step_s)
+            for n in range(RANK_PROCESSES)
+        ]
         for process in ranks:
             process.wait_open()
         _wait_for_window(endpoint, job)
-        progress(f"{steps} steps, one every {STEP_S:g} s")
+        progress(f"{size.steps} steps, one every {size.step_s:g} s")
         begin_s = time.monotonic() + BEGIN_S
         cpu_s = tree_cpu_s(service.pid)
         for process in ranks:
@@ -142,7 +180,7 @@ def _measure(num_ranks: int, num_preprocessors: int, steps: int) -> Section:
             results = [done.result() for done in as_completed(pool.submit(process.result) for process in ranks)]
         cpu_s, memory_mib = tree_cpu_s(service.pid) - cpu_s, _peak_mib(service.pid)
         probed = {int(step): at_s for step, at_s in fleet.result(end=True).items()}
-    return _section(num_ranks, results, probed, begin_s, steps, cpu_s / steps, memory_mib)
+    return _section(size, results, probed, begin_s, cpu_s / size.steps, memory_mib)
 
 
 def _wait_for_window(endpoint: str, job: str) -> None:
@@ -154,34 +192,33 @@ def _wait_for_window(endpoint: str, job: str) -> None:
             time.sleep(0.1)
 
 
-def _spec(num_ranks: int, steps: int) -> Any:
+def _spec(size: Size) -> Any:
     document = {
         "name": "scale",
         "sources": [{"path": "memory://shards"}],
-        "global_batch": num_ranks * RANK_SAMPLES,
+        "global_batch": size.ranks * RANK_SAMPLES,
         "window": WINDOW,
         "window_bytes": 1 << 40,  # nothing is decoded
-        "topology": {"replicas": num_ranks, "microbatches": MICROBATCHES},
-        "steps": steps,
+        "topology": {"replicas": size.ranks, "microbatches": MICROBATCHES},
+        "steps": size.steps,
     }
     return parse_spec(document)
 
 
 def _section(
-    num_ranks: int,
+    size: Size,
     results: list[dict[str, list[list[float]]]],
     probed: dict[int, float],
     begin_s: float,
-    steps: int,
     cpu_s: float,
     memory_mib: float,
 ) -> Section:
-    counted = range(_FIRST, steps)
+    counted = range(_FIRST, size.steps)
 
     def of(what: str) -> list[tuple[int, float]]:
         return [(int(step), value) for result in results for _, step, value in result[what] if step in counted]
 
-    waits = [max(0.0, at_s - begin_s - step * STEP_S) for step, at_s in of("places")]
+    waits = [max(0.0, at_s - begin_s - step * size.step_s) for step, at_s in of("places")]
     plans = [at_s - probed[step] for step, at_s in of("plans")]
     places = [at_s - probed[step] for step, at_s in of("places")]
     commits = [seconds for _, seconds in of("commits")]
@@ -205,14 +242,21 @@ def _section(
             name="a rank's commit, where all commit at once, p99",
             value=_percentile(commits, 99),
             unit="s",
+            goal=at_most(COMMIT_S),
             detail=_spread(commits),
         ),
-        Row(name="CPU of the reorder service and its store in a step", value=cpu_s, unit="s", goal=at_most(STEP_S)),
+        Row(
+            name="CPU of the reorder service and its store in a step",
+            value=cpu_s,
+            unit="s",
+            goal=at_most(size.cpu_s),
+        ),
         Row(name="memory of the reorder service at most", value=memory_mib, unit="MiB"),
     ]
     title = (
-        f"{num_ranks:,} ranks (each {RANK_SAMPLES} samples in {MICROBATCHES} microbatches), light preprocessors, "
-        f"{SHARDS * ROWS:,} samples in {SHARDS:,} shards, a step every {STEP_S:g} s"
+        f"{size.ranks:,} ranks (each {RANK_SAMPLES} samples in {MICROBATCHES} microbatches, {HOST_RANKS} a host), "
+        f"{size.preprocessors:,} light preprocessors, {SHARDS * ROWS:,} samples in {SHARDS:,} shards, "
+        f"a step every {size.step_s:g} s"
     )
     return Section(title=title, rows=rows)
 

@@ -1,9 +1,10 @@
-"""`python -m benchmarks.scale.ranks ENDPOINT JOB FIRST COUNT NUM_RANKS`: light trainer ranks, which fetch nothing.
+"""`python -m benchmarks.scale.ranks ENDPOINT JOB FIRST COUNT NUM_RANKS STEP_S`: light trainer ranks, which fetch nothing.
 
-Each has a connection, a session and a stream of plans of its own. Once all sessions are open, `open` is printed, and a time
-of the monotonic clock is read from standard input: then and every STEP_S after that all ranks commit the next step, as those
-of a synchronous training do. At the job's end: one JSON object on standard output, with a list of [rank, step, seconds] for
-`plans` (when its plan came), `places` (when it knew where all of its parts are) and `commits` (how long the commit took).
+HOST_RANKS of them are a host, which has a connection and a stream for all of them, as a host's relay has
+(headrace.trainer.loading.relay); each has a session of its own. Once all sessions are open, `open` is printed, and a time of the
+monotonic clock is read from standard input: then and every STEP_S after that all ranks commit the next step, as those of a
+synchronous training do. At the job's end: one JSON object on standard output, with a list of [rank, step, seconds] for `plans`
+(when its plan came), `places` (when it knew where all of its parts are) and `commits` (how long the commit took).
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import zlib
+from collections.abc import AsyncIterator
 from time import monotonic
 
 import grpc
 
-from benchmarks.scale.workload import STEP_S, own_channel
+from benchmarks.scale.workload import HOST_RANKS, own_channel
+from headrace.outbox import Outbox
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 OPEN_TIMEOUT_S = 120.0
@@ -23,57 +27,35 @@ CALL_TIMEOUT_S = 60.0
 
 
 class LightRank:
-    """One session."""
+    """What one session has been told, and when."""
 
-    def __init__(self, endpoint: str, rank: int, num_ranks: int) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
+        self.session = ""
         self.plans: dict[int, float] = {}
         self.places: dict[int, float] = {}
         self.commits: dict[int, float] = {}
-        self._num_ranks = num_ranks
+        self.committed: dict[int, asyncio.Future[None]] = {}
         self._missing: dict[int, set[str]] = {}  # step -> tickets whose place is not known
         self._arrived = asyncio.Condition()
         self._ended = False
-        self._channel = own_channel(endpoint)
-        self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
-        self._session = ""
 
-    async def open(self, job: str) -> None:
-        request = sessions_pb2.OpenRequest(job=job, rank=self.rank, num_ranks=self._num_ranks)
-        self._session = (await self._stub.Open(request, timeout=OPEN_TIMEOUT_S)).session
-
-    async def run(self, begin_s: float) -> None:
-        """Until the job has ended."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
-            step = 0
-            while await self._wait_for(step):
-                await asyncio.sleep(begin_s + step * STEP_S - monotonic())
-                began_s = monotonic()
-                request = sessions_pb2.CommitRequest(session=self._session, step=step, loss=1.0)
-                await self._stub.Commit(request, timeout=CALL_TIMEOUT_S)
-                self.commits[step] = monotonic() - began_s
-                step += 1
-        await self._channel.close()
-
-    async def _wait_for(self, step: int) -> bool:
+    async def wait_for(self, step: int) -> bool:
         """Whether that step comes: true once all of its places are known."""
         async with asyncio.timeout(CALL_TIMEOUT_S), self._arrived:
             await self._arrived.wait_for(lambda: step in self.places or self._ended)
         return step in self.places
 
-    async def _listen(self) -> None:
-        async for message in self._stub.Plans(sessions_pb2.PlansRequest(session=self._session)):
-            now_s = monotonic()
-            for event in message.events:
-                self._hear(event, now_s)
-            complete = [step for step, missing in self._missing.items() if not missing]
-            for step in complete:
-                self.places[step] = now_s
-                del self._missing[step]
-            if complete or self._ended:
-                async with self._arrived:
-                    self._arrived.notify_all()
+    async def hear(self, events: sessions_pb2.PlanEvents, now_s: float) -> None:
+        for event in events.events:
+            self._hear(event, now_s)
+        complete = [step for step, missing in self._missing.items() if not missing]
+        for step in complete:
+            self.places[step] = now_s
+            del self._missing[step]
+        if complete or self._ended:
+            async with self._arrived:
+                self._arrived.notify_all()
 
     def _hear(self, event: sessions_pb2.PlanEvent, now_s: float) -> None:
         kind = event.WhichOneof("event")
@@ -87,16 +69,77 @@ class LightRank:
             self._ended = True
 
 
-async def _run(endpoint: str, job: str, first: int, count: int, num_ranks: int) -> dict[str, list[list[float]]]:
-    ranks = [LightRank(endpoint, first + n, num_ranks) for n in range(count)]
+class LightHost:
+    """One stream, for some ranks."""
+
+    def __init__(self, endpoint: str, ranks: list[LightRank], num_ranks: int, step_s: float) -> None:
+        self._ranks, self._num_ranks, self._step_s = ranks, num_ranks, step_s
+        self._channel = own_channel(endpoint)
+        self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
+        self._commits = Outbox[sessions_pb2.CommitRequest]()
+
+    async def open(self, job: str) -> None:
+        for rank in self._ranks:
+            request = sessions_pb2.OpenRequest(job=job, rank=rank.rank, num_ranks=self._num_ranks)
+            rank.session = (await self._stub.Open(request, timeout=OPEN_TIMEOUT_S)).session
+
+    async def run(self, begin_s: float) -> None:
+        """Until the job has ended."""
+        listening = asyncio.create_task(self._listen())
+        async with asyncio.TaskGroup() as group:
+            for rank in self._ranks:
+                group.create_task(self._train(rank, begin_s))
+        self._commits.end()
+        await listening
+        await self._channel.close()
+
+    async def _train(self, rank: LightRank, begin_s: float) -> None:
+        step = 0
+        while await rank.wait_for(step):
+            await asyncio.sleep(begin_s + step * self._step_s - monotonic())
+            began_s, committed = monotonic(), asyncio.get_running_loop().create_future()
+            rank.committed[step] = committed
+            self._commits.put(sessions_pb2.CommitRequest(session=rank.session, step=step, loss=1.0, wait=True))
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await committed
+            rank.commits[step] = monotonic() - began_s
+            step += 1
+
+    async def _send(self) -> AsyncIterator[sessions_pb2.RelayRequest]:
+        yield sessions_pb2.RelayRequest(listen=[rank.session for rank in self._ranks])
+        async for commits in self._commits.batches():
+            yield sessions_pb2.RelayRequest(commits=commits)
+
+    async def _listen(self) -> None:
+        by_session = {rank.session: rank for rank in self._ranks}
+        async for reply in self._stub.Relay(self._send()):
+            now_s = monotonic()
+            for told in reply.events:
+                written = zlib.decompress(told.events) if told.compressed else told.events
+                events = sessions_pb2.PlanEvents.FromString(written)
+                for session in told.sessions:
+                    await by_session[session].hear(events, now_s)
+            for end in reply.ends:
+                if end.status:
+                    raise RuntimeError(f"session {end.session} ended: {end.error}")
+            for answer in reply.commits:
+                if answer.status or not answer.reply.committed:
+                    raise RuntimeError(f"step {answer.step} was not committed: {answer}")
+                for session in answer.sessions:
+                    by_session[session].committed.pop(answer.step).set_result(None)
+
+
+async def _run(endpoint: str, job: str, first: int, count: int, num_ranks: int, step_s: float) -> dict[str, list[list[float]]]:
+    ranks = [LightRank(first + n) for n in range(count)]
+    hosts = [LightHost(endpoint, ranks[n : n + HOST_RANKS], num_ranks, step_s) for n in range(0, count, HOST_RANKS)]
     async with asyncio.TaskGroup() as group:
-        for rank in ranks:
-            group.create_task(rank.open(job))
+        for host in hosts:
+            group.create_task(host.open(job))
     print("open", flush=True)
     begin_s = float(await asyncio.to_thread(sys.stdin.readline))
     async with asyncio.TaskGroup() as group:
-        for rank in ranks:
-            group.create_task(rank.run(begin_s))
+        for host in hosts:
+            group.create_task(host.run(begin_s))
     return {
         what: [[rank.rank, step, seconds] for rank in ranks for step, seconds in getattr(rank, what).items()]
         for what in ("plans", "places", "commits")
@@ -110,8 +153,9 @@ def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 if __name__ == "__main__":
-    endpoint, job, *numbers = sys.argv[1:]
+    endpoint, job, *numbers, step_s = sys.argv[1:]
     try:
-        print(json.dumps(asyncio.run(_run(endpoint, job, *map(int, numbers)))), flush=True)
+        first, count, num_ranks = map(int, numbers)
+        print(json.dumps(asyncio.run(_run(endpoint, job, first, count, num_ranks, float(step_s)))), flush=True)
     except* Exception as group:
         sys.exit(f"light ranks failed: {_cause(group)}")

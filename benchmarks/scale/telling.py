@@ -1,8 +1,8 @@
 """`python -m benchmarks.scale.telling MODE LANES`: what plans and places of a step take of the reorder service's event loop.
 
 The real sessions and the real gRPC service, without a fleet and without a store: steps are planned beforehand, and their parts
-are taken in BURSTS. Each rank is a connection of benchmarks.scale.listeners, which reads and does not parse, so that this
-machine is the service's as far as that goes. Prints one JSON object.
+are taken in BURSTS. Every HOST_RANKS ranks share a connection of benchmarks.scale.listeners, which reads and does not parse, so
+that this machine is the service's as far as that goes. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ async def _run(mode: str, lanes: int) -> dict[str, Any]:
     await server.stop(0.0)
     heard = [received / len(steps) for received in json.loads(printed)]
     return {
-        "ranks": len(heard),
+        "ranks": len(sessions.by_rank),
         "samples": len(steps[0].sample_ids),
         "loop_s": loop_s / STEPS,
         "turn_s": turns.longest_s,
-        "rank_bytes": max(heard),
+        "host_bytes": max(heard),
         "all_bytes": sum(heard),
     }
 

@@ -6,10 +6,8 @@ import grpc
 
 from headrace import rpc
 
-RANKS = 1024
-PREPROCESSORS = 256
-STEP_S = 2.0
-"""From one step of all ranks to the next."""
+HOST_RANKS = 8
+"""Ranks of a host, which share a stream."""
 MICROBATCHES = 2
 RANK_SAMPLES = 8
 """Of a rank in a step."""

@@ -28,6 +28,7 @@ _MOST_BYTES = {
     "/headrace.v1.Fleet/Work": 64 * MIB,  # up to hundreds of reports, each with probes of hundreds of samples or a page of shards
     "/headrace.v1.Jobs/Submit": 8 * MIB,  # a spec with as many sources, and as long paths, as headrace.limits allows
     "/headrace.v1.Sessions/Commit": 64 * MIB,  # names and reasons of refused samples, at worst a whole global batch
+    "/headrace.v1.Sessions/Relay": 64 * MIB,  # several commits
 }
 
 Metadata = tuple[tuple[str, str], ...]

@@ -9,6 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -85,7 +86,7 @@ CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),  # default 30 s, too long to find a service that moved
 ]
-_SERVER_OPTIONS = [
+SERVER_OPTIONS = [
     *_OPTIONS,
     ("grpc.so_reuseport", 0),  # a busy port must be an error, not a second listener that takes half of the calls
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
@@ -123,6 +124,12 @@ def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None, *
         return with_call_metadata(grpc.insecure_channel(target, options=options), token)
 
     return make(endpoint) if len(endpoints) == 1 else LeaderChannel(endpoints, make)
+
+
+def local_channel(socket_path: Path) -> grpc.Channel:
+    """Return a blocking channel to a process of this host that listens on a Unix socket, and asks for no token."""
+    options = [*CHANNEL_OPTIONS, ("grpc.service_config", json.dumps(_SERVICE_CONFIG)), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.insecure_channel(f"unix:{socket_path}", options=options)
 
 
 @contextlib.asynccontextmanager
@@ -223,7 +230,7 @@ class Server:
         """
         check_endpoint(listen)
         host = listen.rpartition(":")[0]
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS, interceptors=[Admission(token)])
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Admission(token)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add in services.values():

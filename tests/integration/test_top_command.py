@@ -52,6 +52,7 @@ def test_once_tells_of_a_running_job(cluster, spec) -> None:
             command(cluster, "--once", "--format", "json"), capture_output=True, text=True, timeout=60, check=False
         )
         plain = subprocess.run(command(cluster, job), capture_output=True, text=True, timeout=60, check=False)
+        lines = subprocess.run(command(cluster, "--plain", "--once"), capture_output=True, text=True, timeout=60, check=False)
     finally:
         ended.set()
         consumer.join()
@@ -73,6 +74,10 @@ def test_once_tells_of_a_running_job(cluster, spec) -> None:
     assert (plain.returncode, plain.stderr) == (0, "")
     assert "job watched running" in plain.stdout
     assert "\x1b" not in plain.stdout
+    assert (lines.returncode, lines.stderr) == (0, "")
+    kinds = [" ".join(line.split()[:1]) for line in lines.stdout.splitlines()]
+    assert kinds == ["service", "job", "rank", "preprocessor", "preprocessor"]
+    assert "\nrank watched/0 connected next=" in lines.stdout
 
 
 def test_ctrl_c_ends_the_live_view(cluster) -> None:

@@ -126,7 +126,7 @@ class TopologyRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ..., topology_json: _Optional[str] = ..., generation: _Optional[int] = ..., execution_json: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps", "paused", "generation", "topology_json", "leader", "term", "ranks", "sources", "up_s", "planned_bytes", "window_bytes", "snapshot", "recoveries", "forecast_step_s", "measured_step_s", "warning", "mixture_json")
+    __slots__ = ("job", "state", "message", "committed_steps", "num_steps", "committed_samples", "quarantined_samples", "num_shards", "indexed_shards", "first_loss", "last_loss", "data_wait_s", "step_s", "preprocessors", "spec_json", "planned_steps", "paused", "generation", "topology_json", "leader", "term", "ranks", "sources", "up_s", "planned_bytes", "window_bytes", "snapshot", "recoveries", "forecast_step_s", "measured_step_s", "warning", "nodes", "mixture_json")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +158,7 @@ class JobStatus(_message.Message):
     FORECAST_STEP_S_FIELD_NUMBER: _ClassVar[int]
     MEASURED_STEP_S_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
     MIXTURE_JSON_FIELD_NUMBER: _ClassVar[int]
     job: str
     state: JobState
@@ -190,11 +191,12 @@ class JobStatus(_message.Message):
     forecast_step_s: float
     measured_step_s: float
     warning: str
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
     mixture_json: str
-    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ..., paused: _Optional[bool] = ..., generation: _Optional[int] = ..., topology_json: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., up_s: _Optional[float] = ..., planned_bytes: _Optional[int] = ..., window_bytes: _Optional[int] = ..., snapshot: _Optional[_Union[_membership_pb2.Snapshot, _Mapping]] = ..., recoveries: _Optional[_Iterable[_Union[_membership_pb2.Recovered, _Mapping]]] = ..., forecast_step_s: _Optional[float] = ..., measured_step_s: _Optional[float] = ..., warning: _Optional[str] = ..., mixture_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ..., paused: _Optional[bool] = ..., generation: _Optional[int] = ..., topology_json: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., up_s: _Optional[float] = ..., planned_bytes: _Optional[int] = ..., window_bytes: _Optional[int] = ..., snapshot: _Optional[_Union[_membership_pb2.Snapshot, _Mapping]] = ..., recoveries: _Optional[_Iterable[_Union[_membership_pb2.Recovered, _Mapping]]] = ..., forecast_step_s: _Optional[float] = ..., measured_step_s: _Optional[float] = ..., warning: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., mixture_json: _Optional[str] = ...) -> None: ...
 
 class PreprocessorStatus(_message.Message):
-    __slots__ = ("preprocessor", "endpoint", "samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "leases", "slots", "occupancy")
+    __slots__ = ("preprocessor", "endpoint", "samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "leases", "slots", "occupancy", "late", "silent", "kept")
     PREPROCESSOR_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_DECODED_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +206,9 @@ class PreprocessorStatus(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     OCCUPANCY_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     preprocessor: str
     endpoint: str
     samples_decoded: int
@@ -213,7 +218,10 @@ class PreprocessorStatus(_message.Message):
     leases: int
     slots: int
     occupancy: _common_pb2.Occupancy
-    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., slots: _Optional[int] = ..., occupancy: _Optional[_Union[_common_pb2.Occupancy, _Mapping]] = ...) -> None: ...
+    late: int
+    silent: bool
+    kept: int
+    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., slots: _Optional[int] = ..., occupancy: _Optional[_Union[_common_pb2.Occupancy, _Mapping]] = ..., late: _Optional[int] = ..., silent: _Optional[bool] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class SourceStatus(_message.Message):
     __slots__ = ("source", "share", "samples", "tokens", "image_patches", "mel_frames", "refused")
@@ -234,16 +242,28 @@ class SourceStatus(_message.Message):
     def __init__(self, source: _Optional[str] = ..., share: _Optional[float] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., image_patches: _Optional[int] = ..., mel_frames: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("rank", "committed_steps", "data_wait_s", "step_s")
+    __slots__ = ("rank", "committed_steps", "data_wait_s", "step_s", "connected")
     RANK_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     DATA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     committed_steps: int
     data_wait_s: float
     step_s: float
-    def __init__(self, rank: _Optional[int] = ..., committed_steps: _Optional[int] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
+    connected: bool
+    def __init__(self, rank: _Optional[int] = ..., committed_steps: _Optional[int] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., connected: _Optional[bool] = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node", "connected", "leaving")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    connected: bool
+    leaving: bool
+    def __init__(self, node: _Optional[str] = ..., connected: _Optional[bool] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class LedgerRequest(_message.Message):
     __slots__ = ("job", "start", "count")

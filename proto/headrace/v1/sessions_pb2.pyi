@@ -240,3 +240,57 @@ class CloseRequest(_message.Message):
 class CloseReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RelayRequest(_message.Message):
+    __slots__ = ("listen", "leave", "commits")
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    listen: _containers.RepeatedScalarFieldContainer[str]
+    leave: _containers.RepeatedScalarFieldContainer[str]
+    commits: _containers.RepeatedCompositeFieldContainer[CommitRequest]
+    def __init__(self, listen: _Optional[_Iterable[str]] = ..., leave: _Optional[_Iterable[str]] = ..., commits: _Optional[_Iterable[_Union[CommitRequest, _Mapping]]] = ...) -> None: ...
+
+class RelayReply(_message.Message):
+    __slots__ = ("events", "ends", "commits")
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    COMMITS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[RelayedEvents]
+    ends: _containers.RepeatedCompositeFieldContainer[RelayedEnd]
+    commits: _containers.RepeatedCompositeFieldContainer[RelayedCommit]
+    def __init__(self, events: _Optional[_Iterable[_Union[RelayedEvents, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RelayedEnd, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[RelayedCommit, _Mapping]]] = ...) -> None: ...
+
+class RelayedEvents(_message.Message):
+    __slots__ = ("sessions", "events", "compressed")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSED_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedScalarFieldContainer[str]
+    events: bytes
+    compressed: bool
+    def __init__(self, sessions: _Optional[_Iterable[str]] = ..., events: _Optional[bytes] = ..., compressed: _Optional[bool] = ...) -> None: ...
+
+class RelayedEnd(_message.Message):
+    __slots__ = ("session", "status", "error")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    status: int
+    error: str
+    def __init__(self, session: _Optional[str] = ..., status: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RelayedCommit(_message.Message):
+    __slots__ = ("sessions", "step", "reply", "status", "error")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedScalarFieldContainer[str]
+    step: int
+    reply: CommitReply
+    status: int
+    error: str
+    def __init__(self, sessions: _Optional[_Iterable[str]] = ..., step: _Optional[int] = ..., reply: _Optional[_Union[CommitReply, _Mapping]] = ..., status: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...

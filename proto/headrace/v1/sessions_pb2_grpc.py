@@ -59,6 +59,11 @@ class SessionsStub:
                 request_serializer=headrace_dot_v1_dot_sessions__pb2.CloseRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_sessions__pb2.CloseReply.FromString,
                 _registered_method=True)
+        self.Relay = channel.stream_stream(
+                '/headrace.v1.Sessions/Relay',
+                request_serializer=headrace_dot_v1_dot_sessions__pb2.RelayRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_sessions__pb2.RelayReply.FromString,
+                _registered_method=True)
 
 
 class SessionsServicer:
@@ -98,6 +103,13 @@ class SessionsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Relay(self, request_iterator, context):
+        """Serve the sessions of a host's ranks, as Plans and Commit do, over one stream: what several of them are told is sent once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -125,6 +137,11 @@ def add_SessionsServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=headrace_dot_v1_dot_sessions__pb2.CloseRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_sessions__pb2.CloseReply.SerializeToString,
+            ),
+            'Relay': grpc.stream_stream_rpc_method_handler(
+                    servicer.Relay,
+                    request_deserializer=headrace_dot_v1_dot_sessions__pb2.RelayRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_sessions__pb2.RelayReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -262,6 +279,33 @@ class Sessions:
             '/headrace.v1.Sessions/Close',
             headrace_dot_v1_dot_sessions__pb2.CloseRequest.SerializeToString,
             headrace_dot_v1_dot_sessions__pb2.CloseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Relay(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headrace.v1.Sessions/Relay',
+            headrace_dot_v1_dot_sessions__pb2.RelayRequest.SerializeToString,
+            headrace_dot_v1_dot_sessions__pb2.RelayReply.FromString,
             options,
             channel_credentials,
             insecure,

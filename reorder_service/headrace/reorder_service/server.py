@@ -29,7 +29,9 @@ from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-GC_THRESHOLDS = (50_000, 20, 50)  # a large job's window has millions of objects and few cycles: a full collection is a long pause
+# A large job's window has millions of objects and few cycles. So full collections, which are long pauses, are rare, and those of
+# the second generation look at the survivors of a few of the first: their pauses are in proportion to these.
+GC_THRESHOLDS = (50_000, 2, 500)
 CACHED_S = 5.0  # enough to load a planner that is compiled already, even on a busy machine
 STOP_GRACE_S = 0.2  # for calls in progress to finish when the server stops
 

@@ -151,5 +151,6 @@ def free_port(*hosts: str) -> int:
 
 def torchrun_environments(num_ranks: int, port: int | None = None) -> list[dict[str, str]]:
     """Return what torchrun sets for each of `num_ranks` processes on this host. They meet at `port`; None: at a free one."""
-    world = {"WORLD_SIZE": str(num_ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
-    return [world | {"RANK": str(rank)} for rank in range(num_ranks)]
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port())}
+    world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
+    return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds between looks; with --once, take more than a step does (default: %(default)s)",
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="json: once (default: %(default)s)")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--format", choices=("table", "json"), default="table", help="json: once (default: %(default)s)")
+    output.add_argument(
+        "--plain",
+        action="store_true",
+        help="for logs and pipes: at every look, or a single time with --once, print a line for each job, rank, node and "
+        "preprocessor, such as `preprocessor p1 ready slots=4 busy=3 late=0 kept=12 store=5%% rate=120.0/s`, without any "
+        "control characters",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     with JobsClient(args.endpoint) as client:
         watch = Watch(client, args.job)
-        if args.format == "table" and console.is_terminal and not args.once:
+        if args.plain:
+            _plain(watch, args.interval, once=args.once)
+        elif args.format == "table" and console.is_terminal and not args.once:
             _live(watch, args.interval, console)
         else:
             _once(watch, args.interval, args.format, console)
@@ -82,6 +93,12 @@ class Watch:
             looks[status.job].add(Look(at_s=now_s, status=status))
         self._looks = looks
 
+    def lines(self) -> list[str]:
+        """Return one line for each job, rank, node and preprocessor (headrace.cli.watch.status_lines) from the looks so far."""
+        from headrace.cli.watch.status_lines import status_lines
+
+        return list(status_lines([looks.held for looks in self._looks.values()]))
+
     def figures(self) -> dict[str, Any]:
         """Return the figures (headrace.cli.watch.top_figures) of the looks so far."""
         from headrace.cli.watch.top_figures import figures
@@ -100,6 +117,29 @@ def _once(watch: Watch, interval_s: float, output: str, console: Console) -> Non
         print(json.dumps(figures, ensure_ascii=False))
     else:
         console.print(picture(figures, width=console.width))
+
+
+def _plain(watch: Watch, interval_s: float, *, once: bool) -> None:
+    """Print the lines at every look until Ctrl-C, from the second look on since rates need two, or once.
+
+    Each look begins with a line on the service, which says so while it does not answer.
+    """
+    from headrace.errors import UnavailableError
+
+    watch.look()
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(interval_s)
+            try:
+                watch.look()
+                lines = watch.lines()
+            except UnavailableError:
+                if once:
+                    raise
+                lines = [f"service {watch.endpoint} away: not connected, trying again"]
+            print("\n".join(lines), flush=True)
+            if once:
+                return
 
 
 def _live(watch: Watch, interval_s: float, console: Console) -> None:

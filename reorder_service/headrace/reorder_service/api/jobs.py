@@ -13,8 +13,10 @@ from headrace import message_codec
 from headrace.errors import NotFoundError, UserError
 from headrace.execution_spec import load_execution_json
 from headrace.manifest import PAGE_SHARDS
+from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedStep
+from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.store.progress import Amounts
 from headrace.rpc import stream_method, unary_method
@@ -144,20 +146,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             step_s=run.cursor.progress.step_s,
             forecast_step_s=forecast_step_s,
             measured_step_s=measured_step_s,
-            preprocessors=[
-                jobs_pb2.PreprocessorStatus(
-                    preprocessor=m.name,
-                    endpoint=m.endpoint,
-                    samples_decoded=m.samples_decoded,
-                    bytes_decoded=m.bytes_decoded,
-                    store_bytes=m.store_bytes,
-                    store_budget_bytes=m.store_budget_bytes,
-                    leases=len(m.leases),
-                    slots=m.slots,
-                    occupancy=m.occupancy,
-                )
-                for m in service.fleet.members.values()
-            ],
+            preprocessors=map(_preprocessor_status, service.fleet.members.values()),
             spec_json=run.planned_spec.to_json(),
             planned_steps=sum(step.plan is not None for step in run.cursor.steps.values()),
             planned_bytes=sum(step.num_bytes or 0 for step in run.cursor.steps.values()),
@@ -168,21 +157,41 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             topology_json=run.planned_spec.topology.model_dump_json(),
             leader=self._leadership.leader.split()[0],
             term=service.store.database.term,
-            ranks=[
-                jobs_pb2.RankStatus(
-                    rank=session.rank,
-                    committed_steps=session.next_step,
-                    data_wait_s=session.data_wait_s,
-                    step_s=session.step_s,
-                )
-                for _, session in sorted(run.sessions.by_rank.items())
-            ],
+            ranks=[_rank_status(session) for _, session in sorted(run.sessions.by_rank.items())],
             sources=_source_statuses(run),
             up_s=time.monotonic() - service.began_s,
             mixture_json=json.dumps(run.batches.changes),
             snapshot=nodes.snapshot if nodes.snapshot.generation else None,
             recoveries=nodes.recoveries,
+            nodes=[jobs_pb2.NodeStatus(node=name, connected=here, leaving=leaving) for name, here, leaving in nodes.present],
         )
+
+
+def _preprocessor_status(member: Member) -> jobs_pb2.PreprocessorStatus:
+    return jobs_pb2.PreprocessorStatus(
+        preprocessor=member.name,
+        endpoint=member.endpoint,
+        samples_decoded=member.samples_decoded,
+        bytes_decoded=member.bytes_decoded,
+        store_bytes=member.store_bytes,
+        store_budget_bytes=member.store_budget_bytes,
+        leases=len(member.leases),
+        slots=member.slots,
+        occupancy=member.occupancy,
+        late=len(member.overdue),
+        silent=member.silent,
+        kept=len(member.kept),
+    )
+
+
+def _rank_status(session: Session) -> jobs_pb2.RankStatus:
+    return jobs_pb2.RankStatus(
+        rank=session.rank,
+        committed_steps=session.next_step,
+        data_wait_s=session.data_wait_s,
+        step_s=session.step_s,
+        connected=session.streaming,
+    )
 
 
 def _source_statuses(run: JobRun) -> list[jobs_pb2.SourceStatus]:

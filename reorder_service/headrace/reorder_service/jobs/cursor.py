@@ -98,7 +98,7 @@ class Cursor:
         the session's error where that is over, and ConflictError where the step is not planned.
         """
         async with self._news:
-            await self._news.wait_for(lambda: self._can_judge(session, index))
+            await self._news.wait_for(lambda: self.can_judge(session, index))
         if session.over is not None:
             raise session.over
         if index < self.committed:
@@ -110,7 +110,7 @@ class Cursor:
         session.next_step, session.data_wait_s, session.step_s = index + 1, commit.data_wait_s, commit.step_s
         return True
 
-    def _can_judge(self, session: Session, index: int) -> bool:
+    def can_judge(self, session: Session, index: int) -> bool:
         """Return whether a commit of step `index` need not wait for a plan: there is one, or none will come for this session."""
         step = self.steps.get(index)
         to_come = self.committed <= index < self.committed + self._window and not 0 < self.num_steps <= index
@@ -134,6 +134,11 @@ class Cursor:
         """Wait until the step is in the ledger, or the job or the session has ended."""
         async with self._news:
             await self._news.wait_for(lambda: index < self.committed or self.is_over or session.over is not None)
+
+    def may_advance(self, num_ranks: int) -> bool:
+        """Return whether all ranks have committed the first uncommitted step."""
+        step = self.steps.get(self.committed)
+        return step is not None and len(step.commits) >= num_ranks
 
     async def advance(self, source_of: Callable[[int], str]) -> PlannedStep:
         """Commit the first uncommitted step, which every rank has committed, and return it. Must not be cancelled.

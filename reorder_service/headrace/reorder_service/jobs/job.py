@@ -376,7 +376,7 @@ class JobRun:
 
         Repeating a commit is harmless. Waits and raises as `Cursor.note`.
         """
-        if await self.cursor.note(session, index, commit):
+        if await self.cursor.note(session, index, commit) and self.cursor.may_advance(self.sessions.num_ranks):
             await asyncio.shield(self._commit_ready())
         return index < self.cursor.committed
 
@@ -384,7 +384,7 @@ class JobRun:
         """Commit, in order, the steps that every rank has committed. Must not be cancelled between updating store and memory."""
         cursor = self.cursor
         async with cursor.moving:
-            while (head := cursor.steps.get(cursor.committed)) and len(head.commits) >= self.sessions.num_ranks:
+            while cursor.may_advance(self.sessions.num_ranks):
                 try:
                     self._clear_away(await cursor.advance(self.manifest.source_of))
                 except ConflictError:  # the ranks are ahead of the store and must be told

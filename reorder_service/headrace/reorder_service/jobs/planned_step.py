@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -29,7 +29,7 @@ from headrace.reorder_service.planning.packing import pack_batch, plan_of_sample
 from headrace.reorder_service.planning.simulation.memory_limit import check_memory
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.reorder_service.planning.unequal_pipelines import for_pipelines, plan_for_pipelines, shares_of
-from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord, added
+from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord
 from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
 from headrace.ticket import part_of
@@ -308,12 +308,16 @@ class PlannedStep:
         rejected = [*self.rejected, *(item for place, item in late.items() if place not in self.substitutes)]
         shards = {ref.sample_id: ref.shard for ref in self.refs}
         good = {sample_id: probe for sample_id, probe in self.probes.items() if sample_id not in late}
-        delivered: Delivered = {}
+        of_source: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
         for sample_id, probe in good.items():
-            amounts = Amounts(1, probe.num_tokens, sum(probe.image_patches), sum(probe.mel_frames))
-            delivered = added(delivered, {source_of(shards[sample_id]): amounts})
+            sums = of_source[source_of(shards[sample_id])]
+            sums[0] += 1
+            sums[1] += probe.num_tokens
+            sums[2] += sum(probe.image_patches)
+            sums[3] += sum(probe.mel_frames)
         for sample_id in (shards.keys() - good.keys()) | self.substitutes.keys():
-            delivered = added(delivered, {source_of(shards[sample_id]): Amounts(refused=1)})
+            of_source[source_of(shards[sample_id])][4] += 1
+        delivered: Delivered = {source: Amounts(*sums) for source, sums in of_source.items()}
         losses = [commit.loss for commit in self.commits.values() if not math.isnan(commit.loss)]
         return (
             StepRecord(

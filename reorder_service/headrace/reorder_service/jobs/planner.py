@@ -73,6 +73,7 @@ class Planner:
         `spec`: as the job is planned now. The plan is for its topology's replicas, so that the parts are the same whoever plans
         the step; `plan_again` makes that for the pipelines of nodes. `committed`: the latest steps, by which costs are corrected.
         """
+        saving: asyncio.Task[None] | None = None
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
             step.substitutes = {ref.sample_id: ref for ref in substitutes}
@@ -80,7 +81,7 @@ class Planner:
             step.rejected = await probe(step, step.refs, self._job, self._orders)
             await self._substitute(step)
             found = step.probes, step.rejected, list(step.substitutes.values())
-            await self._store.save_probes(self._job, step.index, *found)
+            saving = asyncio.create_task(self._store.save_probes(self._job, step.index, *found))
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
 
         def ticket(part: str) -> str:
@@ -89,8 +90,13 @@ class Planner:
         def cut(plan: StepPlan) -> None:
             step.cut(plan, part_samples=self._spec.part_samples, ticket=ticket)
 
-        step.correction = await self._corrections.of_step(step.index, committed, spec, generation)
-        plan = await self._make(step, spec, generation, None, cut)
+        try:
+            step.correction = await self._corrections.of_step(step.index, committed, spec, generation)
+            plan = await self._make(step, spec, generation, None)
+        finally:
+            if saving is not None:
+                await saving  # nobody may hear of a plan before the store has what it was made from
+        await self._in_planning(step, cut, plan)
         log.info(
             "planned %s",
             pairs(
@@ -110,7 +116,8 @@ class Planner:
 
     async def plan_again(self, step: PlannedStep, spec: JobSpec, generation: int, formation: Formation | None) -> None:
         """Plan a planned step for other pipelines. Its samples and its parts stay as they are."""
-        plan = await self._make(step, spec, generation, formation, StepPlan.check)
+        plan = await self._make(step, spec, generation, formation)
+        await self._in_planning(step, plan.check)
         step.adopt(plan, formation)  # in the event loop, which serializes plans
         log.info(
             "planned again %s",
@@ -123,27 +130,22 @@ class Planner:
             ),
         )
 
-    async def _make(
-        self,
-        step: PlannedStep,
-        spec: JobSpec,
-        generation: int,
-        formation: Formation | None,
-        take: Callable[[StepPlan], None],
-    ) -> StepPlan:
-        """Plan a probed step, and pass the plan to `take`, in a worker thread. Raises JobFailedError where that fails."""
+    async def _make(self, step: PlannedStep, spec: JobSpec, generation: int, formation: Formation | None) -> StepPlan:
+        """Plan a probed step in a worker thread. Raises JobFailedError where that fails."""
         vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
 
-        def make_and_take() -> StepPlan:
-            plan = step.make_plan(spec, spec.topology, formation, vocab=vocab, generation=generation)
-            take(plan)
-            return plan
+        def make() -> StepPlan:
+            return step.make_plan(spec, spec.topology, formation, vocab=vocab, generation=generation)
 
         with tracing.span("plan", step.trace, samples=len(step.probes)):
-            try:
-                return await self.in_worker_thread(make_and_take)
-            except ValueError as err:
-                raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
+            return await self._in_planning(step, make)
+
+    async def _in_planning(self, step: PlannedStep, work: Callable[..., _T], *args: Any) -> _T:
+        """Do a part of a step's planning in a worker thread. Raises JobFailedError where it raises ValueError."""
+        try:
+            return await self.in_worker_thread(work, *args)
+        except ValueError as err:
+            raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
 
     async def hand_out(
         self,

@@ -31,6 +31,8 @@ class EventBatch:
     events: Sequence[PlannedStep | PlannedPart | Ended]
     message: bytes = b""
     """The serialized events; empty until they are first sent to a session."""
+    compressed: bytes = b""
+    """`message`, compressed by zlib; empty until it is first sent so."""
 
 
 class Lane:
@@ -104,6 +106,8 @@ class Session:
     has_streamed: bool = False
     over: HeadraceError | None = None
     """Error that the session has ended with, raised by every further call of the rank; None while it lasts."""
+    heard_all: bool = False
+    """Whether `take_batches` has returned the event that no step follows."""
     opened_at_step: int | None = None
     """Step of the model state with which the rank opened the session; None where it did not say."""
     next_step: int = 0
@@ -115,9 +119,12 @@ class Session:
     _ended: Ended | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin_streaming(self) -> None:
-        """Note that the rank reads plans from now on."""
-        self.streaming = self.has_streamed = True
+    def begin_streaming(self, wake: asyncio.Event | None = None) -> None:
+        """Note that the rank reads plans from now on. `wake`: set whenever there are some, or the session has ended."""
+        self.streaming, self.has_streamed, self.heard_all = True, True, False
+        if wake is not None:
+            self._wake = wake
+            wake.set()
 
     def is_live(self) -> bool:
         """Return whether a process is connected, or opened the session so recently that it may be about to."""
@@ -126,6 +133,10 @@ class Session:
     def takes(self, replica: int) -> bool:
         """Return whether this rank takes the samples of a replica of its unit."""
         return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
+
+    def replicas_of(self, count: int) -> Sequence[int]:
+        """Return the replicas that this rank takes, of as many as its unit has, in rising order."""
+        return range(self.rank, count, self.num_ranks) if self.replicas is None else sorted(self.replicas)
 
     def needs(self, part: PlannedPart) -> bool:
         """Return whether this rank takes any sample of a part."""
@@ -139,11 +150,11 @@ class Session:
             self.wake()
 
     def hear(self, batch: EventBatch) -> None:
-        """Queue events, which `event_batches` yields once the session wakes."""
+        """Queue events for `take_batches`."""
         self._batches.append(batch)
 
     def wake(self) -> None:
-        """Wake `event_batches`, since there are events for the session."""
+        """Wake whoever calls `take_batches`, since there are events for the session."""
         self._wake.set()
 
     def tell_end(self, message: str) -> None:
@@ -157,25 +168,30 @@ class Session:
         return self._ended is not None
 
     def end(self, error: HeadraceError) -> None:
-        """End the session: `event_batches` and every further call of the rank raise the error."""
+        """End the session: its stream of plans and every further call of the rank raise the error."""
         self.over = error
         self.lane.leave(self)
         self._wake.set()
 
+    def take_batches(self) -> list[EventBatch]:
+        """Return all pending events in order, the job's end as the last of them; none where there is no news."""
+        self.lane.flush()
+        batches, self._batches = self._batches, []
+        if self._ended is not None and not self.heard_all:
+            batches.append(EventBatch([self._ended]))
+            self.heard_all = True
+        return batches
+
     async def event_batches(self) -> AsyncIterator[list[EventBatch]]:
         """Yield all pending events whenever there are some, up to the job's end. Raises `over` where the session ends before."""
-        while self.over is None:
+        while self.over is None and not self.heard_all:
             self._wake.clear()
-            self.lane.flush()
-            batches, self._batches, ended = self._batches, [], self._ended
-            if ended is not None:
-                batches.append(EventBatch([ended]))
-            if batches:
+            if batches := self.take_batches():
                 yield batches
-            if ended is not None:
-                return
-            await self._wake.wait()
-        raise self.over
+            else:
+                await self._wake.wait()
+        if self.over is not None:
+            raise self.over
 
 
 class Sessions:
@@ -288,7 +304,7 @@ class Sessions:
     def _join_lane(self, session: Session, replicas: int) -> None:
         key = session.unit, session.replicas or session.rank
         if key not in self._lanes:
-            places = [(session.unit, replica) for replica in range(replicas) if session.takes(replica)]
+            places = [(session.unit, replica) for replica in session.replicas_of(replicas)]
             lane = self._lanes[key] = Lane(on_empty=lambda: self._drop_lane(key, places))
             for place in places:
                 self._lanes_at.setdefault(place, []).append(lane)

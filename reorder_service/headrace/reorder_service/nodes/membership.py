@@ -137,6 +137,12 @@ class Membership:
         """Whether the newest snapshot has this node."""
         return name in self.record.joined_generation
 
+    @property
+    def present(self) -> list[tuple[str, bool, bool]]:
+        """(name, whether it is connected, whether it leaves) of each node that is connected or may come back."""
+        here = [(name, True, node.leaving) for name, node in self.connected.items()]
+        return here + [(name, False, False) for name in self._awaited_until_s]
+
     def await_nodes(self, now_s: float) -> None:
         """Expect the nodes of the snapshot, which were connected to a former leader, to connect here within REJOIN_S."""
         self._awaited_until_s = {node: now_s + REJOIN_S for node in self.record.joined_generation if node not in self.connected}

@@ -200,6 +200,11 @@ class Nodes:
         """Return the membership, or None where the node is no longer in it by this stream."""
         return self._membership if self._streams.get(stream.node) is stream else None
 
+    @property
+    def present(self) -> list[tuple[str, bool, bool]]:
+        """(name, whether it is connected, whether it leaves) of each node that is connected or may come back."""
+        return self._membership.present if self._membership is not None else []
+
     # -- the watch ----------------------------------------------------------------------------------------------------
 
     @property

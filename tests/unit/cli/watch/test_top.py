@@ -241,3 +241,29 @@ def test_the_forecast_of_a_step_stands_beside_what_it_took_once_there_is_one() -
     assert [text.strip() for text in line(known)] == ["step 1.0 s, forecast 970 ms (-3%)"]
     [job] = figures([[Look(at_s=0.0, status=known)]])["jobs"]
     assert (job["forecast_step_s"], job["measured_step_s"], job["forecast_error"]) == (0.97, 1.0, pytest.approx(-0.03))
+
+
+def plain(capsys: pytest.CaptureFixture[str], *answers: list[JobStatus] | Exception | KeyboardInterrupt, once: bool) -> list[str]:
+    """The first three words of all lines that are printed."""
+    top._plain(top.Watch(Service(*answers), None), 0.001, once=once)
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    return [" ".join(line.split()[:3]) for line in out.splitlines()]
+
+
+def test_plain_lines_come_at_every_look_to_the_interrupt_and_say_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    gone = UnavailableError("does not answer")
+    lines = [
+        "service 10.0.0.1:7070 leads",
+        "job charts running",
+        "rank charts/0 away",
+        "preprocessor worker-pool-7d9f-000000 ready",
+    ]
+    seen = plain(capsys, *[[status(num_ranks=1)]] * 2, gone, [status(num_ranks=1)], KeyboardInterrupt(), once=False)
+    assert seen == [*lines, "service 10.0.0.1:7070 away:", *lines]
+
+
+def test_plain_lines_once_are_those_of_the_second_look(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plain(capsys, [], [status(num_ranks=0, num_preprocessors=0)], once=True)[1:] == ["job charts running"]
+    with pytest.raises(UnavailableError):
+        plain(capsys, [], UnavailableError("does not answer"), once=True)

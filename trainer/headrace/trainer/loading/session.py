@@ -30,6 +30,7 @@ from headrace.sample import SCHEMA
 from headrace.spec import JobSpec, load_spec_json
 from headrace.ticket import part_of
 from headrace.trainer.loading.connection import Connection, Terms
+from headrace.trainer.loading.relay import RelayPlace, is_relayed
 from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
@@ -100,6 +101,7 @@ class SessionClient:
         self.job = job
         self._rank = rank
         self._num_ranks = num_ranks
+        self._relay = RelayPlace(endpoint, token) if is_relayed() else None
         self._channel = rpc.channel(endpoint, token=token)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
         self._lock = threading.Lock()  # guards the opening of the session, and the commits
@@ -172,6 +174,7 @@ class SessionClient:
         throttle = LogThrottle(REMIND_S)
         while True:
             try:
+                self._go_by_relay()
                 reply: sessions_pb2.OpenReply = rpc.call(self._stub.Open, request, self.endpoint)
                 if not reply.waiting:
                     break
@@ -189,6 +192,12 @@ class SessionClient:
                 self._closed.wait(RETRY_S)
         self._session, self._generation = reply.session, reply.generation
         return reply
+
+    def _go_by_relay(self) -> None:
+        """Have the next session go by the host's relay, if the ranks of this host have one and it answers."""
+        if self._relay is not None:
+            channel = self._relay.channel if self._relay.is_answering() else self._channel
+            self._stub = sessions_pb2_grpc.SessionsStub(channel)
 
     def _call(self, method: Callable[..., _T], request: Any) -> _T:
         """Send a request in the present session. Raises SupersededError only where another process has taken over the rank."""
@@ -305,6 +314,8 @@ class SessionClient:
         self._closed.set()
         self.leave()
         self._channel.close()
+        if self._relay is not None:
+            self._relay.channel.close()
 
 
 class PartClient:

@@ -1,0 +1,166 @@
+"""The ranks of a host share one stream to the reorder service, which one of them holds, whatever becomes of that one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import trainer
+from headrace.errors import NotFoundError, UserError
+from headrace.trainer.loading.relay import is_relayed
+
+pytestmark = pytest.mark.integration
+
+RELAYING = "relaying for the ranks of this host"
+NUM_RANKS = 3
+
+
+class Rank:
+    """A process of tests.chaos.rank."""
+
+    def __init__(self, endpoint: str, job: str, rank: int, log: Path) -> None:
+        self.rank, self.log = rank, log
+        command = [sys.executable, "-m", "tests.chaos.rank", endpoint, str(rank), str(NUM_RANKS)]
+        with log.open("a") as errors:
+            self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
+        self._say({"job": job, "transport": "flight"})
+
+    def _say(self, message: object) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(json.dumps(message) + "\n")
+        self._popen.stdin.flush()
+
+    def hear(self) -> dict[str, Any]:
+        assert self._popen.stdout is not None
+        said: dict[str, Any] = json.loads(self._popen.stdout.readline())
+        assert "error" not in said, said
+        return said
+
+    def commit(self) -> None:
+        self._say(True)
+
+    @property
+    def is_relay(self) -> bool:
+        return RELAYING in self.log.read_text()
+
+    def send(self, sent: signal.Signals) -> None:
+        os.kill(self._popen.pid, sent)
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.communicate()
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The temporary folder of a host of its own, whose ranks share a relay: its path is short, as a socket's must be."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setenv("HEADRACE_RELAY", "1")
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., Rank]]:
+    """Starts a rank of that host."""
+    ranks: list[Rank] = []
+
+    def start_rank(endpoint: str, job: str, rank: int) -> Rank:
+        ranks.append(Rank(endpoint, job, rank, tmp_path / f"{job}-{rank}-{len(ranks)}.log"))
+        return ranks[-1]
+
+    yield start_rank
+    for rank in ranks:
+        rank.end()
+
+
+def test_the_ranks_of_a_host_share_one_relay_and_another_takes_its_place_when_it_is_killed(
+    cluster: Any, spec: Any, start: Callable[..., Rank]
+) -> None:
+    cluster.start_reorder()
+    cluster.add_preprocessors(1)
+    job = cluster.submit(spec("relayed", steps=6, topology={"replicas": NUM_RANKS, "microbatches": 1}))
+    ranks = [start(cluster.endpoint, job, rank) for rank in range(NUM_RANKS)]
+    seen: dict[int, list[int]] = {}
+    for step in range(3):
+        for rank in ranks:
+            said = rank.hear()
+            assert said["fetched"] == step
+            seen.setdefault(step, []).extend(said["sample_ids"])
+            rank.commit()
+        for rank in ranks:
+            assert rank.hear()["committed"] == step
+    (relay,) = [rank for rank in ranks if rank.is_relay]
+    relay.send(signal.SIGKILL)
+    ranks[relay.rank] = start(cluster.endpoint, job, relay.rank)
+    for rank in ranks:
+        assert rank.hear()["fetched"] == 3
+        rank.commit()
+    for step in (3, 4, 5):
+        for rank in ranks:
+            assert rank.hear()["committed"] == step
+        if step < 5:
+            for rank in ranks:
+                assert rank.hear()["fetched"] == step + 1
+                rank.commit()
+    assert all(rank.hear().get("ended") for rank in ranks)
+    assert [entry.step for entry in cluster.ledger(job)] == list(range(6))
+    assert sum(rank.is_relay for rank in ranks) == 1
+
+
+def test_ranks_go_without_a_relay_that_hangs(cluster: Any, spec: Any, start: Callable[..., Rank]) -> None:
+    cluster.start_reorder()
+    cluster.add_preprocessors(1)
+    topology = {"replicas": NUM_RANKS, "microbatches": 1}
+    other, job = cluster.submit(spec("other", steps=2, topology=topology)), cluster.submit(spec("job", steps=1))
+    relay = start(cluster.endpoint, other, 0)
+    assert relay.hear()["fetched"] == 0
+    assert relay.is_relay
+    relay.send(signal.SIGSTOP)
+    with trainer.connect(cluster.endpoint, job=job) as loader:
+        for step in loader:
+            list(step)
+            loader.commit(step)
+    assert len(cluster.ledger(job)) == 1
+    relay.send(signal.SIGCONT)
+
+
+def test_what_the_service_refuses_is_refused_in_the_same_words(calm: Any, spec: Any, start: Callable[..., Rank]) -> None:
+    job = calm.submit(spec("refused", steps=2))
+    with pytest.raises(UserError, match=r"2 replica\(s\) for 3 ranks"):
+        trainer.connect(calm.endpoint, job=job, rank=2, num_ranks=3).open()
+    with pytest.raises(NotFoundError, match="no job 'nobody'"):
+        trainer.connect(calm.endpoint, job="nobody").open()
+
+
+def test_a_folder_that_others_can_use_is_not_used(temporary: Path) -> None:
+    (temporary / f"headrace-{os.getuid()}").mkdir(mode=0o755)
+    with pytest.raises(UserError, match="not a folder that only this user can use: remove it, or set HEADRACE_RELAY=0"):
+        trainer.connect("127.0.0.1:1", job="job")
+
+
+@pytest.mark.parametrize(
+    ("asked", "local", "relayed"), [("", "8", True), ("", "1", False), ("", "", False), ("1", "", True), ("0", "8", False)]
+)
+def test_ranks_share_a_relay_where_a_launcher_has_started_several_or_where_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked: str, local: str, relayed: bool
+) -> None:
+    monkeypatch.setenv("HEADRACE_RELAY", asked)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert is_relayed() == relayed
+
+
+def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_RELAY", "yes")
+    with pytest.raises(UserError, match="HEADRACE_RELAY is 'yes'"):
+        is_relayed()

@@ -1,0 +1,188 @@
+"""The relay: the one process of a host through which the host's ranks talk to the reorder service, over one stream.
+
+A message costs the reorder service about the same whether it is for one rank or for the eight of a host; so a thousand ranks in
+a hundred and thirty hosts cost it what a hundred and thirty do. The first rank of a host to connect becomes the relay: it takes
+a lock in a folder that only its user can read, and serves the `Sessions` service there, on a Unix socket. The others are its
+clients, as if it were the reorder service. If its process ends, the lock is free, and one of them takes its place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import queue
+import stat
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from headrace import rpc
+from headrace.cluster_token import cluster_token
+from headrace.errors import UserError
+from headrace.observability.logs import pairs
+from headrace.trainer.loading.relay_stream import RefusedError, RelayStream
+from headrace.v1 import sessions_pb2, sessions_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+MOST_PATH = 60  # characters: a socket's whole path may have 107
+ANSWER_S = 2.0  # within which the relay accepts a connection, unless it hangs
+
+
+def is_relayed() -> bool:
+    """Return whether the ranks of this host share a relay: by default if a launcher has started several of them.
+
+    HEADRACE_RELAY=1 in the environment says that they do, HEADRACE_RELAY=0 that each has a stream of its own. Raises UserError
+    for another value.
+    """
+    asked = os.environ.get("HEADRACE_RELAY", "")
+    if asked not in ("", "0", "1"):
+        raise UserError(f"HEADRACE_RELAY is {asked!r}: 1 has the ranks of a host share a stream, 0 gives each its own")
+    return asked == "1" if asked else int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1
+
+
+class RelayPlace:
+    """Where the relay of this host and user is, for one reorder service: a lock, which the relay holds, and a socket."""
+
+    def __init__(self, endpoint: str, token: str | None) -> None:
+        """`token`: the cluster's token; None: the environment's. Raises UserError where the folder is somebody else's."""
+        self._endpoint, self._token = endpoint, token
+        said = cluster_token() if token is None else token
+        name = hashlib.sha256(f"{endpoint} {said}".encode()).hexdigest()[:16]  # who says another token has another relay
+        folder = _private_folder()
+        self._lock_path, self._socket = folder / f"{name}.lock", folder / f"{name}.sock"
+        self.channel = rpc.local_channel(self._socket)
+        """A blocking channel to the relay, whichever process that is."""
+
+    def is_answering(self) -> bool:
+        """Return whether the host's relay answers, after becoming it where the host has none."""
+        self._fill()
+        try:
+            grpc.channel_ready_future(self.channel).result(timeout=ANSWER_S)
+        except grpc.FutureTimeoutError:  # its process hangs, and still holds the lock
+            log.warning("the relay of this host does not answer: going without it %s", pairs(endpoint=self._endpoint))
+            return False
+        return True
+
+    def _fill(self) -> None:
+        with _SERVING_LOCK:
+            if self._socket in _SERVING:
+                return
+            lock = self._lock_path.open("a")
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, and is not inherited by its children
+            except OSError:
+                lock.close()
+                return
+            relay = Relay(rpc.channel(self._endpoint, token=self._token))
+            relay.serve(f"unix:{self._socket}")
+            _SERVING[self._socket] = relay, lock
+            log.info("relaying for the ranks of this host %s", pairs(endpoint=self._endpoint, socket=self._socket))
+
+
+_SERVING: dict[Path, tuple[Relay, Any]] = {}
+"""The relays that this process serves, with their locks, by socket."""
+_SERVING_LOCK = threading.Lock()
+os.register_at_fork(after_in_child=_SERVING.clear)
+
+
+def _private_folder() -> Path:
+    """Return a folder that only this user can use. Raises UserError where another user has made it."""
+    temporary = tempfile.gettempdir()
+    folder = Path(temporary if len(temporary) <= MOST_PATH else "/tmp") / f"headrace-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserError(f"{folder} is not a folder that only this user can use: remove it, or set HEADRACE_RELAY=0")
+    return folder
+
+
+class Relay(sessions_pb2_grpc.SessionsServicer):
+    """Serves the `Sessions` service to the ranks of its host, by way of one stream to the reorder service. Thread-safe."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._stub = sessions_pb2_grpc.SessionsStub(channel)
+        self._lock = threading.Lock()
+        self._stream: RelayStream | None = None
+
+    def serve(self, target: str) -> None:
+        """Serve at a gRPC target from now on, for as long as the process lives."""
+        server = grpc.server(_DaemonThreads(), options=rpc.SERVER_OPTIONS)
+        sessions_pb2_grpc.add_SessionsServicer_to_server(self, server)
+        plans = grpc.unary_stream_rpc_method_handler(
+            self.Plans, request_deserializer=sessions_pb2.PlansRequest.FromString, response_serializer=bytes
+        )
+        server.add_registered_method_handlers("headrace.v1.Sessions", {"Plans": plans})
+        server.add_insecure_port(target)
+        server.start()
+        self._server = server  # it would stop with its last reference
+
+    def Open(self, request: sessions_pb2.OpenRequest, context: grpc.ServicerContext) -> sessions_pb2.OpenReply:
+        reply: sessions_pb2.OpenReply = _forwarded(self._stub.Open, request, context)
+        return reply
+
+    def ReportLost(self, request: sessions_pb2.ReportLostRequest, context: grpc.ServicerContext) -> sessions_pb2.ReportLostReply:
+        reply: sessions_pb2.ReportLostReply = _forwarded(self._stub.ReportLost, request, context)
+        return reply
+
+    def Close(self, request: sessions_pb2.CloseRequest, context: grpc.ServicerContext) -> sessions_pb2.CloseReply:
+        reply: sessions_pb2.CloseReply = _forwarded(self._stub.Close, request, context)
+        return reply
+
+    def Plans(self, request: sessions_pb2.PlansRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        stream, events = self._present(), queue.SimpleQueue[bytes | RefusedError | None]()
+        stream.listen(request.session, events.put)
+        context.add_callback(lambda: stream.leave(request.session))
+        while (message := events.get()) is not None:
+            if isinstance(message, RefusedError):
+                context.abort(message.status, message.error)
+            else:
+                yield message
+
+    def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.ServicerContext) -> sessions_pb2.CommitReply:
+        try:
+            return self._present().commit(request).result(context.time_remaining())
+        except RefusedError as refused:
+            context.abort(refused.status, refused.error)
+        except TimeoutError:
+            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the reorder service has not answered the commit")
+        raise AssertionError("abort raises")
+
+    def _present(self) -> RelayStream:
+        """Return the stream to the reorder service, a new one where the former is over."""
+        with self._lock:
+            if self._stream is None or self._stream.is_over:
+                self._stream = RelayStream(self._stub)
+            return self._stream
+
+
+class _DaemonThreads(Executor):
+    """Runs each call in a thread of its own, which does not keep the process from ending, as those of a pool do."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        done = Future[Any]()
+
+        def run() -> None:
+            try:
+                done.set_result(call(*args, **options))
+            except BaseException as err:
+                done.set_exception(err)
+
+        threading.Thread(target=run, name="relayed call", daemon=True).start()
+        return done
+
+
+def _forwarded(method: Callable[..., Any], request: Any, context: grpc.ServicerContext) -> Any:
+    """Make a call of a rank at the reorder service, and answer as that does."""
+    try:
+        return method(request, timeout=context.time_remaining())
+    except grpc.RpcError as err:
+        context.abort(err.code(), err.details())
+        raise
