@@ -212,8 +212,8 @@ class BlockingChannel:
         ask = self._channel.unary_stream(*args, **options)
         return lambda request, **how: BlockingStream(ask(request, **how))
 
-    def stream_stream(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError("no client that blocks sends a stream")
+    def stream_stream(self, *args: Any, **options: Any) -> None:
+        """No client that blocks sends a stream here; stubs only ask for the method."""
 
     stream_unary = stream_stream
 

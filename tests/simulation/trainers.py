@@ -57,23 +57,25 @@ class Trainers:
             self.checkpoints[number][step] = saved
 
         async def main() -> None:
-            rank = Rank(
-                process,
-                world.network,
-                world.endpoint,
-                self._job,
-                number,
-                self.num_ranks,
-                step_s=lambda: self._random.uniform(*self._step_s),
-                save=save,
-                on_fetched=lambda step, ids: self.delivered.__setitem__((number, step), ids),
-            )
-            self.ranks[number] = rank
             try:
+                rank = Rank(
+                    process,
+                    world.network,
+                    world.endpoint,
+                    self._job,
+                    number,
+                    self.num_ranks,
+                    step_s=lambda: self._random.uniform(*self._step_s),
+                    save=save,
+                    on_fetched=lambda step, ids: self.delivered.__setitem__((number, step), ids),
+                )
+                self.ranks[number] = rank
                 await in_fiber(rank.run, resume_step, self._catch_up, model)
                 self.done.add(number)
             except HeadraceError as err:
                 self._failed(number, process, err)
+            except Exception as err:
+                world.loop.errors.append((f"rank {number} failed", err))
 
         process.spawn(main())
 
