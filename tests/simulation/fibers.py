@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -50,16 +51,22 @@ class _Lock:
     """threading.Lock between fibers."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
+        self._is_held = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     def acquire(self, blocking: bool = True) -> bool:
-        if not self._lock.locked():
-            next(iter(self._lock.acquire().__await__()), None)  # at once
-            return True
-        return blocking and wait_for(self._lock.acquire())
+        while self._is_held:
+            if not blocking:
+                return False
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            wait_for(self._waiting[-1])
+        self._is_held = True
+        return True
 
     def release(self) -> None:
-        self._lock.release()
+        self._is_held = False
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
 
     def __enter__(self) -> None:
         self.acquire()

@@ -132,14 +132,15 @@ def _await_end(world: World, trainers: Trainers, checkers: Checkers, setting: Se
 
     def is_over() -> bool:
         checkers.look()
-        return trainers.are_done or bool(checkers.violations) or world.loop.num_callbacks > MOST_CALLBACKS
+        return trainers.are_done or bool(checkers.violations or trainers.failed) or world.loop.num_callbacks > MOST_CALLBACKS
 
     try:
         in_time = world.run_until(is_over, deadline_s, LOOK_S)
     except StalledError as err:
         checkers.violations.append(str(err))
         return False
-    if checkers.violations:
+    if checkers.violations or trainers.failed:
+        checkers.violations += trainers.failed
         return False
     if not in_time or not trainers.are_done:
         why = trainers.errors[-3:] or "no rank has ended with an error"

@@ -37,6 +37,8 @@ class Trainers:
         """Ranks that a fault keeps down."""
         self.errors: list[str] = []
         """What has ended ranks, in their own words."""
+        self.failed: list[str] = []
+        """What no rank should ever end with."""
         self._catch_up = 1
 
     @property
@@ -75,7 +77,7 @@ class Trainers:
             except HeadraceError as err:
                 self._failed(number, process, err)
             except Exception as err:
-                world.loop.errors.append((f"rank {number} failed", err))
+                self.failed.append(f"rank {number} ended with an error that is none of Headrace's: {err!r}")
 
         process.spawn(main())
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.simulation.fibers import in_fiber, sleep
+from tests.simulation.fibers import Threading, in_fiber, sleep
 from tests.simulation.virtual_loop import PROCESS, Process, StalledError, VirtualLoop
 
 
@@ -95,6 +95,26 @@ def test_two_fibers_that_block_run_beside_each_other(loop: VirtualLoop) -> None:
 
     assert loop.run_until_complete(main()) == ["slow", "quick"]
     assert order == ["quick", "quick", "slow", "slow"]
+
+
+def test_a_lock_is_held_by_one_fiber_at_a_time(loop: VirtualLoop) -> None:
+    holding, most = 0, 0
+
+    def block() -> None:
+        nonlocal holding, most
+        for _ in range(3):
+            with lock:
+                holding += 1
+                most = max(most, holding)
+                sleep(0.1)
+                holding -= 1
+
+    async def main() -> None:
+        await asyncio.gather(*(in_fiber(block) for _ in range(3)))
+
+    lock = Threading.Lock()
+    loop.run_until_complete(main())
+    assert (most, round(loop.time(), 6)) == (1, 0.9)
 
 
 def test_a_fiber_raises_what_it_waits_for(loop: VirtualLoop) -> None:
