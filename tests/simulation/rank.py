@@ -58,6 +58,7 @@ class Rank:
         self._ended: str | None = None
         self._error: Exception | None = None
         self._news = asyncio.Event()
+        self._has_left = False
         self._committed = 0
 
     def run(self, resume_step: int | None, catch_up: int, model: Model) -> None:
@@ -77,6 +78,7 @@ class Rank:
             self._plans.pop(step - 1, None)
             if step >= (resume_step or 0):
                 self._save(step, dict(model))
+        self._has_left = True
         self._client.close()
 
     def _next_plan(self, step: int) -> sessions_pb2.RankPlan | None:
@@ -112,6 +114,8 @@ class Rank:
                     for event in self._client.events():
                         self._hear(event)
                 except (NotFoundError, UnavailableError):
+                    if self._has_left:
+                        return
                     self._client.reopen(session, AWAY_TIMEOUT_S)
         except Exception as err:  # the loader raises it instead of waiting for ever
             self._error = err

@@ -13,6 +13,7 @@ from typing import Any
 from headrace.errors import UnavailableError
 from headrace.reorder_service import service as service_module
 from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
+from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.sessions import EventBatch, Session
 from headrace.reorder_service.leadership import Leadership
@@ -50,7 +51,7 @@ def an_older_store_stops_the_job() -> list[Replacement]:
 
     async def commit_ready(self: JobRun) -> None:
         async with self.cursor.moving:
-            while (head := self.cursor.steps.get(self.cursor.committed)) and len(head.commits) >= self.sessions.num_ranks:
+            while self.cursor.may_advance(self.sessions.num_ranks):
                 self._clear_away(await self.cursor.advance(self.manifest.source_of))
                 await self.cursor.notify()
 
@@ -80,16 +81,8 @@ def a_lease_kept_by_two() -> list[Replacement]:
 
 def a_commit_before_its_samples() -> list[Replacement]:
     """The first rank's commit of a step counts as that of all."""
-    commit_ready = JobRun._commit_ready
-
-    async def commit_early(self: JobRun) -> None:
-        num_ranks, self.sessions.num_ranks = self.sessions.num_ranks, 1
-        try:
-            await commit_ready(self)
-        finally:
-            self.sessions.num_ranks = num_ranks
-
-    return [(JobRun, "_commit_ready", commit_early)]
+    may_advance = Cursor.may_advance
+    return [(Cursor, "may_advance", lambda self, _num_ranks: may_advance(self, 1))]
 
 
 def a_thundering_herd() -> list[Replacement]:
@@ -114,18 +107,14 @@ def a_lost_wake_up() -> list[Replacement]:
     """A session forgets that it was woken while it was sending."""
 
     async def event_batches(self: Session) -> AsyncIterator[list[EventBatch]]:
-        while self.over is None:
-            self.lane.flush()
-            batches, self._batches, ended = self._batches, [], self._ended
-            if ended is not None:
-                batches.append(EventBatch([ended]))
-            if batches:
+        while self.over is None and not self.heard_all:
+            if batches := self.take_batches():
                 yield batches
-            if ended is not None:
-                return
-            self._wake.clear()
-            await self._wake.wait()
-        raise self.over
+            if not self.heard_all:
+                self._wake.clear()
+                await self._wake.wait()
+        if self.over is not None:
+            raise self.over
 
     return [(Session, "event_batches", event_batches)]
 

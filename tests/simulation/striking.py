@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
 
 from headrace import rpc
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UnavailableError
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 from tests.simulation.fault_plan import PREPROCESSOR, RANK, Fault
-from tests.simulation.fibers import in_fiber, sleep
+from tests.simulation.fibers import in_fiber, sleep, wait_for
 from tests.simulation.trainers import Trainers
 from tests.simulation.world import Supervised, World
 
@@ -172,24 +173,31 @@ class Striking:
     # -- the job ------------------------------------------------------------------------------------------------------
 
     def _strike_job(self, fault: Fault) -> Mend:
-        endpoint, job = self._world.endpoint, self._job
+        """Let somebody reset the job, or pause it and have it go on: one request after the other, until they are answered."""
+        endpoint, job, mended = self._world.endpoint, self._job, asyncio.Event()
 
         def ask(method: str, request: object) -> None:
-            def asking() -> None:
-                for _ in range(5):
-                    try:
-                        with rpc.channel(endpoint) as channel:
-                            rpc.call(getattr(jobs_pb2_grpc.JobsStub(channel), method), request, endpoint)
-                        return
-                    except HeadraceError as err:
-                        log.info("%s: %s", method, err)
-                        sleep(1.0)
+            while True:
+                try:
+                    with rpc.channel(endpoint) as channel:
+                        rpc.call(getattr(jobs_pb2_grpc.JobsStub(channel), method), request, endpoint)
+                    return
+                except UnavailableError:
+                    sleep(1.0)
+                except HeadraceError as err:  # the job is over, or the store has lost it
+                    log.info("%s: %s", method, err)
+                    return
 
-            self._world.new_process("tool").spawn(in_fiber(asking))
-
-        if fault.kind == "reset":
+        def reset() -> None:
             step = int(fault.amount * len(self._world.store.redis.data.get(f"headrace:{{{job}}}:ledger", [])))
             ask("Reset", jobs_pb2.ResetRequest(job=job, step=step))
-            return lambda: None
-        ask("Pause", jobs_pb2.PauseRequest(job=job, paused=True))
-        return lambda: ask("Pause", jobs_pb2.PauseRequest(job=job, paused=False))
+
+        def pause() -> None:
+            ask("Pause", jobs_pb2.PauseRequest(job=job, paused=True))
+            wait_for(mended.wait())
+            for _ in range(3):  # a request that was given up may still be carried out after the next one
+                ask("Pause", jobs_pb2.PauseRequest(job=job, paused=False))
+                sleep(15.0)
+
+        self._world.new_process("tool").spawn(in_fiber(reset if fault.kind == "reset" else pause))
+        return mended.set
