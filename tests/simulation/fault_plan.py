@@ -43,6 +43,7 @@ _TARGETS: dict[str, Sequence[str]] = {
 """Kind -> what it strikes: a process, or the wire from one to another. Others strike the store, the network or the job."""
 
 KINDS = tuple(_LASTS_S)
+_UNSURE = ("store loses answers", "store holds copies")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ _HERD = Setting(services=2, preprocessors=2, ranks=20, steps=6, window=2, substi
 
 
 def draw_faults(seed: int, setting: Setting, kinds: Sequence[str] = KINDS) -> tuple[Fault, ...]:
-    """One to five faults, often close to each other: what they do together is found by no test of one."""
+    """Some faults, often close to each other: what they do together is found by no test of one."""
     random = Random(f"{seed} faults")
     if setting is _HERD:
         return (Fault(kind="kill", target="leader", at_s=random.uniform(3.0, 6.0), lasts_s=4.0, amount=0.0),)
@@ -130,5 +131,8 @@ def draw_faults(seed: int, setting: Setting, kinds: Sequence[str] = KINDS) -> tu
                 amount=random.random(),
             )
         )
+        if kind in _UNSURE and random.random() < 0.7:  # whether a command was carried out matters where one changes the job
+            reset_s = at_s + random.uniform(0.0, lasts_s)
+            faults.append(Fault(kind="reset", at_s=reset_s, lasts_s=0.0, amount=random.random()))
         at_s = at_s + random.uniform(0.0, 6.0) if random.random() < 0.6 else random.uniform(0.0, setting.lasts_s)
     return tuple(sorted(faults, key=lambda fault: fault.at_s))

@@ -22,7 +22,7 @@ Mend = Callable[[], None]
 MOST_SLOW_S = 3.0  # that a slow store takes for a command
 MOST_BACK_S = 4.0  # by which a store that was put back is older
 MOST_AHEAD_S = 30.0  # by which the store's clock jumps
-MOST_LOST = 0.6  # share of answers lost or commands held back
+LOST = (0.2, 0.5)  # share of answers lost or commands held back: at least, and as much more at most
 
 
 class Striking:
@@ -145,10 +145,10 @@ class Striking:
                 store.slow_s = MOST_SLOW_S * fault.amount
                 return partial(setattr, store, "slow_s", 0.0)
             case "store loses answers":
-                store.lose_share = MOST_LOST * fault.amount
+                store.lose_share = LOST[0] + LOST[1] * fault.amount
                 return partial(setattr, store, "lose_share", 0.0)
             case "store holds copies":
-                store.hold_share = MOST_LOST * fault.amount
+                store.hold_share = LOST[0] + LOST[1] * fault.amount
                 return partial(setattr, store, "hold_share", 0.0)
             case "store full":
                 store.redis.is_full = True
