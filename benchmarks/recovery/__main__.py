@@ -66,7 +66,7 @@ class Cluster:
     def kill_leader(self) -> None:
         """The one that stands by goes on; the killed one is started again by `mend`."""
         with JobsClient(self.endpoint) as client:
-            leader = client.jobs()[0].leader
+            leader = next(status.leader for status in client.jobs() if status.leader)
         os.kill(self.reorders[self.endpoints.index(leader)].pid, signal.SIGKILL)
 
     def kill_preprocessor(self) -> None:

@@ -37,9 +37,10 @@ JOBS = "headrace.v1.Jobs"
 STARTING = "headrace.starting"
 """Name under which a server's health service reports SERVING while the server runs but its own services are not ready yet."""
 
-# Only UNAVAILABLE is retried: the request did not reach a server. Every unary call of Headrace may be repeated. gRPC does not
-# retry streams: only the reader of a stream knows what it has received already, and where else to ask.
-_UNARY = {
+# Only UNAVAILABLE is retried: the request did not reach a server. All of these calls may be repeated, List as long as it has not
+# answered. Other streams are not retried: only their reader knows what it has received already, and where else to ask. Nor is
+# Delete, which would say of a job that it has deleted that there is none.
+_RETRIED = {
     JOBS: (
         "Submit",
         "Show",
@@ -56,7 +57,7 @@ _UNARY = {
 _SERVICE_CONFIG = {
     "methodConfig": [
         {
-            "name": [{"service": s, "method": m} for s, methods in _UNARY.items() for m in methods],
+            "name": [{"service": s, "method": m} for s, methods in _RETRIED.items() for m in methods],
             "retryPolicy": {
                 "maxAttempts": 5,
                 "initialBackoff": "0.05s",

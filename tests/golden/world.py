@@ -169,7 +169,8 @@ class World:
 
     async def status_lines(self) -> list[str]:
         """Return what `headrace top --plain` prints of all jobs. Rates are those since the last time that this was called."""
-        statuses = (await self.jobs.List(jobs_pb2.ListRequest(), Call())).jobs
+        pages = [page async for page in self.jobs.List(jobs_pb2.ListRequest(), Call())]
+        statuses = [status for page in pages for status in page.jobs if status.spec_json]
         for status in statuses:
             self._looks.setdefault(status.job, Looks()).add(Look(at_s=self.loop.now_s, status=status))
         return list(status_lines([self._looks[status.job].held for status in statuses]))

@@ -157,6 +157,8 @@ def test_a_demo_in_which_nothing_is_good_fails_and_spares_what_is_not_its_own(tm
         (["preprocessor", "--listen", "nonsense"], "not HOST:PORT"),
         (["reorder", "--store", "carrier-pigeon:home"], "carrier-pigeon:home"),
         (["reorder", "--store", "redis://127.0.0.1:1/0"], "no Redis server answers"),
+        (["reorder", "--keep-finished", "a week"], "--keep-finished 'a week' is neither DAYS,JOBS"),
+        (["job", "delete", "x", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -237,6 +239,25 @@ def test_jobs_are_submitted_listed_shown_and_cancelled(cluster, spec, tmp_path: 
     assert (row["job"], row["state"], row["committed_steps"]) == ("mine", "cancelled", 0)
     assert json.loads(headrace("job", "show", "mine", *endpoint).stdout)["state"] == "cancelled"
     assert "no job 'yours'" in headrace("job", "show", "yours", *endpoint).stderr
+
+
+def test_jobs_are_deleted_once_they_are_over_and_their_names_are_free(cluster, spec, tmp_path: Path) -> None:
+    cluster.start_reorder()
+    endpoint = ["--endpoint", cluster.endpoint, "--format", "json"]
+    for name in ("first", "second", "third"):
+        cluster.submit(spec(name))
+    refused = headrace("job", "delete", "first", *endpoint)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "job 'first' is INDEXING and not over: end it with `headrace job cancel first` first" in refused.stderr
+    for name in ("first", "second"):
+        headrace("job", "cancel", name, *endpoint)
+    partly = headrace("job", "delete", "second", "nobody", "first", *endpoint)
+    assert (partly.returncode, json.loads(partly.stdout)) == (2, {"jobs": [{"job": "second", "state": "deleted"}]})
+    assert "no job 'nobody'" in partly.stderr
+    deleted = headrace("job", "delete", "first", "first", *endpoint)
+    assert (deleted.returncode, json.loads(deleted.stdout)) == (0, {"jobs": [{"job": "first", "state": "deleted"}]})
+    assert [row["job"] for row in json.loads(headrace("job", "list", "--all", *endpoint).stdout)["jobs"]] == ["third"]
+    assert cluster.submit(spec("first", seed=7)) == "first"
 
 
 def test_the_store_may_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,8 +76,9 @@ def test_who_stands_by_says_who_leads(cluster, store) -> None:
     standby = services[1].endpoint()
     assert rpc.is_serving(standby)
     assert not rpc.is_serving(standby, "headrace.v1.Jobs")
-    with grpc.insecure_channel(standby) as channel, pytest.raises(UnavailableError, match=f"{services[0].endpoint()} leads"):
-        rpc.call(jobs_pb2_grpc.JobsStub(channel).List, jobs_pb2.ListRequest(), standby)
+    leads = pytest.raises(UnavailableError, match=f"{services[0].endpoint()} leads")
+    with grpc.insecure_channel(standby) as channel, leads, rpc.translated(standby):
+        list(jobs_pb2_grpc.JobsStub(channel).List(jobs_pb2.ListRequest(), timeout=5))
     leader = services[0].endpoint()
     with pytest.raises(EndpointError, match=f"{standby} says: this reorder service stands by; {leader} leads"):
         rpc.await_reorder_service(standby, timeout_s=0.1)

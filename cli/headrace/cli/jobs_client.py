@@ -52,8 +52,15 @@ class JobsClient:
         """Return the spec of a job, with the topology and the execution that it is planned for now."""
         return load_spec_json(self.show(job).spec_json)
 
-    def jobs(self) -> list[jobs_pb2.JobStatus]:
-        return list(rpc.call(self._stub.List, jobs_pb2.ListRequest(), self.endpoint).jobs)
+    def jobs(self, finished: int = 0) -> Iterator[jobs_pb2.JobStatus]:
+        """Yield the jobs, in the order of their submission. `finished`: most jobs that are over, the latest; 0: all of them."""
+        with rpc.translated(self.endpoint):
+            for page in self._stub.List(jobs_pb2.ListRequest(finished=finished), timeout=STREAM_TIMEOUT_S):
+                yield from page.jobs
+
+    def delete(self, job: str) -> None:
+        """Delete a job that is over, with all that is kept of it."""
+        rpc.call(self._stub.Delete, jobs_pb2.DeleteRequest(job=job), self.endpoint)
 
     def cancel(self, job: str) -> jobs_pb2.JobStatus:
         status: jobs_pb2.JobStatus = rpc.call(self._stub.Cancel, jobs_pb2.CancelRequest(job=job), self.endpoint)
@@ -115,7 +122,8 @@ class JobsClient:
         """Return the quarantined samples of a job, by name."""
         with rpc.translated(self.endpoint):
             replies = self._stub.Quarantine(jobs_pb2.QuarantineRequest(job=job), timeout=STREAM_TIMEOUT_S)
-            return [rejection_value(item) for item in replies]
+            found = {item.name: rejection_value(item) for item in replies}  # one may come twice
+        return [found[name] for name in sorted(found)]
 
     def show_plan(self, job: str, step: int = -1) -> tuple[int, StepPlan, list[int], dict[str, list[float]]]:
         """Return (step, plan, sample ids in arrival order, seconds per unit and sample) of a step.

@@ -65,8 +65,10 @@ class ShowRequest(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("finished",)
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    finished: int
+    def __init__(self, finished: _Optional[int] = ...) -> None: ...
 
 class ListReply(_message.Message):
     __slots__ = ("jobs",)
@@ -79,6 +81,16 @@ class CancelRequest(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class DeleteReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ("job", "paused")

@@ -45,7 +45,7 @@ class JobsStub:
                 request_serializer=headrace_dot_v1_dot_jobs__pb2.ShowRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
                 _registered_method=True)
-        self.List = channel.unary_unary(
+        self.List = channel.unary_stream(
                 '/headrace.v1.Jobs/List',
                 request_serializer=headrace_dot_v1_dot_jobs__pb2.ListRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_jobs__pb2.ListReply.FromString,
@@ -54,6 +54,11 @@ class JobsStub:
                 '/headrace.v1.Jobs/Cancel',
                 request_serializer=headrace_dot_v1_dot_jobs__pb2.CancelRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+                _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/headrace.v1.Jobs/Delete',
+                request_serializer=headrace_dot_v1_dot_jobs__pb2.DeleteRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_jobs__pb2.DeleteReply.FromString,
                 _registered_method=True)
         self.Manifest = channel.unary_stream(
                 '/headrace.v1.Jobs/Manifest',
@@ -113,13 +118,22 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Return the jobs, in the order of their submission, in pages. Of a job that is over, only the fields of a list: job to
+        indexed_shards. A store with one page of jobs answers a client that expects one reply, too.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Delete(self, request, context):
+        """Delete a job that is over, with its ledger, manifest and quarantine. Its name is free then.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -166,7 +180,8 @@ class JobsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Quarantine(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Return the quarantined samples, in no order. A sample may come twice where the quarantine grows meanwhile.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -191,7 +206,7 @@ def add_JobsServicer_to_server(servicer, server):
                     request_deserializer=headrace_dot_v1_dot_jobs__pb2.ShowRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.SerializeToString,
             ),
-            'List': grpc.unary_unary_rpc_method_handler(
+            'List': grpc.unary_stream_rpc_method_handler(
                     servicer.List,
                     request_deserializer=headrace_dot_v1_dot_jobs__pb2.ListRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_jobs__pb2.ListReply.SerializeToString,
@@ -200,6 +215,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=headrace_dot_v1_dot_jobs__pb2.CancelRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_jobs__pb2.JobStatus.SerializeToString,
+            ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=headrace_dot_v1_dot_jobs__pb2.DeleteRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_jobs__pb2.DeleteReply.SerializeToString,
             ),
             'Manifest': grpc.unary_stream_rpc_method_handler(
                     servicer.Manifest,
@@ -317,7 +337,7 @@ class Jobs:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/headrace.v1.Jobs/List',
@@ -350,6 +370,33 @@ class Jobs:
             '/headrace.v1.Jobs/Cancel',
             headrace_dot_v1_dot_jobs__pb2.CancelRequest.SerializeToString,
             headrace_dot_v1_dot_jobs__pb2.JobStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Jobs/Delete',
+            headrace_dot_v1_dot_jobs__pb2.DeleteRequest.SerializeToString,
+            headrace_dot_v1_dot_jobs__pb2.DeleteReply.FromString,
             options,
             channel_credentials,
             insecure,

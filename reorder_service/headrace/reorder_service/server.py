@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import uuid
+from collections.abc import Callable
 
 from headrace.errors import UnavailableError
 from headrace.observability import metrics
@@ -19,6 +21,7 @@ from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.keep_finished import KeepFinished
 from headrace.reorder_service.leadership import Leadership, keep_leading, wait_until_leader
 from headrace.reorder_service.nodes import snapshots
 from headrace.reorder_service.service import ReorderService
@@ -59,10 +62,19 @@ def _set_up_gauges(leadership: Leadership) -> None:
     metrics.watch(metrics.PARTS, {"waiting": lambda: parts(placed=False), "placed": lambda: parts(placed=True)})
 
 
-async def serve(listen: str, store_url: str, metrics_listen: str = "", *, token: str = "") -> None:
+async def serve(
+    listen: str,
+    store_url: str,
+    metrics_listen: str = "",
+    *,
+    token: str = "",
+    keep: KeepFinished | None = None,
+    memory_bytes: float = math.inf,
+) -> None:
     """Run a reorder service until cancelled.
 
-    `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster; empty: every caller is served.
+    `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster; empty: every caller is served. `keep`:
+    which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use.
 
     Raises UserError where a port or the store cannot be opened, ConflictError where the store is in use or of another release,
     and UnavailableError where an embedded store is lost.
@@ -70,12 +82,12 @@ async def serve(listen: str, store_url: str, metrics_listen: str = "", *, token:
     with metrics.exported(metrics_listen, metrics.REORDER):
         store = await StateStore.open(store_url)
         try:
-            await _serve(listen, store, token)
+            await _serve(listen, token, lambda: ReorderService(store, keep, memory_bytes))
         finally:
             await store.close()
 
 
-async def _serve(listen: str, store: StateStore, token: str) -> None:
+async def _serve(listen: str, token: str, make_service: Callable[[], ReorderService]) -> None:
     leadership = Leadership()
     leadership.starting = True
     _set_up_gauges(leadership)
@@ -101,8 +113,9 @@ async def _serve(listen: str, store: StateStore, token: str) -> None:
         await server.set_starting(False)
         print(f"headrace reorder service listening on {server.endpoint}", flush=True)
         while True:
-            await wait_until_leader(store.database, name, leadership)
-            await _lead(store, name, leadership, server)
+            service = make_service()
+            await wait_until_leader(service.store.database, name, leadership)
+            await _lead(service, name, leadership, server)
     finally:
         await server.stop(STOP_GRACE_S)
 
@@ -123,9 +136,9 @@ async def _warm_up() -> None:
     await warm
 
 
-async def _lead(store: StateStore, name: str, leadership: Leadership, server: Server) -> None:
+async def _lead(service: ReorderService, name: str, leadership: Leadership, server: Server) -> None:
     """Serve until another process leads or may lead, or until cancelled. Then give up the lease, so that a standby takes over."""
-    service = ReorderService(store)
+    store = service.store
 
     async def set_serving(serving: bool) -> None:
         await server.set_serving(serving and leadership.active_service is service)

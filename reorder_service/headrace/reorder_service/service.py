@@ -5,41 +5,57 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
 from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.job_execution import check_coefficients
+from headrace.reorder_service.jobs.job_execution import check_coefficients, check_memory
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.keep_finished import KeepFinished
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.nodes import Nodes
 from headrace.reorder_service.store.fatal_jobs import SETTLED_S
+from headrace.reorder_service.store.finished_jobs import unfinished
 from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_retry import retry_while_unavailable
+from headrace.reorder_service.tidying import Tidying
 from headrace.spec import load_spec_json
 
 LOOK_SHARE = 0.02  # the largest share of the time that may go into watching the preprocessors
+KEPT_FINISHED = 16  # finished jobs that stay in memory; all others are loaded when somebody asks for them
+UNUSED_S = 30.0  # after which nobody holds a finished job of which nobody has asked: longer than any call
+_NAMED = 20  # jobs named to somebody who asks for one that there is not
 
 log = logging.getLogger(__name__)
 
 
 class ReorderService:
-    """The service that a leading process runs: it holds every job of the store, and runs those that have not ended."""
+    """The service that a leading process runs: it holds and runs the jobs that have not ended, and loads others on demand."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, keep: KeepFinished | None = None, memory_bytes: float = math.inf) -> None:
+        """`keep`: which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use."""
+        self._memory_bytes = memory_bytes
         self.store = store
         self._clock = Clock()
         self.fleet = Fleet(self._clock.now_s)
         self.jobs: dict[str, JobRun] = {}
+        """The jobs in memory: all that have not ended, and finished ones that were asked for lately."""
         self.nodes: dict[str, Nodes] = {}
         """The trainer nodes of each job, by job name; none connect unless the job is trained by recoverable pipelines."""
         self.set_aside: dict[str, str] = {}
         """Job -> a sentence why its record cannot be read. Such a job stays as it is, and all others go on."""
         self.began_s = time.monotonic()
         self._submitting = asyncio.Lock()
+        self._used_s: dict[str, float] = {}
+        """Finished job in memory -> time on the monotonic clock when it was last asked for."""
+        self.tidying = Tidying(
+            store, self.jobs, keep=keep or KeepFinished(), read=self._read, delete=self.delete, forget=self.forget_unused
+        )
+        self._tidying_up: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
 
@@ -52,16 +68,20 @@ class ReorderService:
         self._watching = asyncio.create_task(self._watch_preprocessors())
         await self.store.fatal_jobs.begin_term()
         self._settling = asyncio.create_task(self._settle())
-        for name in await retry_while_unavailable(self.store.jobs, check):
+        for name in await retry_while_unavailable(self.store.finished.others, check):
             await retry_while_unavailable(lambda name=name: self._take_up_or_set_aside(name), check, job=name)  # type: ignore[misc]
+        for run in self.jobs.values():  # now that all are there: what they do would hold up the loading of others
+            run.start()
         for nodes in self.nodes.values():
             nodes.start()
+        self._tidying_up = asyncio.create_task(self.tidying.run())
 
     async def stop(self) -> None:
         """Stop all jobs and disconnect everybody. The next leader, here or elsewhere, continues the jobs from the store."""
         if self._watching is not None:
             self._watching.cancel()
         await stop_task(self._settling)
+        await stop_task(self._tidying_up)
         for nodes in self.nodes.values():
             await nodes.stop()
         for run in self.jobs.values():
@@ -74,12 +94,14 @@ class ReorderService:
     async def submit(self, spec_json: str) -> JobRun:
         """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed.
 
-        Raises SpecError where the spec is invalid or its coefficients are of another model, and ConflictError where the name
-        belongs to a job with another spec or to one whose record cannot be read.
+        Raises SpecError where the spec is invalid, its planning needs too much memory, or its coefficients are of another model,
+        and ConflictError where the name belongs to a job with another spec or to one whose record cannot be read.
         """
         spec = load_spec_json(spec_json)
-        if spec.name not in self.jobs:
+        (known,) = await self.store.finished.read([spec.name])
+        if not known.state:
             spec.check_longest()
+            check_memory(spec, self._memory_bytes)
         check_coefficients(spec)
         canonical = spec.to_json()
         async with self._submitting:
@@ -89,7 +111,7 @@ class ReorderService:
             elif spec.name in self.set_aside:
                 raise ConflictError(self.set_aside[spec.name])
             # An interrupted submission may have left the job in the store only.
-            run = self.jobs.get(spec.name) or await self._take_up(spec.name)
+            run = self.jobs.get(spec.name) or await self._take_up_and_start(spec.name)
         if not run.spec.is_same_job(spec):
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
         await run.resubmit()
@@ -100,24 +122,76 @@ class ReorderService:
         return [run.name for run in self.jobs.values() if not run.cursor.is_over]
 
     def find(self, job: str) -> JobRun:
-        """Return a job by its name. Raises NotFoundError where there is none, ConflictError where its record cannot be read."""
+        """Return a job in memory by its name.
+
+        Raises NotFoundError where there is none, ConflictError where its record cannot be read.
+        """
         try:
             return self.jobs[job]
         except KeyError:
             if job in self.set_aside:
                 raise ConflictError(self.set_aside[job]) from None
-            known = ", ".join(sorted(self.jobs)) or "none"
-            raise NotFoundError(f"no job {job!r} here; there are: {known}") from None
+            names = sorted(self.running_jobs())
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            known = (", ".join(names[:_NAMED]) or "none") + more
+            raise NotFoundError(
+                f"no job {job!r} here; there are: {known}; `headrace job list` names finished ones, too"
+            ) from None
 
-    def find_nodes(self, job: str) -> Nodes:
-        """Return the trainer nodes of a job. Raises NotFoundError where there is no job, ConflictError where it is set aside."""
-        return self.nodes[self.find(job).name]
+    async def load(self, job: str) -> JobRun:
+        """Return a job by its name, from the store where it is over and not in memory. Raises as `find`."""
+        run = self.jobs.get(job)
+        if run is None and job not in self.set_aside:
+            async with self._submitting:
+                with contextlib.suppress(NotFoundError):
+                    run = self.jobs.get(job) or await self._take_up_and_start(job)
+        run = run or self.find(job)
+        if run.cursor.is_over:
+            self._used_s[job] = time.monotonic()
+        return run
+
+    async def forget_unused(self) -> None:
+        """Drop finished jobs from memory, all but the KEPT_FINISHED that were asked for last, and those that somebody uses."""
+        now_s = time.monotonic()
+        finished = [name for name, run in self.jobs.items() if run.cursor.is_over]
+        self._used_s = {name: self._used_s.get(name, now_s) for name in finished}
+        finished.sort(key=self._used_s.__getitem__)
+        for name in finished[:-KEPT_FINISHED]:
+            run = self.jobs[name]
+            held = run.cursor.moving.locked() or self.nodes[name].connected or run.sessions.has_live
+            if now_s - self._used_s[name] > UNUSED_S and not held:
+                await self._forget(name)
+
+    async def _forget(self, job: str) -> None:
+        del self.jobs[job]
+        await self.nodes.pop(job).stop()
+
+    async def delete(self, job: str) -> None:
+        """Delete a job that is over or set aside, with all that the store has of it. Its name is free then.
+
+        Raises NotFoundError where there is none, ConflictError where it is not over.
+        """
+        async with self._submitting:
+            run = self.jobs.get(job)
+            async with run.cursor.moving if run is not None else contextlib.nullcontext():
+                if run is not None and not run.cursor.is_over:
+                    raise ConflictError(unfinished(job, run.cursor.state))
+                await self.store.finished.delete(job, even_unfinished=job in self.set_aside)
+                self.set_aside.pop(job, None)
+                if run is not None:
+                    run.sessions.end_all(NotFoundError(f"job {job!r} was deleted"))
+                    await self._forget(job)
+        log.info("deleted %s", pairs(job=job))
+
+    async def find_nodes(self, job: str) -> Nodes:
+        """Return the trainer nodes of a job. Raises as `load`."""
+        return self.nodes[(await self.load(job)).name]
 
     def find_session(self, session_id: str) -> tuple[JobRun, Session]:
         """Return a session by its id, with its job.
 
-        Raises NotFoundError where it does not exist, ConflictError as `find`, and SupersededError where a newer session of the
-        rank has replaced it.
+        Raises NotFoundError where it does not exist, also with its job, ConflictError as `find`, and SupersededError where a
+        newer session of the rank has replaced it.
         """
         job, _, rest = session_id.partition("/")
         run = self.find(job)
@@ -149,7 +223,7 @@ class ReorderService:
         await retry_while_unavailable(self.store.fatal_jobs.reset_counts, self.store.database.check)
 
     async def _take_up_or_set_aside(self, job: str) -> None:
-        """Load and run a job, or set it aside where its record cannot be read, so that it keeps no other job from running."""
+        """Load a job, or set it aside where its record cannot be read, so that it keeps no other job from running."""
         try:
             await self._take_up(job)
         except UnavailableError:
@@ -162,11 +236,20 @@ class ReorderService:
             )
             log.error("job set aside %s", pairs(job=job, error=why))
 
+    async def _take_up_and_start(self, job: str) -> JobRun:
+        """Load a job, and run it unless it is over."""
+        run = await self._take_up(job)
+        run.start()
+        return run
+
     async def _take_up(self, job: str) -> JobRun:
-        run = JobRun(await self.store.load_job(job), self.store, self.fleet)
-        await run.manifest.load()
+        run = await self._read(job)
         nodes = Nodes(run, self.store)
         await nodes.restore()
         self.jobs[job], self.nodes[job] = run, nodes
-        run.start()
+        return run
+
+    async def _read(self, job: str) -> JobRun:
+        run = JobRun(await self.store.load_job(job), self.store, self.fleet)
+        await run.manifest.load()
         return run

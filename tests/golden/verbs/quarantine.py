@@ -7,5 +7,6 @@ from tests.golden.world import Call, World
 
 
 async def run(world: World) -> None:
-    async for item in world.jobs.Quarantine(QuarantineRequest(job=world.job), Call()):
+    items = [item async for item in world.jobs.Quarantine(QuarantineRequest(job=world.job), Call())]
+    for item in sorted(items, key=lambda item: item.name):
         world.say(f"{item.name} {item.reason}: {item.detail}")

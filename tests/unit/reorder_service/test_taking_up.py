@@ -105,7 +105,8 @@ async def test_what_is_set_aside_is_listed(store_server: RedisServer) -> None:
         client.set("headrace:format", "5")
     async with serving(store_server.url) as (endpoint, _), rpc.aio_channel(endpoint) as channel:
         await until_serving(endpoint)
-        (status,) = (await jobs_pb2_grpc.JobsStub(channel).List(jobs_pb2.ListRequest())).jobs
+        (page,) = [page async for page in jobs_pb2_grpc.JobsStub(channel).List(jobs_pb2.ListRequest())]
+        (status,) = page.jobs
         assert (status.job, status.state) == ("bad", jobs_pb2.JOB_STATE_SET_ASIDE)
         assert "no job 'bad'" in status.message
 

@@ -10,6 +10,7 @@ from headrace.cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_allow_anyone
 from headrace.cli.log_format import add_log_format
 
 DEFAULT_STORE = "embedded:headrace-store"
+KEEP_FINISHED = "7,5000"  # a week, as long as a pipeline's logs are kept; 5,000 records of jobs take some 10 MB of the store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
     )
+    parser.add_argument(
+        "--keep-finished",
+        default=KEEP_FINISHED,
+        metavar="DAYS,JOBS",
+        help="drop jobs that are over, with their ledgers, so many days after their end, and the oldest of more than so many; "
+        "`ever` drops none (default: %(default)s)",
+    )
     add_token_file(parser, TOKEN_HELP + "; made where it is not there")
     add_allow_anyone(parser)
     add_log_format(parser)
@@ -40,12 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the reorder service until it is interrupted."""
+    from headrace.cli.run.memory import usable_memory
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
+    from headrace.reorder_service.keep_finished import KeepFinished
     from headrace.reorder_service.server import serve
 
     if not os.environ.get(TOKEN) and (file := os.environ.get(TOKEN_FILE, "")):
         make_token_file(Path(file))
-    token = cluster_token()
+    keep, token = KeepFinished.parse(args.keep_finished), cluster_token()
     check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
-    return run_service("reorder", serve(args.listen, args.store, args.metrics, token=token), args.log_format)
+    serving = serve(args.listen, args.store, args.metrics, token=token, keep=keep, memory_bytes=usable_memory())
+    return run_service("reorder", serving, args.log_format)

@@ -1,4 +1,4 @@
-"""`headrace job`: submit, list, show, quarantine, pause, resume, reset, weights, topology, cancel."""
+"""`headrace job`: submit, list, show, quarantine, pause, resume, reset, weights, topology, cancel, delete."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from headrace.spec import JobSpec
     from headrace.v1.jobs_pb2 import JobStatus
 
+LISTED_FINISHED = 100  # finished jobs that are listed where nobody asks for all
+_TABLE_ROWS = 1_000  # of a table, which is laid out as a whole
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace job`."""
@@ -26,7 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     show = actions.add_parser("show", help="state, progress, rates and quarantine of one job")
     show.add_argument("job")
-    actions.add_parser("list", help="every job that the service knows")
+    listing = actions.add_parser(
+        "list",
+        help="the jobs that run, and the latest that are over",
+        description=f"Every job that runs, and the {LISTED_FINISHED} jobs that are over and were submitted last.",
+    )
+    listing.add_argument("--all", action="store_true", help="every job that is over, too")
     quarantine = actions.add_parser(
         "quarantine",
         help="every sample that a job does not use, and why; counts per reason",
@@ -74,6 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
     cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
     cancel.add_argument("job")
+    delete = actions.add_parser(
+        "delete",
+        help="delete jobs that are over, with their ledgers; their names are free then",
+        description="Delete jobs that are over with all that the store has of them: ledger, manifest and quarantine. Their names "
+        "are free then. A job that runs is refused: cancel it first. Without this command finished jobs are dropped after the "
+        "time that `headrace reorder --keep-finished` names.",
+    )
+    delete.add_argument("jobs", nargs="+", metavar="NAME")
     for action in actions.choices.values():
         add_endpoint(action)
         formats = FORMATS if action is quarantine else ("table", "json")
@@ -93,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
                 job = client.submit(spec if args.coefficients is None else with_coefficients(spec, args.coefficients))
                 _print([{"job": job, "state": state_name(client.show(job))}], args.format)
             case "list":
-                _print([_row(status, state_name(status)) for status in client.jobs()], args.format)
+                _print_list(client, args)
+            case "delete":
+                _delete(client, args.jobs, args.format)
             case "show":
                 print_summary(summarise(client, args.job), args.format)
                 status = client.show(args.job)
@@ -107,6 +125,29 @@ def run(args: argparse.Namespace) -> int:
                 status = _change(client, args)
                 _print([_row(status, state_name(status))], args.format)
     return 0
+
+
+def _print_list(client: JobsClient, args: argparse.Namespace) -> None:
+    from headrace.cli.jobs_client import state_name
+
+    rows = [_row(status, state_name(status)) for status in client.jobs(0 if args.all else LISTED_FINISHED)]
+    if args.format == "json":
+        _print(rows, args.format)
+        return
+    for start in range(0, max(1, len(rows)), _TABLE_ROWS):
+        _print(rows[start : start + _TABLE_ROWS], args.format)
+
+
+def _delete(client: JobsClient, jobs: list[str], output: str) -> None:
+    """Delete jobs up to the first that is refused, and print which are deleted."""
+    deleted: list[dict[str, Any]] = []
+    try:
+        for job in dict.fromkeys(jobs):
+            client.delete(job)
+            deleted.append({"job": job, "state": "deleted"})
+    finally:
+        if deleted:
+            _print(deleted, output)
 
 
 def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:

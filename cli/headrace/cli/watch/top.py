@@ -82,11 +82,11 @@ class Watch:
 
         Raises UnavailableError if the service does not answer, NotFoundError if it has no such job.
         """
+        from headrace.cli.watch.job import LISTED_FINISHED
         from headrace.cli.watch.rates import Look, Looks
-        from headrace.v1.jobs_pb2 import JOB_STATE_SET_ASIDE
 
-        statuses = self._client.jobs() if self._job is None else [self._client.show(self._job)]
-        statuses = [status for status in statuses if status.state != JOB_STATE_SET_ASIDE]  # `headrace job list` tells why
+        statuses = list(self._client.jobs(LISTED_FINISHED)) if self._job is None else [self._client.show(self._job)]
+        statuses = [status for status in statuses if status.spec_json]  # jobs set aside and those over for long have none
         now_s = time.monotonic()
         looks = {status.job: self._looks.get(status.job, Looks()) for status in statuses}
         for status in statuses:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -18,15 +18,19 @@ from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.leadership import Leadership
+from headrace.reorder_service.service import ReorderService
+from headrace.reorder_service.store.finished_jobs import JobNote, Summary
 from headrace.reorder_service.store.progress import Amounts
 from headrace.rpc import stream_method, unary_method
 from headrace.spec import load_topology_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 from headrace.v1.common_pb2 import Rejection
 
+LIST_PAGE = 200  # jobs of a reply: also with a thousand ranks and preprocessors each well below the largest message
+
 
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
-    """Serves requests about jobs: submit, show, list, change, cancel, and read manifest, ledger, quarantine and plans."""
+    """Serves requests about jobs: submit, show, list, change, cancel, delete, and read manifest, ledger, quarantine and plans."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -38,20 +42,62 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @unary_method
     async def Show(self, request: jobs_pb2.ShowRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        return await self._status(self._leadership.service.find(request.job))
+        return await self._status(await self._leadership.service.load(request.job))
+
+    @stream_method
+    async def List(self, request: jobs_pb2.ListRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[jobs_pb2.ListReply]:
+        if request.finished < 0:
+            raise UserError(f"{request.finished} finished jobs are none: name a number from 1 on, or 0 for all")
+        service = self._leadership.service
+        names = await service.store.jobs()
+        latest = await self._latest_finished(names, request.finished) if request.finished else None
+        if latest is not None:
+            names = [name for name in names if name in latest or name in service.set_aside or _runs(service, name)]
+        for start in range(0, len(names), LIST_PAGE):
+            notes = await service.store.finished.read(names[start : start + LIST_PAGE])
+            yield jobs_pb2.ListReply(jobs=[status for note in notes if (status := await self._listed(note)) is not None])
+
+    async def _latest_finished(self, names: Sequence[str], most: int) -> set[str]:
+        """Return the names of the finished jobs that were submitted last, at most so many."""
+        latest: list[str] = []
+        for stop in range(len(names), 0, -LIST_PAGE):
+            notes = await self._leadership.service.store.finished.read(names[max(0, stop - LIST_PAGE) : stop])
+            latest += [note.job for note in reversed(notes) if note.is_over]
+            if len(latest) >= most:
+                break
+        return set(latest[:most])
+
+    async def _listed(self, note: JobNote) -> jobs_pb2.JobStatus | None:
+        """Return what a list says of a job: all of one in memory, what the store notes of any other; None of one that is gone."""
+        service = self._leadership.service
+        if (run := service.jobs.get(note.job)) is not None:
+            return await self._status(run)
+        if note.job in service.set_aside:
+            why = service.set_aside[note.job]
+            return jobs_pb2.JobStatus(job=note.job, state=jobs_pb2.JOB_STATE_SET_ASIDE, message=why)
+        if not note.is_over:
+            return None
+        figures = note.summary or Summary(committed_steps=note.committed_steps)
+        return jobs_pb2.JobStatus(
+            job=note.job,
+            state=jobs_pb2.JobState.Value(f"JOB_STATE_{note.state}"),
+            message=note.message,
+            committed_steps=note.committed_steps,
+            num_steps=figures.num_steps,
+            committed_samples=figures.samples,
+            quarantined_samples=figures.quarantined,
+            num_shards=figures.num_shards,
+            indexed_shards=figures.indexed_shards,
+        )
 
     @unary_method
-    async def List(self, request: jobs_pb2.ListRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ListReply:
-        service = self._leadership.service
-        jobs = [await self._status(run) for run in service.jobs.values()]
-        jobs += [
-            jobs_pb2.JobStatus(job=job, state=jobs_pb2.JOB_STATE_SET_ASIDE, message=why) for job, why in service.set_aside.items()
-        ]
-        return jobs_pb2.ListReply(jobs=jobs)
+    async def Delete(self, request: jobs_pb2.DeleteRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.DeleteReply:
+        await asyncio.shield(self._leadership.service.delete(request.job))
+        return jobs_pb2.DeleteReply()
 
     @unary_method
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._leadership.service.find(request.job)
+        run = await self._leadership.service.load(request.job)
         await asyncio.shield(run.cancel())
         return await self._status(run)
 
@@ -59,7 +105,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def Manifest(
         self, request: jobs_pb2.ManifestRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.ManifestPage]:
-        manifest = self._leadership.service.find(request.job).manifest
+        manifest = (await self._leadership.service.load(request.job)).manifest
         shards, num_rows = manifest.shards, manifest.num_rows
         for start in range(0, len(shards), PAGE_SHARDS):
             yield jobs_pb2.ManifestPage(
@@ -71,25 +117,25 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @unary_method
     async def Pause(self, request: jobs_pb2.PauseRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._leadership.service.find(request.job)
+        run = await self._leadership.service.load(request.job)
         await asyncio.shield(run.pause(request.paused))
         return await self._status(run)
 
     @unary_method
     async def Reset(self, request: jobs_pb2.ResetRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._leadership.service.find(request.job)
+        run = await self._leadership.service.load(request.job)
         await asyncio.shield(run.rewind(request.step))
         return await self._status(run)
 
     @unary_method
     async def SetWeights(self, request: jobs_pb2.WeightsRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._leadership.service.find(request.job)
+        run = await self._leadership.service.load(request.job)
         await asyncio.shield(run.set_weights(request.step, dict(request.weights)))
         return await self._status(run)
 
     @unary_method
     async def SetTopology(self, request: jobs_pb2.TopologyRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = self._leadership.service.find(request.job)
+        run = await self._leadership.service.load(request.job)
         generation = request.generation if request.HasField("generation") else None
         execution = load_execution_json(request.execution_json) if request.execution_json else None
         await asyncio.shield(run.set_topology(load_topology_json(request.topology_json), generation, execution))
@@ -99,7 +145,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def Ledger(
         self, request: jobs_pb2.LedgerRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[jobs_pb2.LedgerEntry]:
-        run = self._leadership.service.find(request.job)
+        run = await self._leadership.service.load(request.job)
         if request.start < 0 or request.count < 0:
             raise UserError(f"{request.count} steps from step {request.start} on are none: steps count from 0, and so do they")
         async for entry in self._leadership.service.store.ledger(run.name, request.start):
@@ -111,13 +157,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def Quarantine(
         self, request: jobs_pb2.QuarantineRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[Rejection]:
-        run = self._leadership.service.find(request.job)
-        for item in await self._leadership.service.store.quarantine(run.name):
+        run = await self._leadership.service.load(request.job)
+        async for item in self._leadership.service.store.quarantine(run.name):
             yield message_codec.rejection_message(item)
 
     @unary_method
     async def ShowPlan(self, request: jobs_pb2.ShowPlanRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ShowPlanReply:
-        step = _shown_step(self._leadership.service.find(request.job), request.step)
+        step = _shown_step(await self._leadership.service.load(request.job), request.step)
         assert step.plan is not None
         return jobs_pb2.ShowPlanReply(
             step=step.index,
@@ -165,6 +211,11 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             recoveries=nodes.recoveries,
             nodes=[jobs_pb2.NodeStatus(node=name, connected=here, leaving=leaving) for name, here, leaving in nodes.present],
         )
+
+
+def _runs(service: ReorderService, job: str) -> bool:
+    run = service.jobs.get(job)
+    return run is not None and not run.cursor.is_over
 
 
 def _preprocessor_status(member: Member) -> jobs_pb2.PreprocessorStatus:

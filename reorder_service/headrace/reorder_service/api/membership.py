@@ -29,7 +29,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         first = await anext(said, membership_pb2.NodeMessage())
         if first.WhichOneof("message") != "hello":
             raise UserError("the stream of a node begins with its hello")
-        nodes = service.find_nodes(first.hello.job)
+        nodes = await service.find_nodes(first.hello.job)
         stream = nodes.join(first.hello)
         reader = asyncio.create_task(_read(nodes, stream, said))
         try:

@@ -53,7 +53,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
 
     @unary_method
     async def Open(self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.OpenReply:
-        run = self._leadership.service.find(request.job)
+        run = await self._leadership.service.load(request.job)
         try:
             async with asyncio.timeout(PATIENCE_S if request.patient else None):
                 await run.wait_ready()

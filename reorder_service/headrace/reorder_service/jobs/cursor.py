@@ -13,7 +13,8 @@ from headrace.observability.logs import pairs
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Session
-from headrace.reorder_service.store.state import FINAL, JobRecord, StateStore
+from headrace.reorder_service.store.finished_jobs import FINAL
+from headrace.reorder_service.store.state import JobRecord, StateStore
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,9 @@ from headrace.reorder_service.planning.stratification_options import Stratificat
 from headrace.reorder_service.store.state import JobRecord
 from headrace.spec import JobSpec, load_spec_json, load_topology_json
 
+PLANNING_SHARE = 0.8  # of a service's memory that one job's planning may take
+SLOT_BYTES, SAMPLE_BYTES = 820, 1_024  # of a plan's simulation, and of a sample planned ahead: the figures of headrace.limits
+
 
 def planned_spec(record: JobRecord) -> JobSpec:
     """Return the spec of a stored job with the topology and the execution that its steps are planned for now.
@@ -47,6 +50,19 @@ def check_coefficients(spec: JobSpec) -> None:
             costs.check_model(spec.model, MODEL_SHAPES[spec.model], spec.topology.stages)
     except ValueError as err:
         raise SpecError(f"execution.coefficients: {err}") from err
+
+
+def check_memory(spec: JobSpec, memory_bytes: float) -> None:
+    """Raise SpecError for a job whose planning would take more than PLANNING_SHARE of a service's memory, `memory_bytes`."""
+    topology, samples = spec.topology, spec.window * spec.global_batch
+    slots = topology.replicas * topology.microbatches * sum(topology.stages.values())
+    needed = SLOT_BYTES * slots + SAMPLE_BYTES * samples
+    if needed > PLANNING_SHARE * memory_bytes:
+        raise SpecError(
+            f"planning {samples} samples ahead (window x global_batch) on {slots} slots (replicas x microbatches x stages) takes "
+            f"about {needed / 2**30:.1f} GiB, and the reorder service may use {PLANNING_SHARE:g} of {memory_bytes / 2**30:.1f} "
+            "GiB for it: lower one of them, or give the service more memory"
+        )
 
 
 def execution_of(job: JobSpec, topology: Topology) -> Execution:

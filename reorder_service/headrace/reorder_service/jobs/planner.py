@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 PLACED_AT_A_TIME = 512  # parts handed out before the event loop gets a turn: tens of milliseconds; orders share messages
+MOST_PLANNING_S = 600.0  # of a step: no trainer waits for longer, and what headrace.limits allows is planned in a tenth of it
 MOST_TRIES = 16  # rows tried to find a substitute; a shard with so many bad samples in a row is no source of good ones
 
 
@@ -141,9 +142,19 @@ class Planner:
             return await self._in_planning(step, make)
 
     async def _in_planning(self, step: PlannedStep, work: Callable[..., _T], *args: Any) -> _T:
-        """Do a part of a step's planning in a worker thread. Raises JobFailedError where it raises ValueError."""
+        """Do a part of a step's planning in a worker thread.
+
+        Raises JobFailedError where it raises ValueError, and where it takes longer than MOST_PLANNING_S. Its thread, which
+        cannot be ended, then works on beside the other jobs until it is done.
+        """
         try:
-            return await self.in_worker_thread(work, *args)
+            async with asyncio.timeout(MOST_PLANNING_S):
+                return await self.in_worker_thread(work, *args)
+        except TimeoutError as err:
+            raise JobFailedError(
+                f"planning step {step.index} of job {self._job!r} takes more than {MOST_PLANNING_S:g} s: lower global_batch or "
+                "the topology's replicas, microbatches or stages in a new job, or choose another strategy"
+            ) from err
         except ValueError as err:
             raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
 

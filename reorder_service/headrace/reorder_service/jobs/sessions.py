@@ -211,6 +211,11 @@ class Sessions:
         return any(session.replicas is not None for session in self.by_rank.values())
 
     @property
+    def has_live(self) -> bool:
+        """Whether a process is connected, or has opened a session just now."""
+        return any(session.is_live() for session in self.by_rank.values())
+
+    @property
     def has_nodes(self) -> bool:
         """Whether nodes that commit together are connected."""
         return any(session.together and session.streaming for session in self.by_rank.values())

@@ -99,6 +99,11 @@ class Nodes:
             stream.end(error)
         self._streams.clear()
 
+    @property
+    def connected(self) -> bool:
+        """Whether any node is connected."""
+        return bool(self._streams)
+
     def _forget(self, why: str) -> None:
         """Drop the membership. Nodes that come later begin a new one, whose generations count on from the present one."""
         if self._membership is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from headrace.spec import SourceSpec
 
@@ -39,6 +39,12 @@ class StepRecord:
     data_wait_s: float
     delivered: Delivered = field(default_factory=dict)
 
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> StepRecord:
+        """Return the record whose fields were written as JSON."""
+        samples, substitutes = tuple(fields["samples"]), tuple(fields["substitutes"])
+        return cls(**{**fields, "samples": samples, "substitutes": substitutes, "delivered": _delivered(fields)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -50,6 +56,11 @@ class Progress:
     step_s: float = 0.0
     data_wait_s: float = 0.0
     delivered: Delivered = field(default_factory=dict)
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> Progress:
+        """Return the sums whose fields were written as JSON."""
+        return cls(**{**fields, "delivered": _delivered(fields)})
 
     def judged(self, sources: Sequence[SourceSpec]) -> str:
         """Return a sentence that says why the bad samples of a source stop the job; empty if they do not."""
@@ -69,6 +80,10 @@ class Progress:
             return sums
         first = record.loss if math.isnan(self.first_loss) else self.first_loss
         return replace(sums, first_loss=first, last_loss=record.loss)
+
+
+def _delivered(fields: Mapping[str, Any]) -> Delivered:
+    return {source: Amounts(*amounts) for source, amounts in fields["delivered"].items()}
 
 
 def added(one: Delivered, other: Delivered) -> Delivered:

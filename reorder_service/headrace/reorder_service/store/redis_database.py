@@ -33,8 +33,9 @@ from headrace.errors import ConflictError, SupersededLeaderError, UnavailableErr
 from headrace.observability.logs import pairs
 from headrace.reorder_service.store.embedded_redis import EmbeddedRedis
 
-FORMAT = "5"  # of the keys below `headrace:`; raised with every change that an older release would misread
-_READABLE_FORMAT = "4"  # an older format that can be read as this one: its term is a number without an id
+FORMAT = "6"  # of the keys below `headrace:`; raised with every change that an older release would misread
+_PLAIN_FORMAT = "5"  # of a store without pages of a ledger; the release before this one reads it, too
+_READABLE_FORMAT = "4"  # an older format that can be read as the plain one: its term is a number without an id
 LEASE_S = 1.5  # a leader that has not renewed its lease for so long may be replaced
 _TIMEOUT_S = 2.0  # with the retries below, a server that hangs is reported within the deadline of a call
 _RETRIES = 3
@@ -49,6 +50,9 @@ _DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "n
 log = logging.getLogger(__name__)
 
 Command = Sequence[str | int]
+
+RAISE_FORMAT: Command = ("SET", "headrace:format", FORMAT)
+"""The command that goes with the first page of a ledger: from then on a release that does not know pages refuses the store."""
 
 # Writes if the token is the leader's and all conditions hold. KEYS: term. ARGV: the writer's token; conditions, as JSON:
 # [expected answer, command, ...] each; commands, as JSON.
@@ -269,9 +273,9 @@ async def _until_loaded(client: redis.Redis) -> None:
 async def _check_format(client: redis.Redis, url: str) -> None:
     found = await client.get("headrace:format")
     if found == _READABLE_FORMAT or not await client.exists("headrace:jobs"):
-        await client.set("headrace:format", FORMAT)
-        found = FORMAT
-    if found != FORMAT:
+        await client.set("headrace:format", _PLAIN_FORMAT)
+        found = _PLAIN_FORMAT
+    if found not in (FORMAT, _PLAIN_FORMAT):
         raise ConflictError(
             f"the store {without_password(url)} was written by another release (format {found!r}, not {FORMAT}); "
             "name another one, or finish its jobs with that release"

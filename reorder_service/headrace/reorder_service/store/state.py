@@ -12,8 +12,7 @@ all under `headrace:{job}:`:
     corrections  hash    step -> JSON of the Correction (planning.cost_model.correction) with which the steps from that one on are
                          planned, up to the next entry; kept when the job goes back
     quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
-    ledger       list    JSON (samples, substitutes, loss, data_wait_s, step_s, delivered, sums), one entry a committed step; the
-                         sums are over all steps so far, so that nobody needs to read all entries
+    ledger, pages        the records of the committed steps (headrace.reorder_service.store.step_ledger)
     nodes        string  JSON of the membership of a recoverable job's nodes (headrace.reorder_service.nodes.membership.Record)
 """
 
@@ -36,19 +35,20 @@ from headrace.manifest import MAX_SHARD_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable
 from headrace.message_codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.store.fatal_jobs import FatalJobs
-from headrace.reorder_service.store.progress import Amounts, Progress, StepRecord
+from headrace.reorder_service.store.finished_jobs import FINAL, NOTE_FIELDS, FinishedJobs
+from headrace.reorder_service.store.job_change import change_job
+from headrace.reorder_service.store.job_keys import JOBS, PARTS, hset, job_key
+from headrace.reorder_service.store.progress import Progress, StepRecord
 from headrace.reorder_service.store.redis_database import Command, Database
+from headrace.reorder_service.store.step_ledger import StepLedger
 from headrace.sample import Probe, SampleRef
 from headrace.ticket import make_key
 from headrace.v1.fleet_pb2 import StepProbed
 
-_PAGE = 32  # entries read at a time; a step of a large job names thousands of samples
 _NAMES_PAGE = 1_000  # entries of the quarantine read or written at a time; a script's command has at most some 8,000 words
 _DIGITS = 8  # hexadecimal digits for the rows of a shard
-_NIL = "false"  # how a Lua script prints an absent value
+_KEPT_CORRECTIONS = 10_000  # steps that a job goes back and still finds the corrections that they were planned with
 _COUNTS_PAGE = 16_384  # shards whose rows are read at a time
-
-FINAL = ("DONE", "FAILED", "CANCELLED")  # states of a job that is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,8 @@ class StateStore:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.fatal_jobs = FatalJobs(database, self._failing)
+        self.finished = FinishedJobs(database)
+        self._steps = StepLedger(database)
 
     @classmethod
     async def open(cls, url: str) -> StateStore:
@@ -114,23 +116,22 @@ class StateStore:
             "execution": "",
             "mixture": "[]",
         }
-        key = _key(job, "job")
-        left = [_key(job, what) for what in ("shards", "indexed", "window", "corrections", "quarantine", "ledger", "nodes")]
+        key = job_key(job, "job")
         return await self.database.write(
-            ("UNLINK", *left),  # what is left of a former job of that name whose record is gone
-            ("LREM", "headrace:jobs", 0, job),
-            _hset(key, fields),
-            ("RPUSH", "headrace:jobs", job),
+            ("UNLINK", *(job_key(job, part) for part in PARTS)),  # left of a former job of that name whose record is gone
+            ("LREM", JOBS, 0, job),
+            hset(key, fields),
+            ("RPUSH", JOBS, job),
             when=[("0", "EXISTS", key)],
         )
 
     async def jobs(self) -> list[str]:
         """Return the names of all jobs, oldest first."""
-        return list(await self._read(self._redis.lrange("headrace:jobs", 0, -1)))
+        return list(await self._read(self._redis.lrange(JOBS, 0, -1)))
 
     async def load_job(self, job: str) -> JobRecord:
         """Return everything about a job but its manifest, ledger and quarantine. Raises NotFoundError where there is none."""
-        fields = await self._read(self._redis.hgetall(_key(job, "job")))
+        fields = await self._read(self._redis.hgetall(job_key(job, "job")))
         if not fields:
             raise NotFoundError(f"the store has no job {job!r}")
         return JobRecord(
@@ -146,7 +147,7 @@ class StateStore:
             topology_json=fields["topology"],
             execution_json=fields.get("execution", ""),  # stores of 0.1 have none
             mixture=tuple((step, tuple(weights)) for step, weights in json.loads(fields["mixture"])),
-            progress=await self._progress(job, int(fields["cursor"])),
+            progress=await self._steps.progress(job, int(fields["cursor"])),
             vocabulary=Vocabulary(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
         )
 
@@ -157,7 +158,7 @@ class StateStore:
         """
         columns: tuple[list[int], list[str], list[str]] = ([], [], [])
         for page in itertools.count():
-            entry = await self._read(self._redis.lindex(_key(job, "shards"), page))
+            entry = await self._read(self._redis.lindex(job_key(job, "shards"), page))
             if entry is None:
                 break
             for column, values in zip(columns, json.loads(entry), strict=True):
@@ -166,52 +167,56 @@ class StateStore:
         num_rows = np.full(len(shards), UNCOUNTED, np.int64)
         for start in range(0, len(shards), _COUNTS_PAGE):
             first, last = _DIGITS * start, _DIGITS * (start + _COUNTS_PAGE) - 1
-            digits = await self._read(self._redis.getrange(_key(job, "indexed"), first, last))
+            digits = await self._read(self._redis.getrange(job_key(job, "indexed"), first, last))
             counts = np.frombuffer(bytes.fromhex(digits.replace("\0", "f")), ">i4")  # -1 is UNCOUNTED
             num_rows[start : start + len(counts)] = counts
         return shards, num_rows
 
     async def set_state(self, job: str, state: str, message: str = "") -> None:
-        await self._change(job, _hset(_key(job, "job"), {"state": state, "message": message}))
+        key, fields = job_key(job, "job"), {"state": state, "message": message}
+        unneeded: list[Command] = (
+            [("UNLINK", job_key(job, "window"), job_key(job, "corrections"))] if state == "CANCELLED" else []
+        )
+        await self._change(job, hset(key, fields), ("HDEL", key, *NOTE_FIELDS), *unneeded)
 
     async def _failing(self, job: str, message: str) -> list[Command]:
         """Return the commands that set a job to failed; none where it is over or gone."""
-        key = _key(job, "job")
+        key = job_key(job, "job")
         state = await self._read(self._redis.hget(key, "state"))
-        return [] if state is None or state in FINAL else [_hset(key, {"state": "FAILED", "message": message})]
+        return [] if state is None or state in FINAL else [hset(key, {"state": "FAILED", "message": message})]
 
     async def set_paused(self, job: str, paused: bool) -> None:
-        await self._change(job, _hset(_key(job, "job"), {"paused": str(int(paused))}))
+        await self._change(job, hset(job_key(job, "job"), {"paused": str(int(paused))}))
 
     async def set_topology(self, job: str, topology_json: str, execution_json: str, generation: int) -> bool:
         """Change topology and execution, and begin `generation`; return False where the present one is not the one before it."""
-        key = _key(job, "job")
+        key = job_key(job, "job")
         fields = {"topology": topology_json, "execution": execution_json, "generation": str(generation)}
-        return await self.database.write(_hset(key, fields), when=[(str(generation - 1), "HGET", key, "generation")])
+        return await self.database.write(hset(key, fields), when=[(str(generation - 1), "HGET", key, "generation")])
 
     async def save_membership(self, job: str, document: str) -> None:
         """Save the membership of a job's nodes, in place of any former one."""
-        await self._change(job, ("SET", _key(job, "nodes"), document))
+        await self._change(job, ("SET", job_key(job, "nodes"), document))
 
     async def load_membership(self, job: str) -> str | None:
         """Return what `save_membership` has saved; None where it has saved nothing."""
-        document: str | None = await self._read(self._redis.get(_key(job, "nodes")))
+        document: str | None = await self._read(self._redis.get(job_key(job, "nodes")))
         return document
 
     async def set_mixture(self, job: str, mixture: Sequence[tuple[int, Sequence[float]]]) -> None:
-        await self._change(job, _hset(_key(job, "job"), {"mixture": json.dumps(mixture)}))
+        await self._change(job, hset(job_key(job, "job"), {"mixture": json.dumps(mixture)}))
 
     async def save_manifest(self, job: str, shards: ShardTable, vocabulary: Vocabulary) -> None:
         """Save a manifest in place of any former one.
 
         Page by page, so that nobody else has to wait; it counts as saved only after the last write.
         """
-        key = _key(job, "shards")
-        await self._change(job, ("HDEL", _key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", _key(job, "indexed")))
+        key = job_key(job, "shards")
+        await self._change(job, ("HDEL", job_key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", job_key(job, "indexed")))
         for page, start in enumerate(range(0, len(shards), PAGE_SHARDS)):
             entry = json.dumps(shards.columns(start, start + PAGE_SHARDS), ensure_ascii=False)
             await self.database.write(("RPUSH", key, entry), when=[(page, "LLEN", key)])  # once, however often it is sent
-        await self._change(job, _hset(_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}))
+        await self._change(job, hset(job_key(job, "job"), {"vocabulary": json.dumps(asdict(vocabulary))}))
 
     async def save_index(self, job: str, shard: int, num_rows: int, rejected: Iterable[Rejected]) -> None:
         """Save the number of rows of a shard, after the damage that was found while counting them.
@@ -224,8 +229,8 @@ class StateStore:
             )
         damage = iter({item.name: _rejected_json(item, step=None) for item in rejected}.items())
         while batch := dict(itertools.islice(damage, _NAMES_PAGE)):
-            await self.database.write(_hset(_key(job, "quarantine"), batch))
-        await self.database.write(("SETRANGE", _key(job, "indexed"), _DIGITS * shard, f"{num_rows:0{_DIGITS}x}"))
+            await self.database.write(hset(job_key(job, "quarantine"), batch))
+        await self.database.write(("SETRANGE", job_key(job, "indexed"), _DIGITS * shard, f"{num_rows:0{_DIGITS}x}"))
 
     async def save_probes(
         self, job: str, step: int, probes: Mapping[int, Probe], rejected: Iterable[Rejected], substitutes: Iterable[SampleRef]
@@ -237,14 +242,14 @@ class StateStore:
             substitutes=[ref_message(ref) for ref in substitutes],
         )
         text = base64.b64encode(message.SerializeToString()).decode()
-        await self.database.write(_hset(_key(job, "window"), {str(step): text}))
+        await self.database.write(hset(job_key(job, "window"), {str(step): text}))
 
     async def load_probes(self, job: str, step: int) -> tuple[dict[int, Probe], list[Rejected], list[SampleRef]] | None:
         """Return what `save_probes` has saved of an uncommitted step: probes by place, refused samples, substitutes.
 
         None where it has saved nothing.
         """
-        text = await self._read(self._redis.hget(_key(job, "window"), str(step)))
+        text = await self._read(self._redis.hget(job_key(job, "window"), str(step)))
         if text is None:
             return None
         message = StepProbed.FromString(base64.b64decode(text))
@@ -253,11 +258,11 @@ class StateStore:
 
     async def save_correction(self, job: str, step: int, correction: str) -> None:
         """Save with which correction of the costs the steps from `step` on are planned."""
-        await self.database.write(_hset(_key(job, "corrections"), {str(step): correction}))
+        await self.database.write(hset(job_key(job, "corrections"), {str(step): correction}))
 
     async def load_correction(self, job: str, step: int) -> str | None:
         """Return what `save_correction` has saved for `step`; None where it has saved nothing."""
-        text: str | None = await self._read(self._redis.hget(_key(job, "corrections"), str(step)))
+        text: str | None = await self._read(self._redis.hget(job_key(job, "corrections"), str(step)))
         return text
 
     async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
@@ -266,58 +271,50 @@ class StateStore:
         Repeating a commit whose answer was lost is harmless: the ledger has the same samples for the step. A sample that is
         refused in every epoch keeps the step of its first refusal.
         """
-        key, sums = _key(job, "job"), (await self._progress(job, step)).after(record)
+        append, when = await self._steps.commit(job, step, record)
         done = await self.database.write(
-            ("RPUSH", _key(job, "ledger"), json.dumps({**asdict(record), "sums": asdict(sums)}, ensure_ascii=False)),
-            ("HINCRBY", key, "cursor", 1),
-            ("HDEL", _key(job, "window"), step),
-            *(("HSETNX", _key(job, "quarantine"), item.name, _rejected_json(item, step=step)) for item in rejected),
-            when=[(step, "HGET", key, "cursor")],
+            *append,
+            ("HDEL", job_key(job, "window"), step),
+            ("HDEL", job_key(job, "corrections"), step - _KEPT_CORRECTIONS),
+            *(("HSETNX", job_key(job, "quarantine"), item.name, _rejected_json(item, step=step)) for item in rejected),
+            when=when,
         )
-        if not done and await self._committed_samples(job, step) != record.samples:
+        if not done and await self._steps.committed_samples(job, step) != record.samples:
             raise ConflictError(f"step {step} of job {job!r} is not the next one to commit")
 
-    async def _committed_samples(self, job: str, step: int) -> tuple[str, ...] | None:
-        entry = await self._read(self._redis.lindex(_key(job, "ledger"), step))
-        return tuple(json.loads(entry)["samples"]) if entry else None
+    async def compact_ledger(self, job: str, num_steps: int) -> bool:
+        """Move the oldest `num_steps` steps that are in no page of the ledger into one; return False where fewer would stay."""
+        had = False
 
-    async def _progress(self, job: str, cursor: int) -> Progress:
-        """Return the sums over all steps before `cursor`."""
-        entry = await self._read(self._redis.lindex(_key(job, "ledger"), cursor - 1)) if cursor else None
-        if not entry:
-            return Progress()
-        fields = json.loads(entry)["sums"]
-        return Progress(**{**fields, "delivered": {source: Amounts(*sums) for source, sums in fields["delivered"].items()}})
+        async def prepare() -> Sequence[Command]:
+            nonlocal had
+            commands = await self._steps.compact(job, num_steps)
+            had = bool(commands)
+            return commands
+
+        await change_job(self.database, job, prepare)
+        return had
 
     async def rewind(self, job: str, step: int) -> None:
         """Undo the commits of `step` and all later steps, set the job to RUNNING and begin a generation, in one transaction."""
-        names = [name async for name, fields in self._quarantined(job) if fields["step"] is not None and fields["step"] >= step]
-        ledger = _key(job, "ledger")
-        await self._change(
-            job,
-            ("LTRIM", ledger, 0, step - 1) if step else ("DEL", ledger),
-            *(["HDEL", _key(job, "quarantine"), *names[n : n + _NAMES_PAGE]] for n in range(0, len(names), _NAMES_PAGE)),
-            ("DEL", _key(job, "window")),
-            _hset(_key(job, "job"), {"cursor": str(step), "state": "RUNNING", "message": ""}),
-            ("HINCRBY", _key(job, "job"), "generation", 1),
-        )
 
-    async def steps(self, job: str, start: int = 0) -> AsyncIterator[StepRecord]:
-        """Yield the committed steps from `start` on, in order."""
-        while True:
-            page = await self._read(self._redis.lrange(_key(job, "ledger"), start, start + _PAGE - 1))
-            for entry in page:
-                fields = json.loads(entry)
-                del fields["sums"]
-                delivered = {source: Amounts(*amounts) for source, amounts in fields["delivered"].items()}
-                yield StepRecord(
-                    samples=tuple(fields.pop("samples")),
-                    substitutes=tuple(fields.pop("substitutes")),
-                    **{**fields, "delivered": delivered},
-                )
-            if len(page) < _PAGE:
-                return
-            start += _PAGE
+        async def prepare() -> Sequence[Command]:
+            entries = self._quarantined(job)
+            names = [name async for name, fields in entries if fields["step"] is not None and fields["step"] >= step]
+            return (
+                *await self._steps.rewind(job, step),
+                *(["HDEL", job_key(job, "quarantine"), *names[n : n + _NAMES_PAGE]] for n in range(0, len(names), _NAMES_PAGE)),
+                ("DEL", job_key(job, "window")),
+                hset(job_key(job, "job"), {"cursor": str(step), "state": "RUNNING", "message": ""}),
+                ("HDEL", job_key(job, "job"), *NOTE_FIELDS),
+                ("HINCRBY", job_key(job, "job"), "generation", 1),
+            )
+
+        await change_job(self.database, job, prepare)
+
+    def steps(self, job: str, start: int = 0) -> AsyncIterator[StepRecord]:
+        """Yield the committed steps from `start` on, in order. Raises ConflictError where the ledger is damaged."""
+        return self._steps.records(job, start)
 
     async def ledger(self, job: str, start: int = 0) -> AsyncIterator[LedgerEntry]:
         """Yield the committed steps from `start` on, in the public form of the ledger."""
@@ -326,52 +323,37 @@ class StateStore:
             yield LedgerEntry(step=step, samples=record.samples, loss=record.loss)
             step += 1
 
-    async def quarantine(self, job: str) -> list[Rejected]:
-        """Return all quarantined samples, sorted by name."""
-        found = [
-            Rejected(
+    async def quarantine(self, job: str) -> AsyncIterator[Rejected]:
+        """Yield the quarantined samples, in no order and page by page. One may come twice if the quarantine grows meanwhile."""
+        async for name, fields in self._quarantined(job):
+            yield Rejected(
                 name=name,
                 reason=Reason(fields["reason"]),
                 detail=fields["detail"],
                 sample_id=fields["sample_id"],
                 row=fields.get("row"),
             )
-            async for name, fields in self._quarantined(job)
-        ]
-        return sorted(found, key=lambda item: item.name)
 
     async def _quarantined(self, job: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield (name, fields) of each entry of the quarantine once, in no order."""
-        cursor, seen = 0, set()
+        """Yield (name, fields) of each entry of the quarantine, in no order."""
+        cursor = 0
         while True:
-            cursor, page = await self._read(self._redis.hscan(_key(job, "quarantine"), cursor, count=_NAMES_PAGE))
+            cursor, page = await self._read(self._redis.hscan(job_key(job, "quarantine"), cursor, count=_NAMES_PAGE))
             for name, value in page.items():
-                if name not in seen:
-                    seen.add(name)
-                    yield name, json.loads(value)
+                yield name, json.loads(value)
             if cursor == 0:
                 return
 
     async def num_quarantined(self, job: str) -> int:
-        return int(await self._read(self._redis.hlen(_key(job, "quarantine"))))
+        return int(await self._read(self._redis.hlen(job_key(job, "quarantine"))))
 
     async def _change(self, job: str, *commands: Command) -> None:
-        """Carry out commands on a job once, however often they are sent: a copy that the network held back does nothing later.
+        """Carry out commands on a job once, as `change_job` does. Raises NotFoundError where there is no such job."""
 
-        Each change gives the record a new revision, and is carried out only on the revision that was read before it.
+        async def prepare() -> Sequence[Command]:
+            return commands
 
-        Raises NotFoundError where there is no such job.
-        """
-        key, revision = _key(job, "job"), uuid.uuid4().hex
-        while True:
-            former = await self._read(self._redis.hget(key, "revision"))
-            unchanged: list[Command] = [("1", "EXISTS", key), (former or _NIL, "HGET", key, "revision")]
-            if await self.database.write(*commands, ("HSET", key, "revision", revision), when=unchanged):
-                return
-            if (found := await self._read(self._redis.hget(key, "revision"))) == revision:
-                return  # a copy whose answer was lost has done it
-            if found is None and not await self._read(self._redis.exists(key)):
-                raise NotFoundError(f"the store has no job {job!r}")
+        await change_job(self.database, job, prepare)
 
     @property
     def _redis(self) -> Any:
@@ -381,14 +363,6 @@ class StateStore:
         return await self.database.read(command)
 
 
-def _key(job: str, what: str) -> str:
-    return f"headrace:{{{job}}}:{what}"
-
-
 def _rejected_json(item: Rejected, *, step: int | None) -> str:
     fields = {"reason": str(item.reason), "detail": item.detail, "sample_id": item.sample_id, "row": item.row, "step": step}
     return json.dumps(fields, ensure_ascii=False)
-
-
-def _hset(key: str, fields: Mapping[str, str]) -> Command:
-    return ["HSET", key, *(word for pair in fields.items() for word in pair)]

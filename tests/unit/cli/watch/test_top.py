@@ -196,7 +196,7 @@ class Service(JobsClient):
         self.endpoint = "10.0.0.1:7070"
         self._answers: Iterator[Any] = iter(answers)
 
-    def jobs(self) -> list[JobStatus]:
+    def jobs(self, finished: int) -> list[JobStatus]:
         answer = next(self._answers)
         if isinstance(answer, BaseException):
             raise answer

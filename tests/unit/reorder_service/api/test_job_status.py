@@ -52,7 +52,7 @@ async def test_the_shares_of_many_sources_take_few_looks_at_the_shards(start: St
             stub = jobs_pb2_grpc.JobsStub(channel)
             shown = await stub.Show(jobs_pb2.ShowRequest(job="job"))
             assert 1 <= shards.looks <= FEW
-            listed = await stub.List(jobs_pb2.ListRequest())
+            (listed,) = [page async for page in stub.List(jobs_pb2.ListRequest())]
             assert shards.looks <= 2 * FEW
     finally:
         await server.stop(None)

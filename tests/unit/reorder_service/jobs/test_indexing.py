@@ -84,7 +84,7 @@ async def test_who_takes_over_counts_only_what_is_not_counted(start: Start) -> N
         await consume(run, run.open_session(0, 1), stop=stop)
         assert not known & set(archivist.counted)
         service = await start()
-        run, archivist = service.find("job"), Archivist(service=service)
+        run, archivist = await service.load("job"), Archivist(service=service)
         known = set(np.flatnonzero(run.manifest.num_rows != UNCOUNTED).tolist())
         archivist.join()
         await run.wait_ready()

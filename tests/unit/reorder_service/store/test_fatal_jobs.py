@@ -17,6 +17,7 @@ from tests.unit.reorder_service.job_world import Start, submit
 
 SERVICE = """
 import asyncio, os, signal, sys
+from headrace.errors import NotFoundError
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.jobs.planned_step import PlannedStep
@@ -29,13 +30,19 @@ def explode(step, spec, *args, **options):
         os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does where memory ends
     return make_plan(step, spec, *args, **options)
 
+async def found(service, name):
+    try:
+        return await service.load(name)
+    except NotFoundError:
+        return await submit(service, name=name, join=False, strategy="random")
+
 async def main(url):
     PlannedStep.make_plan = explode
     service = ReorderService(await StateStore.open(url))
     await service.start()
     Preprocessor(service=service).join()
     names = ("good", "poison", "other")
-    runs = [service.jobs.get(name) or await submit(service, name=name, join=False, strategy="random") for name in names]
+    runs = [await found(service, name) for name in names]
     async with asyncio.timeout(60):
         cursors = [run.cursor for run in runs]
         while not all(c.steps or c.state == "FAILED" for c in cursors) or not any(c.state == "FAILED" for c in cursors):

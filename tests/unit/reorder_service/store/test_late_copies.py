@@ -9,14 +9,34 @@ import pytest
 
 from headrace.errors import NotFoundError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
+from headrace.reorder_service.store.finished_jobs import Summary
 from headrace.reorder_service.store.progress import StepRecord
 from headrace.reorder_service.store.state import StateStore
 
 TABLE = ShardTable.of([ShardInfo(source=0, url="/d/a.tar", name="d/a")])
 VOCABULARY = Vocabulary(size=9, image_token=1, audio_token=2)
 
+
+async def reset_and_commit(store: StateStore) -> None:
+    await store.rewind("job", 1)
+    await commit(store, 1, 4)
+
+
+async def end(store: StateStore) -> None:
+    await store.set_state("job", "FAILED")
+    await store.finished.note("job", 1e9, Summary(committed_steps=5))
+
+
+async def go_back(store: StateStore) -> None:
+    await store.compact_ledger("job", 2)
+    await store.rewind("job", 1)
+
+
 CHANGES: dict[str, tuple[Callable[[StateStore], Awaitable[Any]], Callable[[StateStore], Awaitable[Any]]]] = {
     "reset": (lambda store: store.rewind("job", 1), lambda store: commit(store, 1, 6)),
+    "reset into a page": (go_back, lambda store: commit(store, 1, 6)),
+    "commit": (lambda store: commit(store, 5, 6), lambda store: store.rewind("job", 5)),
+    "page": (lambda store: store.compact_ledger("job", 2), reset_and_commit),
     "topology": (lambda store: store.set_topology("job", '{"a": 1}', "", 2), lambda store: store.set_topology("job", "", "", 3)),
     "state": (lambda store: store.set_state("job", "FAILED", "x"), lambda store: store.set_state("job", "RUNNING")),
     "pause": (lambda store: store.set_paused("job", True), lambda store: store.set_paused("job", False)),
@@ -26,6 +46,11 @@ CHANGES: dict[str, tuple[Callable[[StateStore], Awaitable[Any]], Callable[[State
         lambda store: store.save_manifest("job", TABLE, VOCABULARY),
         lambda store: store.save_index("job", 0, 7, []),
     ),
+    "deletion": (
+        lambda store: store.finished.delete("job", even_unfinished=True),
+        lambda store: store.create_job("job", "{}"),
+    ),
+    "note of its end": (end, lambda store: store.set_state("job", "INDEXING")),
     "creation": (lambda store: store.create_job("other", "{}"), lambda store: store.set_state("other", "DONE")),
 }
 
@@ -41,7 +66,12 @@ async def everything(store: StateStore) -> dict[str, Any]:
     client = store.database.client
     held: dict[str, Any] = {}
     async for key in client.scan_iter("headrace:*"):
-        read = {"string": client.get, "hash": client.hgetall, "list": lambda key: client.lrange(key, 0, -1)}
+        read = {
+            "string": client.get,
+            "hash": client.hgetall,
+            "list": lambda key: client.lrange(key, 0, -1),
+            "zset": lambda key: client.zrange(key, 0, -1, withscores=True),
+        }
         held[key] = await read[await client.type(key)](key)
     return held
 

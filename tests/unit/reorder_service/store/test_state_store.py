@@ -14,7 +14,7 @@ import pytest
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardInfo, ShardTable, Vocabulary
 from headrace.quarantine import Reason, Rejected
-from headrace.reorder_service.store import state
+from headrace.reorder_service.store import state, step_ledger
 from headrace.reorder_service.store.progress import Progress, StepRecord
 from headrace.reorder_service.store.redis_database import Command
 from headrace.reorder_service.store.state import StateStore
@@ -67,7 +67,7 @@ async def test_manifest_index_and_state_come_back(store: StateStore) -> None:
     shards, num_rows = await store.load_manifest("job")
     assert (list(shards), num_rows.tolist(), record.vocabulary) == (SHARDS, [UNCOUNTED, 7], VOCABULARY)
     assert (record.state, record.message) == ("FAILED", "no data")
-    assert await store.quarantine("job") == [rejected("b/ü/k", None)]
+    assert [item async for item in store.quarantine("job")] == [rejected("b/ü/k", None)]
 
 
 async def test_a_manifest_of_many_pages_comes_back_whole(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ async def test_of_concurrent_writers_one_commits(store: StateStore) -> None:
 
 
 async def test_the_ledger_pages_through_any_number_of_steps(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "_PAGE", 3)
+    monkeypatch.setattr(step_ledger, "_MOST_ENTRIES", 3)
     await make_job(store, num_steps=7)
     assert [step for step, _ in await ledger(store)] == list(range(7))
     assert [record.samples[0] async for record in store.steps("job", 5)] == ["s5a", "s6a"]
@@ -169,7 +169,7 @@ async def test_rewinding_undoes_later_commits_and_their_quarantine_and_revives_t
     record = await store.load_job("job")
     assert (record.cursor, record.progress.samples, record.state) == (step, step, "RUNNING")
     assert await ledger(store) == [(n, (f"s{n}",)) for n in range(step)]
-    names = [item.name for item in await store.quarantine("job")]
+    names = sorted([item.name async for item in store.quarantine("job")])
     assert names == [*(f"bad{n}" for n in range(step)), "damaged shard"]
     await store.commit_step("job", step, step_record("again"), [])
     assert (await ledger(store))[-1] == (step, ("again",))
@@ -196,7 +196,7 @@ async def test_a_sample_that_every_epoch_refuses_stays_in_quarantine_when_the_se
     await store.commit_step("job", 0, step_record("a"), [rejected("bad", 1)])
     await store.commit_step("job", 1, step_record("a"), [rejected("bad", 5)])
     await store.rewind("job", 1)
-    assert await store.quarantine("job") == [rejected("bad", 1)]
+    assert [item async for item in store.quarantine("job")] == [rejected("bad", 1)]
 
 
 async def test_everything_survives_closing_and_opening_again(store_url: str) -> None:
