@@ -18,7 +18,8 @@ from typing import Any
 from headrace.errors import UnavailableError
 from headrace.reorder_service.fleet.fleet import SILENCE_S
 from headrace.reorder_service.service import ReorderService
-from tests.simulation.simulated_redis import SimulatedRedis
+from headrace.reorder_service.store.ledger_pages import LedgerPage
+from tests.simulation.simulated_redis import SimulatedRedis, SortedSet
 from tests.simulation.store_link import Request
 from tests.simulation.trainers import Trainers
 from tests.simulation.virtual_loop import Process
@@ -42,9 +43,16 @@ class Expected:
 
 
 def ledger_of(redis: SimulatedRedis, job: str) -> list[str]:
-    """(samples, substitutes, loss) of each committed step, as JSON."""
-    entries = map(json.loads, redis.data.get(f"headrace:{{{job}}}:ledger", ()))
-    return [json.dumps([entry["samples"], entry["substitutes"], entry["loss"]]) for entry in entries]
+    """(samples, substitutes, loss) of each committed step, as JSON: those in pages, and those behind them."""
+    pages: Any = redis.data.get(f"headrace:{{{job}}}:pages", SortedSet())
+    records = [record for text in pages.between("-inf", "+inf") for record in LedgerPage.read(text).records]
+    paged = [json.dumps([record.samples, record.substitutes, record.loss]) for record in records]
+    return [*paged, *map(_entry, redis.data.get(f"headrace:{{{job}}}:ledger", ()))]
+
+
+def _entry(text: str) -> str:
+    entry = json.loads(text)
+    return json.dumps([entry["samples"], entry["substitutes"], entry["loss"]])
 
 
 class Checkers:
@@ -98,21 +106,22 @@ class Checkers:
         self.digest = zlib.crc32(f"{self._world.loop.time():.6f} {request.client.name} {cursor}".encode(), self.digest)
         if request.done > 1:
             self._violated(f"a copy of a command of {request.client.name} changed the job again, to step {cursor}")
-        ledger = redis.data.get(self._ledger, [])
-        if len(ledger) != cursor:
-            self._violated(f"the ledger has {len(ledger)} steps, and the job {cursor}")
+        ledger, job = redis.data.get(self._ledger, []), redis.data.get(self._key, {})
+        paged = int(job.get("paged", 0))
+        if paged + len(ledger) != cursor:
+            self._violated(f"the ledger has {paged} steps in pages and {len(ledger)} behind them, and the job {cursor}")
         if cursor > self._cursor:
             for step in range(self._cursor, cursor):
-                self._look_at_commit(step, json.loads(ledger[step]))
+                self._look_at_commit(step, _entry(ledger[step - paged]))
             if cursor > self._cursor + 1:
                 self._violated(f"the job went from step {self._cursor} to step {cursor} at once")
         if cursor < self._cursor:
             self._trainers.forget_delivered(cursor)
         self._cursor = cursor
 
-    def _look_at_commit(self, step: int, entry: dict[str, Any]) -> None:
-        if json.dumps([entry["samples"], entry["substitutes"], entry["loss"]]) != self._expected.ledger[step]:
-            self._violated(f"step {step} is not that of an undisturbed run: {entry['samples']}")
+    def _look_at_commit(self, step: int, entry: str) -> None:
+        if entry != self._expected.ledger[step]:
+            self._violated(f"step {step} is not that of an undisturbed run: {entry}")
         delivered = [self._trainers.delivered.get((rank, step)) for rank in range(self._trainers.num_ranks)]
         if None in delivered:
             self._violated(f"step {step} is committed before rank {delivered.index(None)} has its samples")

@@ -7,6 +7,7 @@ a script that has written already, as Redis does; one that is read-only refuses 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,9 +15,22 @@ from typing import Any
 from lupa import lua51
 from redis.exceptions import ReadOnlyError, ResponseError
 
-Value = str | list[str] | dict[str, str]
 
-_FREEING = {"DEL", "UNLINK", "HDEL", "LTRIM", "LREM"}  # commands that a full server carries out
+class SortedSet(dict[str, float]):
+    """A sorted set: member -> score."""
+
+    def copy(self) -> SortedSet:
+        return SortedSet(self)
+
+    def between(self, low: str, high: str) -> list[str]:
+        """The members whose scores lie between two limits, which count, from the lowest score to the highest."""
+        found = [(score, member) for member, score in self.items() if float(low) <= score <= float(high)]
+        return [member for _, member in sorted(found)]
+
+
+Value = str | list[str] | dict[str, str] | SortedSet
+
+_FREEING = {"DEL", "UNLINK", "HDEL", "LTRIM", "LREM", "ZREMRANGEBYSCORE"}  # commands that a full server carries out
 
 _lua = lua51.LuaRuntime(unpack_returned_tuples=False)
 _compiled: dict[str, Any] = {}
@@ -34,6 +48,25 @@ def _to_lua(value: Any) -> Any:
     return False if value is None else value
 
 
+def _from_lua(value: Any) -> Any:
+    """A script's reply as Redis makes it: numbers without fractions, tables up to their first false."""
+    if lua51.lua_type(value) == "table":
+        items = (value[place] for place in itertools.count(1))
+        return [_from_lua(item) for item in itertools.takewhile(lambda item: item is not None, items)]
+    if value is True:
+        return 1
+    return None if value is False else int(value) if isinstance(value, float) else value
+
+
+def _encoded(value: Any) -> str:
+    """cjson.encode of a value; here, tables are lists."""
+    return json.dumps(_listed(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(value[place + 1]) for place in range(len(value))] if lua51.lua_type(value) == "table" else value
+
+
 class SimulatedRedis:
     """The data of one server, and what is done to them. `now_s`: the server's wall clock."""
 
@@ -46,7 +79,7 @@ class SimulatedRedis:
         self.is_full = False
         self.is_read_only = False
         self._has_written = False  # the present script
-        self._cjson = _lua.table_from({"decode": lambda text: _to_lua(json.loads(text))})
+        self._cjson = _lua.table_from({"decode": lambda text: _to_lua(json.loads(text)), "encode": _encoded})
         self._redis = _lua.table_from({"call": lambda *words: _to_lua(self._command(words))})
 
     # -- whole requests -----------------------------------------------------------------------------------------------
@@ -59,7 +92,8 @@ class SimulatedRedis:
     def script(self, text: str, keys: Sequence[str], args: Sequence[str]) -> Any:
         """Run a script as EVAL does, and return its reply."""
         self._has_written = False
-        return _script(text)(self._redis, self._cjson, _lua.table_from(list(keys)), _lua.table_from(list(args)))
+        reply = _script(text)(self._redis, self._cjson, _lua.table_from(list(keys)), _lua.table_from(list(args)))
+        return _from_lua(reply)
 
     @property
     def num_changes(self) -> int:
@@ -127,7 +161,7 @@ Data = dict[str, Any]
 
 def _typed(data: Data, key: str, kind: type) -> Any:
     value = data.get(key)
-    if value is not None and not isinstance(value, kind):
+    if value is not None and type(value) is not kind:
         raise ResponseError("WRONGTYPE Operation against a key holding the wrong kind of value")
     return value
 
@@ -143,6 +177,23 @@ def _list(data: Data, key: str) -> list[str]:
 
 def _hash(data: Data, key: str) -> dict[str, str]:
     return _typed(data, key, dict) or {}
+
+
+def _sorted_set(data: Data, key: str) -> SortedSet:
+    return _typed(data, key, SortedSet) or SortedSet()
+
+
+def _highest(data: Data, key: str, high: str, low: str, *limit: str) -> list[str]:
+    members = _sorted_set(data, key).between(low, high)[::-1]
+    if not limit:
+        return members
+    _, offset, count = limit
+    return members[int(offset) : int(offset) + int(count)]
+
+
+def _place(data: Data, key: str, value: str) -> int | None:
+    values = _list(data, key)
+    return values.index(value) if value in values else None
 
 
 def _range(data: Data, key: str, start: str, stop: str) -> slice:
@@ -171,12 +222,15 @@ _READS: dict[str, Callable[..., Any]] = {
     "GETRANGE": _getrange,
     "HGET": lambda data, key, field: _hash(data, key).get(field),
     "HGETALL": lambda data, key: _flat(_hash(data, key)),
+    "HMGET": lambda data, key, *names: [_hash(data, key).get(name) for name in names],
     "HLEN": lambda data, key: len(_hash(data, key)),
     "HEXISTS": lambda data, key, field: int(field in _hash(data, key)),
     "HSCAN": lambda data, key, cursor, *_: ["0", _flat(_hash(data, key))],
     "LINDEX": _lindex,
+    "LPOS": _place,
     "LLEN": lambda data, key: len(_list(data, key)),
     "LRANGE": lambda data, key, start, stop: _list(data, key)[_range(data, key, start, stop)],
+    "ZREVRANGEBYSCORE": _highest,
 }
 
 
@@ -228,11 +282,26 @@ def _ltrim(data: Data, key: str, start: str, stop: str) -> str:
     return "OK"
 
 
-def _lrem(data: Data, key: str, _count: str, value: str) -> int:
+def _lrem(data: Data, key: str, count: str, value: str) -> int:
     values = _list(data, key)
-    if values:
-        data[key] = [item for item in values if item != value]
-    return values.count(value)
+    places = [place for place, item in enumerate(values) if item == value][: int(count) or None]
+    if places:
+        data[key] = [item for place, item in enumerate(values) if place not in places]
+    return len(places)
+
+
+def _zadd(data: Data, key: str, score: str, member: str) -> int:
+    members = _sorted_set(data, key)
+    data[key] = SortedSet({**members, member: float(score)})
+    return int(member not in members)
+
+
+def _zremrange(data: Data, key: str, low: str, high: str) -> int:
+    members = _sorted_set(data, key)
+    gone = set(members.between(low, high))
+    if gone:
+        data[key] = SortedSet({member: score for member, score in members.items() if member not in gone})
+    return len(gone)
 
 
 _WRITES: dict[str, Callable[..., Any]] = {
@@ -247,4 +316,6 @@ _WRITES: dict[str, Callable[..., Any]] = {
     "RPUSH": _rpush,
     "LTRIM": _ltrim,
     "LREM": _lrem,
+    "ZADD": _zadd,
+    "ZREMRANGEBYSCORE": _zremrange,
 }

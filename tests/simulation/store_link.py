@@ -128,6 +128,10 @@ class StoreClient:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         async def send(*words: Any, **options: Any) -> Any:
+            if name == "hmget" and isinstance(words[1], list):
+                words = (words[0], *words[1])
+            if name == "zrevrangebyscore" and len(words) == 5:
+                words = (*words[:3], "LIMIT", *words[3:])
             reply = await self._request(lambda redis: redis.command(name, *words))
             if name == "hgetall":
                 return _pairs(reply)

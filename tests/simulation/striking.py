@@ -189,7 +189,8 @@ class Striking:
                     return
 
         def reset() -> None:
-            step = int(fault.amount * len(self._world.store.redis.data.get(f"headrace:{{{job}}}:ledger", [])))
+            record = self._world.store.redis.data.get(f"headrace:{{{job}}}:job", {})
+            step = int(fault.amount * int(record.get("cursor", 0)))
             ask("Reset", jobs_pb2.ResetRequest(job=job, step=step))
 
         def pause() -> None:

@@ -19,6 +19,7 @@ from headrace import rpc
 from headrace.errors import HeadraceError
 from headrace.preprocessor import engine, known_jobs
 from headrace.reorder_service import server as reorder_server
+from headrace.reorder_service import tidying
 from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
@@ -33,6 +34,7 @@ from tests.simulation.simulated_server import SimulatedServer
 from tests.simulation.store_link import StoreClient, StoreServer
 from tests.simulation.virtual_loop import PROCESS, Process, VirtualLoop
 
+STEPS_PER_PAGE = 3  # of a ledger: pages come and go in a job of some steps
 RESTART_S = 1.0  # after which a process that has ended by itself is started again
 
 log = logging.getLogger(__name__)
@@ -154,6 +156,7 @@ class World:
                 (reorder_server, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None)),
                 (reorder_server, "Leadership", self._leadership),
                 (reorder_server, "_set_up_gauges", lambda _leadership: None),
+                (tidying, "steps_per_page", lambda _global_batch: STEPS_PER_PAGE),
                 (engine, "list_shards", list_shards),
                 (known_jobs, "JobWork", SimulatedJobWork),
                 (Work, "__hash__", lambda work: hash(work.priority)),  # sets of works are walked through
