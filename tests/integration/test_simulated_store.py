@@ -11,17 +11,18 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.reorder_service.store import redis_database
+from headrace.reorder_service.store import finished_jobs, redis_database, step_ledger
 from tests.redis_server import RedisServer
 from tests.simulation.simulated_redis import SimulatedRedis
 
 pytestmark = pytest.mark.integration
 
-TEXTS, LISTS, HASHES = ("text", "other text"), ("list", "other list"), ("hash", "other hash")
-KEYS = (*TEXTS, *LISTS, *HASHES, "headrace:term", "headrace:leader")
+TEXTS, LISTS, HASHES, SETS = ("text", "other text"), ("list", "other list"), ("hash", "other hash"), ("set", "other set")
+KEYS = (*TEXTS, *LISTS, *HASHES, *SETS, "headrace:term", "headrace:leader")
 
 words = st.sampled_from(["a", "b", "ü", "7"])
 places = st.integers(-4, 4).map(str)
+scores = st.integers(0, 3).map(str) | st.sampled_from(["-inf", "+inf"])
 
 
 def of(keys: Sequence[str], name: str, *arguments: st.SearchStrategy[str]) -> st.SearchStrategy[tuple[str, ...]]:
@@ -34,6 +35,9 @@ reads = st.one_of(
     of(TEXTS, "GETRANGE", st.integers(0, 4).map(str), st.integers(0, 9).map(str)),
     of(HASHES, "HGET", words),
     of(HASHES, "HLEN"),
+    of(HASHES, "HMGET", words, words),
+    of(LISTS, "LPOS", words),
+    of(SETS, "ZREVRANGEBYSCORE", scores, scores, st.just("LIMIT"), st.just("0"), st.just("2")),
     of(HASHES, "HEXISTS", words),
     of(LISTS, "LINDEX", places),
     of(LISTS, "LLEN"),
@@ -42,15 +46,17 @@ reads = st.one_of(
 writes = st.one_of(
     of(TEXTS, "SET", st.sampled_from(["a", "bc"])),
     of(TEXTS, "SETRANGE", st.integers(0, 6).map(str), st.sampled_from(["a", "bc"])),
-    of(KEYS[:6], "DEL"),
-    of(KEYS[:6], "UNLINK"),
+    of(KEYS[:8], "DEL"),
+    of(KEYS[:8], "UNLINK"),
     of(HASHES, "HSET", words, words),
     of(HASHES, "HSETNX", words, words),
     of(HASHES, "HDEL", words),
     of(HASHES, "HINCRBY", st.just("number"), places),
     of(LISTS, "RPUSH", words),
     of(LISTS, "LTRIM", places, places),
-    of(LISTS, "LREM", st.just("0"), words),
+    of(LISTS, "LREM", st.sampled_from(["0", "1"]), words),
+    of(SETS, "ZADD", st.integers(0, 3).map(str), words),
+    of(SETS, "ZREMRANGEBYSCORE", scores, scores),
 )
 conditions = st.tuples(words, st.just("HGET"), st.sampled_from(HASHES), words) | st.tuples(
     st.sampled_from(["0", "1"]), st.just("EXISTS"), st.sampled_from(TEXTS)
@@ -93,6 +99,26 @@ def test_both_give_the_same_replies_and_keep_the_same_data(real: redis.Redis, re
         assert simulated.data.get(key) == _value(real, key), key
 
 
+def test_scripts_that_reply_with_lists_reply_alike(real: redis.Redis) -> None:
+    real.flushall()
+    simulated, job, ledger = SimulatedRedis(lambda: 0.0), "headrace:{job}:job", "headrace:{job}:ledger"
+    for command in (
+        ("HSET", job, "generation", "3", "paged", "2", "state", "RUNNING"),
+        *(("RPUSH", ledger, f'{{"step": {step}}}') for step in range(2, 7)),
+        ("RPUSH", "headrace:jobs", "job"),
+    ):
+        simulated.command(*command)
+        real.execute_command(*command)
+    for text, keys, args in (
+        (step_ledger._READ, [job, ledger], ["3", "2", "1000"]),
+        (step_ledger._READ, [job, ledger], ["0", "2", "1000"]),
+        (finished_jobs._READ, [], ['["state", "message"]', f'["{job}", "nothing"]']),
+        (finished_jobs._UNFINISHED, ["headrace:jobs"], ["0", "-1", "DONE"]),
+        (finished_jobs._UNFINISHED, ["headrace:jobs"], ["0", "-1", "RUNNING"]),
+    ):
+        assert simulated.script(text, keys, args) == real.eval(text, len(keys), *keys, *args)
+
+
 def test_a_lease_ends_by_the_servers_clock() -> None:
     now_s = [0.0]
     simulated = SimulatedRedis(lambda: now_s[0])
@@ -122,4 +148,6 @@ def _value(real: redis.Redis, key: str) -> Any:
     kind = real.type(key)
     if kind == "list":
         return real.lrange(key, 0, -1)
+    if kind == "zset":
+        return dict(real.zrange(key, 0, -1, withscores=True))
     return real.hgetall(key) if kind == "hash" else real.get(key)

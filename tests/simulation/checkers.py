@@ -70,7 +70,8 @@ class Checkers:
         self._owners: dict[str, Process] = {}
         """Token of a term -> the process that the store gave it to."""
         self._num_changes = 0
-        self._cursor = 0
+        self.cursor = 0
+        """The job's committed steps."""
         self._first_leader: ReorderService | None = None
         self._silent: dict[ReorderService, set[str]] = {}
         """The service that led when it was last looked at -> members that it had not heard for long."""
@@ -84,7 +85,12 @@ class Checkers:
     def put_back(self) -> None:
         """Begin again from what the store has now: it has become older."""
         self._num_changes = self._world.store.redis.num_changes
-        self._cursor = self._stored_cursor()
+        self.cursor = self._stored_cursor()
+
+    def is_job_done(self) -> bool:
+        """Whether the store has the job as done."""
+        job: Any = self._world.store.redis.data.get(self._key, {})
+        return job.get("state") == "DONE"
 
     def _stored_cursor(self) -> int:
         job: Any = self._world.store.redis.data.get(self._key, {})
@@ -110,14 +116,14 @@ class Checkers:
         paged = int(job.get("paged", 0))
         if paged + len(ledger) != cursor:
             self._violated(f"the ledger has {paged} steps in pages and {len(ledger)} behind them, and the job {cursor}")
-        if cursor > self._cursor:
-            for step in range(self._cursor, cursor):
+        if cursor > self.cursor:
+            for step in range(self.cursor, cursor):
                 self._look_at_commit(step, _entry(ledger[step - paged]))
-            if cursor > self._cursor + 1:
-                self._violated(f"the job went from step {self._cursor} to step {cursor} at once")
-        if cursor < self._cursor:
+            if cursor > self.cursor + 1:
+                self._violated(f"the job went from step {self.cursor} to step {cursor} at once")
+        if cursor < self.cursor:
             self._trainers.forget_delivered(cursor)
-        self._cursor = cursor
+        self.cursor = cursor
 
     def _look_at_commit(self, step: int, entry: str) -> None:
         if entry != self._expected.ledger[step]:

@@ -6,7 +6,7 @@ The first four are those of version 0.1 after which leadership and the store's w
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -17,8 +17,7 @@ from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.sessions import EventBatch, Session
 from headrace.reorder_service.leadership import Leadership
-from headrace.reorder_service.store import redis_database
-from headrace.reorder_service.store.state import StateStore
+from headrace.reorder_service.store import redis_database, state
 from headrace.trainer.loading.session import SessionClient
 from tests.simulation.determinism import replaced
 
@@ -40,10 +39,13 @@ def two_leaders_write() -> list[Replacement]:
 def a_late_copy_undoes() -> list[Replacement]:
     """A change of a job is carried out again when a copy of its command arrives late."""
 
-    async def change(self: StateStore, job: str, *commands: redis_database.Command) -> None:
-        await self.database.write(*commands)
+    async def change(
+        database: redis_database.Database, _job: str, prepare: Callable[[], Awaitable[Sequence[redis_database.Command]]]
+    ) -> None:
+        if commands := await prepare():
+            await database.write(*commands)
 
-    return [(StateStore, "_change", change)]
+    return [(state, "change_job", change)]
 
 
 def an_older_store_stops_the_job() -> list[Replacement]:

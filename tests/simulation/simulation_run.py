@@ -132,6 +132,8 @@ def _await_end(world: World, trainers: Trainers, checkers: Checkers, setting: Se
 
     def is_over() -> bool:
         checkers.look()
+        if trainers.are_done and not checkers.is_job_done():
+            trainers.train_again(checkers.cursor)
         return trainers.are_done or bool(checkers.violations or trainers.failed) or world.loop.num_callbacks > MOST_CALLBACKS
 
     try:

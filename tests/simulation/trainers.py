@@ -105,6 +105,14 @@ class Trainers:
         self.held.discard(number)
         self._begin_again([number])
 
+    def train_again(self, step: int) -> None:
+        """Begin again with checkpoints of this step or earlier ones: the job has gone back after all ranks were done."""
+        self.done.clear()
+        for number in range(self.num_ranks):
+            self.kill(number)
+            self.checkpoints[number] = {at: model for at, model in self.checkpoints[number].items() if at <= step}
+        self._begin_again([*range(self.num_ranks)])
+
     def _failed(self, number: int, process: Process, error: HeadraceError) -> None:
         self.errors.append(f"rank {number}: {type(error).__name__}: {error}")
         log.info("%.3f %s", self._world.loop.time(), self.errors[-1])
