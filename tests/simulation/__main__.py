@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import resource
 import subprocess
 import sys
 from collections import Counter
@@ -102,10 +103,12 @@ def simulate(first: int, runs: int | None, minutes: float, processes: int) -> in
         return 130
     took_s = determinism.real_time_s() - began_s
     died = [worker.wait() for worker in workers]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    of_cpu = simulated_s / (used.ru_utime + used.ru_stime)
     print("\n".join(f"{name:34}{count:8}" for name, count in sorted(struck.items())))
     print(
         f"{num_runs} runs, {sum(struck.values())} faults, {simulated_s / 3600:.1f} simulated hours in {took_s / 60:.1f} minutes "
-        f"({simulated_s / took_s:.0f} an hour), digest {digest:08x}; {violating} runs with violations"
+        f"({simulated_s / took_s:.0f} an hour, {of_cpu:.0f} an hour of processor time), digest {digest:08x}; {violating} runs with violations"
     )
     return int(bool(violating) or any(died))
 
