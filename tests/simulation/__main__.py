@@ -108,7 +108,8 @@ def simulate(first: int, runs: int | None, minutes: float, processes: int) -> in
     print("\n".join(f"{name:34}{count:8}" for name, count in sorted(struck.items())))
     print(
         f"{num_runs} runs, {sum(struck.values())} faults, {simulated_s / 3600:.1f} simulated hours in {took_s / 60:.1f} minutes "
-        f"({simulated_s / took_s:.0f} an hour, {of_cpu:.0f} an hour of processor time), digest {digest:08x}; {violating} runs with violations"
+        f"({simulated_s / took_s:.0f} an hour, {of_cpu:.0f} an hour of processor time), "
+        f"digest {digest:08x}; {violating} runs with violations"
     )
     return int(bool(violating) or any(died))
 
