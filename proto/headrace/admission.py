@@ -1,17 +1,24 @@
 """Admission of gRPC calls: the cluster token, the protocol version, and the size and form of requests.
 
-Clients send token and version as metadata of every call; servers check them before they decode anything of the request.
+Clients send token, version and their release as metadata of every call; servers check them before they decode anything of the
+request. Peers of different releases work together as long as the protocol version is the same (docs/upgrading.md).
 """
 
 from __future__ import annotations
 
+import functools
 import hmac
+import importlib.metadata
+import logging
 from collections.abc import AsyncIterable, Callable
 from typing import Any, NamedTuple
 
 import grpc
 
 from headrace.errors import HeadraceError, UnauthenticatedError, UnavailableError, UserError, status_of
+from headrace.observability.logs import pairs
+
+log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 """Version of the protocol; servers refuse clients with any other. It must rise with every change that a peer of the previous
@@ -20,6 +27,8 @@ it does not know."""
 
 _TOKEN = "authorization"
 _PROTOCOL = "headrace-protocol"
+_RELEASE = "headrace-release"
+_MOST_RELEASES = 16  # other releases that one server logs: anybody may say any
 _OPEN = "/grpc.health."  # open to all: container engines probe it without a token, and it says only whether a service serves
 
 MIB = 1 << 20
@@ -34,9 +43,18 @@ _MOST_BYTES = {
 Metadata = tuple[tuple[str, str], ...]
 
 
+@functools.cache
+def release() -> str:
+    """Return the release that this process is of, such as 0.2.0; "unknown" where Headrace is not installed."""
+    try:
+        return importlib.metadata.version("headrace")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def call_metadata(token: str) -> Metadata:
-    """Return the metadata that a client sends with every call: the protocol version and, unless it is empty, the token."""
-    version = ((_PROTOCOL, str(PROTOCOL)),)
+    """Return the metadata that a client sends with every call: protocol version, release and, unless it is empty, the token."""
+    version = ((_PROTOCOL, str(PROTOCOL)), (_RELEASE, release()))
     return ((_TOKEN, f"Bearer {token}"), *version) if token else version
 
 
@@ -82,6 +100,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, token: str) -> None:
         """`token`: the cluster token that calls must carry; empty: none is required."""
         self._token = f"Bearer {token}".encode() if token else b""
+        self._releases: set[str] = set()  # other than this process's own, that have called
 
     async def intercept_service(self, proceed: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
         handler = await proceed(details)
@@ -99,12 +118,15 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 f"this service asks for the cluster's token, and the call brought {brought}: give this process the service's by "
                 "HEADRACE_CLUSTER_TOKEN or HEADRACE_CLUSTER_TOKEN_FILE"
             )
-        version = metadata.get(_PROTOCOL, str(PROTOCOL))
+        version, other = (str(metadata.get(key, default)) for key, default in ((_PROTOCOL, PROTOCOL), (_RELEASE, "")))
         if version != str(PROTOCOL):
             return UnavailableError(
-                f"this service speaks version {PROTOCOL} of the protocol, and who asks version {str(version)[:9]!r}: "
-                "run the same release on both sides"
+                f"this service, of release {release()}, speaks version {PROTOCOL} of the protocol, and who asks, of release "
+                f"{other[:20]!r}, version {version[:9]!r}: run a release that speaks the same version on both sides"
             )
+        if other not in ("", release(), *self._releases) and len(self._releases) < _MOST_RELEASES:
+            self._releases.add(other)
+            log.warning("a peer of another release calls %s", pairs(release=other[:20], own=release()))
         return None
 
 

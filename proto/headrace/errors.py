@@ -106,12 +106,10 @@ ERROR_OF: dict[grpc.StatusCode, type[HeadraceError]] = {
 
 
 def lost_commits(job: str, step: int, committed: int) -> str:
-    """Return the error message for a trainer whose state is of `step`, while its job has only `committed` steps committed."""
-    ahead = step - committed
+    """Return the error message for a trainer that runs at `step`, while its job has only `committed` steps committed."""
     return (
-        f"the trainer's state is of step {step}, but job {job!r} has committed only {committed} steps: load the checkpoint of "
-        f"step {committed} or of an earlier one, or, if its store has lost the last commits, have the steps between committed "
-        f"again with `headrace.trainer.connect(..., catch_up={ahead})` or `headrace train --topology ... --catch-up {ahead}`"
+        f"this trainer has committed {step} steps of job {job!r}, whose store has lost all but {committed} of them: start it "
+        "again from its newest checkpoint, and the steps up to that one are committed again without being trained"
     )
 
 

@@ -13,7 +13,7 @@ from headrace.errors import UserError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
 from headrace.measured import MeasuredWork
 from headrace.plan import Microbatch, StepPlan, Topology
-from headrace.quarantine import Reason, Rejected
+from headrace.quarantine import Rejected, refusal
 from headrace.sample import Probe, SampleRef
 from headrace.schedule import Kind
 from headrace.v1 import common_pb2, sessions_pb2
@@ -58,7 +58,8 @@ def rejection_message(item: Rejected) -> common_pb2.Rejection:
 def rejection_value(message: common_pb2.Rejection) -> Rejected:
     sample_id = message.sample_id if message.sample_id >= 0 else None
     row = message.row if message.HasField("row") else None
-    return Rejected(name=message.name, reason=Reason(message.reason), detail=message.detail, sample_id=sample_id, row=row)
+    reason, detail = refusal(message.reason, message.detail)
+    return Rejected(name=message.name, reason=reason, detail=detail, sample_id=sample_id, row=row)
 
 
 def shard_message(number: int, shard: ShardInfo) -> common_pb2.Shard:

@@ -33,6 +33,15 @@ class Reason(StrEnum):
     UNSAFE_MEMBER_NAME = "unsafe_member_name"  # a member's path leads outside the data set
     KILLED_PREPROCESSORS = "killed_preprocessors"  # processes that touched it died
     UNSUPPORTED_MEMBER_TYPE = "unsupported_member_type"  # the member is a link, device or pipe
+    OTHER = "other"  # a reason of a newer release, which the detail begins with
+
+
+def refusal(reason: str, detail: str) -> tuple[Reason, str]:
+    """Return reason and detail of a refusal that another process has sent or stored, perhaps one of a newer release."""
+    try:
+        return Reason(reason), detail
+    except ValueError:
+        return Reason.OTHER, f"{reason}: {detail}"
 
 
 class BadSampleError(HeadraceError):

@@ -371,8 +371,8 @@ class JobSpec(SpecSection):
         return self.model_dump_json()
 
     def to_peer_json(self) -> str:
-        """Return the JSON form for another process, without fields that have their default: so a peer of the previous release,
-        which does not know new fields, accepts jobs that use none. Changing a default requires raising
+        """Return the JSON form for another process, without fields that have their default: what a peer of an older release does
+        not know, it finds only in jobs that use it (`headrace.peer_spec`). Changing a default requires raising
         `headrace.admission.PROTOCOL`."""
         return self.model_dump_json(exclude_defaults=True)
 

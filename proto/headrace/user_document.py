@@ -1,8 +1,14 @@
-"""Reading and checking documents that users write (YAML or JSON), with one-sentence errors that name the wrong field."""
+"""Reading and checking documents that users write (YAML or JSON), with one-sentence errors that name the wrong field.
+
+Other processes send such documents on as JSON, and may be of a newer release: of theirs, fields that this release does not know
+are ignored.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +16,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from headrace.errors import SpecError
+from headrace.observability.logs import pairs
 from headrace.printable import printable
+
+log = logging.getLogger(__name__)
 
 Document = TypeVar("Document", bound=BaseModel)
 
@@ -51,6 +60,30 @@ def parse_json(kind: type[Document], text: str, what: str) -> Document:
         return kind.model_validate_json(text)
     except ValidationError as err:
         raise SpecError(_sentence(err, what)) from err
+
+
+def parse_peer_json(kind: type[Document], text: str, what: str, carried_out: Collection[str] = ()) -> Document:
+    """Return a document of class `kind`, validated from JSON text of another process, which may be of a newer release.
+
+    Fields that this release does not know are ignored and logged, except within the top-level fields `carried_out`: what this
+    process itself does by those would come out otherwise than the newer release means.
+
+    Raises SpecError, which calls the document `what`.
+    """
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as err:
+        details = err.errors(include_url=False)
+        unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
+        if not unknown or any(loc[0] in carried_out for loc in unknown if len(loc) > 1):
+            raise SpecError(_sentence(err, what)) from err
+    try:
+        document = kind.model_validate_json(text, extra="ignore")
+    except ValidationError as err:
+        raise SpecError(_sentence(err, what)) from err
+    fields = ",".join(sorted(printable(".".join(map(str, loc)))[:_MOST_SHOWN] for loc in unknown))
+    log.warning("fields of a newer release are ignored %s", pairs(document=what, fields=fields))
+    return document
 
 
 def read_yaml(path: Path, what: str) -> Any:

@@ -14,9 +14,10 @@ from headrace.execution_spec import ExecutionSpec
 from headrace.ledger import LedgerEntry
 from headrace.manifest import ShardTable
 from headrace.message_codec import rejection_value, shard_table
+from headrace.peer_spec import load_peer_spec_json
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
-from headrace.spec import JobSpec, TopologySpec, load_spec_json
+from headrace.spec import JobSpec, TopologySpec
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 STREAM_TIMEOUT_S = 300.0
@@ -50,7 +51,7 @@ class JobsClient:
 
     def spec(self, job: str) -> JobSpec:
         """Return the spec of a job, with the topology and the execution that it is planned for now."""
-        return load_spec_json(self.show(job).spec_json)
+        return load_peer_spec_json(self.show(job).spec_json)
 
     def jobs(self, finished: int = 0) -> Iterator[jobs_pb2.JobStatus]:
         """Yield the jobs, in the order of their submission. `finished`: most jobs that are over, the latest; 0: all of them."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
 import uuid
 from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
@@ -27,6 +28,7 @@ from typing import Any
 import grpc
 
 from headrace.errors import HeadraceError, UserError, first_error, from_rpc
+from headrace.herd import retry_pause_s
 from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.message_codec import (
     probe_message,
@@ -101,6 +103,7 @@ class Engine:
         self._order_threads = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
         self._jobs = KnownJobs(cache, self._media)
         self._outbox = Outbox[FleetReport]()
+        self._num_preprocessors = 1  # that may lose the reorder service together with this one
         self._samples_decoded = 0
         self._bytes_decoded = 0
 
@@ -138,7 +141,7 @@ class Engine:
                 pause_s = REFUSED_S
             level = logging.WARNING if isinstance(error, UserError) else logging.INFO
             log.log(level, "not connected %s", pairs(reorder=self._reorder, retry_s=pause_s, error=error or "the stream ended"))
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(retry_pause_s(pause_s, self._num_preprocessors, random.random()))
             pause_s = min(2 * pause_s, RECONNECT_MAX_S)
 
     async def _connection(self) -> tuple[bool, HeadraceError | None]:
@@ -177,6 +180,7 @@ class Engine:
                     if kind == "welcome":
                         log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
                         self._forget_jobs_but(order.welcome.jobs)
+                        self._num_preprocessors = order.welcome.num_preprocessors
                         start(self._heartbeat(order.welcome.heartbeat_s))
                     else:
                         self._obey(kind, getattr(order, kind), start)

@@ -7,12 +7,13 @@ from collections.abc import Collection
 
 from headrace.errors import DatasetError, SpecError
 from headrace.observability.logs import pairs
+from headrace.peer_spec import SAMPLE_FIELDS, load_peer_spec_json
 from headrace.preprocessor.decoding import LoadedSample
 from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.sources.blob import BlobCache
 from headrace.preprocessor.sources.open_shards import OpenShards
-from headrace.spec import load_spec_json
+from headrace.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class KnownJobs:
         """Open a job. If that fails (its spec is of another release, there is no memory for it), the job's orders are refused
         and the process goes on with the other jobs."""
         try:
-            self._jobs[name] = JobWork(name, load_spec_json(spec_json), self._cache, ticket_key, self._media, self._open_shards)
+            self._jobs[name] = JobWork(name, _spec(spec_json), self._cache, ticket_key, self._media, self._open_shards)
         except Exception as err:
             log.error("job not opened %s", pairs(job=name, error=f"{type(err).__name__}: {err}"))
             self._refused[name] = f"a preprocessor cannot open the job: {str(err) or type(err).__name__}"
@@ -53,7 +54,7 @@ class KnownJobs:
         if job is None or job.ticket_key != ticket_key:
             return False
         try:
-            return job.spec == load_spec_json(spec_json)  # parsed, since a peer of another release may leave out other defaults
+            return job.spec == _spec(spec_json)  # parsed, since a peer of another release may leave out other defaults
         except SpecError:
             return False
 
@@ -66,3 +67,8 @@ class KnownJobs:
         self._refused.pop(name, None)
         if job := self._jobs.pop(name, None):
             job.close()
+
+
+def _spec(spec_json: str) -> JobSpec:
+    """Return the announced spec. Raises SpecError also where samples are made by a field that this release does not know."""
+    return load_peer_spec_json(spec_json, SAMPLE_FIELDS)

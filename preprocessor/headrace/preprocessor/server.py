@@ -30,7 +30,7 @@ from headrace.preprocessor.payload.staging import ReadAhead
 from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.sources.blob import BlobCache
 from headrace.preprocessor.sources.open_shards import raise_file_limit
-from headrace.rpc import Server, reachable_address
+from headrace.rpc import Server, reachable_address, unary_method
 from headrace.ticket import is_genuine, job_of, part_of
 from headrace.transport.base import FLIGHT, SHARED_MEMORY, UCX, refusal_message
 from headrace.transport.flight_server import FlightServer, Loan
@@ -63,6 +63,7 @@ class PayloadServicer(payload_pb2_grpc.PayloadServicer):
         self.num_parts: Counter[str] = Counter()
         """Number of parts handed over by each transport."""
 
+    @unary_method
     async def Offer(self, request: payload_pb2.OfferRequest, context: grpc.aio.ServicerContext) -> payload_pb2.OfferReply:
         return self.offer
 

@@ -148,12 +148,14 @@ class FleetOrder(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., job_opened: _Optional[_Union[JobOpened, _Mapping]] = ..., list_shards: _Optional[_Union[ListShards, _Mapping]] = ..., index_shard: _Optional[_Union[IndexShard, _Mapping]] = ..., probe_samples: _Optional[_Union[ProbeSamples, _Mapping]] = ..., decode_part: _Optional[_Union[DecodePart, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., job_closed: _Optional[_Union[JobClosed, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_s", "jobs")
+    __slots__ = ("heartbeat_s", "jobs", "num_preprocessors")
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREPROCESSORS_FIELD_NUMBER: _ClassVar[int]
     heartbeat_s: float
     jobs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, heartbeat_s: _Optional[float] = ..., jobs: _Optional[_Iterable[str]] = ...) -> None: ...
+    num_preprocessors: int
+    def __init__(self, heartbeat_s: _Optional[float] = ..., jobs: _Optional[_Iterable[str]] = ..., num_preprocessors: _Optional[int] = ...) -> None: ...
 
 class JobOpened(_message.Message):
     __slots__ = ("job", "spec_json", "ticket_key")

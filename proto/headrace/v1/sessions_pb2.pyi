@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenRequest(_message.Message):
-    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas", "together", "patient", "catch_up", "unit", "continues")
+    __slots__ = ("job", "rank", "num_ranks", "resume_step", "generation", "replicas", "together", "patient", "unit", "continues", "states")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
@@ -17,9 +17,9 @@ class OpenRequest(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     PATIENT_FIELD_NUMBER: _ClassVar[int]
-    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     num_ranks: int
@@ -28,19 +28,28 @@ class OpenRequest(_message.Message):
     replicas: _containers.RepeatedScalarFieldContainer[int]
     together: bool
     patient: bool
-    catch_up: int
     unit: str
     continues: str
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., together: _Optional[bool] = ..., patient: _Optional[bool] = ..., catch_up: _Optional[int] = ..., unit: _Optional[str] = ..., continues: _Optional[str] = ...) -> None: ...
+    states: _containers.RepeatedCompositeFieldContainer[TrainerState]
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., resume_step: _Optional[int] = ..., generation: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., together: _Optional[bool] = ..., patient: _Optional[bool] = ..., unit: _Optional[str] = ..., continues: _Optional[str] = ..., states: _Optional[_Iterable[_Union[TrainerState, _Mapping]]] = ...) -> None: ...
+
+class TrainerState(_message.Message):
+    __slots__ = ("step", "content")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    content: int
+    def __init__(self, step: _Optional[int] = ..., content: _Optional[int] = ...) -> None: ...
 
 class OpenReply(_message.Message):
-    __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary", "waiting", "occupied")
+    __slots__ = ("session", "generation", "next_step", "spec_json", "vocabulary", "waiting", "state", "occupied")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
     SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
     VOCABULARY_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     OCCUPIED_FIELD_NUMBER: _ClassVar[int]
     session: str
     generation: int
@@ -48,8 +57,9 @@ class OpenReply(_message.Message):
     spec_json: str
     vocabulary: _common_pb2.Vocabulary
     waiting: str
+    state: TrainerState
     occupied: bool
-    def __init__(self, session: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., spec_json: _Optional[str] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ..., waiting: _Optional[str] = ..., occupied: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., generation: _Optional[int] = ..., next_step: _Optional[int] = ..., spec_json: _Optional[str] = ..., vocabulary: _Optional[_Union[_common_pb2.Vocabulary, _Mapping]] = ..., waiting: _Optional[str] = ..., state: _Optional[_Union[TrainerState, _Mapping]] = ..., occupied: _Optional[bool] = ...) -> None: ...
 
 class PlansRequest(_message.Message):
     __slots__ = ("session",)
@@ -74,20 +84,22 @@ class PlanEvent(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ..., location: _Optional[_Union[PartLocation, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("step", "microbatches", "num_samples", "whole", "formation", "seconds")
+    __slots__ = ("step", "microbatches", "num_samples", "whole", "formation", "content", "seconds")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     FORMATION_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     step: int
     microbatches: _containers.RepeatedCompositeFieldContainer[RankMicrobatch]
     num_samples: int
     whole: WholePlan
     formation: int
+    content: int
     seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ..., formation: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ..., formation: _Optional[int] = ..., content: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WholePlan(_message.Message):
     __slots__ = ("strategy", "seed", "generation", "chosen", "replicas", "microbatches", "first_sample", "units", "lengths", "dealt", "in_flight")
@@ -188,7 +200,7 @@ class ReportLostReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("session", "step", "rejections", "loss", "step_s", "data_wait_s", "wait", "measured")
+    __slots__ = ("session", "step", "rejections", "loss", "step_s", "data_wait_s", "wait", "measured", "content")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +209,7 @@ class CommitRequest(_message.Message):
     DATA_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     session: str
     step: int
     rejections: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
@@ -205,7 +218,8 @@ class CommitRequest(_message.Message):
     data_wait_s: float
     wait: bool
     measured: _containers.RepeatedCompositeFieldContainer[MeasuredWork]
-    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ..., measured: _Optional[_Iterable[_Union[MeasuredWork, _Mapping]]] = ...) -> None: ...
+    content: int
+    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ..., measured: _Optional[_Iterable[_Union[MeasuredWork, _Mapping]]] = ..., content: _Optional[int] = ...) -> None: ...
 
 class MeasuredWork(_message.Message):
     __slots__ = ("unit", "replica", "stage", "kind", "microbatches", "seconds")

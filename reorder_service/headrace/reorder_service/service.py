@@ -11,6 +11,7 @@ import time
 from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
+from headrace.reorder_service.jobs.fleet_messages import job_closed
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.job_execution import check_coefficients, check_memory
 from headrace.reorder_service.jobs.sessions import Session
@@ -29,6 +30,8 @@ LOOK_SHARE = 0.02  # the largest share of the time that may go into watching the
 KEPT_FINISHED = 16  # finished jobs that stay in memory; all others are loaded when somebody asks for them
 UNUSED_S = 30.0  # after which nobody holds a finished job of which nobody has asked: longer than any call
 _NAMED = 20  # jobs named to somebody who asks for one that there is not
+
+LOST = "if the store has lost it, submit it again: its trainers then go on from their checkpoints"
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ class ReorderService:
         self._tidying_up: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
+        self._rewriting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Load and run the jobs that are in the store, as soon as it answers.
@@ -74,6 +78,7 @@ class ReorderService:
             run.start()
         for nodes in self.nodes.values():
             nodes.start()
+        self._rewriting = asyncio.create_task(self._write_again_when_put_back())
         self._tidying_up = asyncio.create_task(self.tidying.run())
 
     async def stop(self) -> None:
@@ -81,6 +86,7 @@ class ReorderService:
         if self._watching is not None:
             self._watching.cancel()
         await stop_task(self._settling)
+        await stop_task(self._rewriting)
         await stop_task(self._tidying_up)
         for nodes in self.nodes.values():
             await nodes.stop()
@@ -103,10 +109,10 @@ class ReorderService:
             spec.check_longest()
             check_memory(spec, self._memory_bytes)
         check_coefficients(spec)
-        canonical = spec.to_json()
         async with self._submitting:
-            if await self.store.create_job(spec.name, canonical):
+            if await self.store.create_job(spec.name, spec.to_json(), spec.to_peer_json()):
                 self.set_aside.pop(spec.name, None)
+                await self._drop_lost(spec.name)
                 log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
             elif spec.name in self.set_aside:
                 raise ConflictError(self.set_aside[spec.name])
@@ -135,7 +141,7 @@ class ReorderService:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             known = (", ".join(names[:_NAMED]) or "none") + more
             raise NotFoundError(
-                f"no job {job!r} here; there are: {known}; `headrace job list` names finished ones, too"
+                f"no job {job!r} here; there are: {known}; `headrace job list` names finished ones, too; {LOST}"
             ) from None
 
     async def load(self, job: str) -> JobRun:
@@ -221,6 +227,27 @@ class ReorderService:
     async def _settle(self) -> None:
         await asyncio.sleep(SETTLED_S)
         await retry_while_unavailable(self.store.fatal_jobs.reset_counts, self.store.database.check)
+
+    async def _write_again_when_put_back(self) -> None:
+        """Write again what the store has lost of each job, whenever it was put back to an earlier moment."""
+        database = self.store.database
+        while True:
+            await database.put_back.wait()
+            database.put_back.clear()
+            for run in list(self.jobs.values()):
+                try:
+                    await retry_while_unavailable(run.write_again, database.check, job=run.name)
+                except NotFoundError:
+                    await self._drop_lost(run.name)
+
+    async def _drop_lost(self, job: str) -> None:
+        """Drop a job that the store has lost as a whole, if this process holds it, and tell its ranks."""
+        if (run := self.jobs.pop(job, None)) is not None:
+            await self.nodes.pop(job).stop()
+            await run.stop()
+            self.fleet.close_job(job, job_closed(job))
+            log.error("the store has lost a job %s", pairs(job=job, steps=run.cursor.committed, remedy="submit it again"))
+            run.sessions.end_all(NotFoundError(f"no job {job!r} here: {LOST}"))
 
     async def _take_up_or_set_aside(self, job: str) -> None:
         """Load a job, or set it aside where its record cannot be read, so that it keeps no other job from running."""

@@ -6,118 +6,24 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import grpc
-import pyarrow as pa
 import pytest
 
-from headrace.manifest import ShardInfo
-from headrace.message_codec import ref_message, shard_message
 from headrace.observability import metrics
-from headrace.preprocessor.engine import Engine, read_ahead_parts
+from headrace.preprocessor.engine import read_ahead_parts
 from headrace.preprocessor.payload.part import PartStage
-from headrace.preprocessor.payload.payload_store import PayloadStore
-from headrace.preprocessor.payload.staging import ReadAhead
-from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.sources.blob import Blob, BlobCache, LocalBlob
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.rpc import Server
-from headrace.sample import SampleRef
 from headrace.spec import parse_spec
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from headrace.v1.common_pb2 import Rejection
-from headrace.v1.fleet_pb2 import FleetOrder, FleetOrders, FleetReport, FleetReports
-
-PATIENCE_S = 30
-MIB = 1 << 20
-SPEC = parse_spec({"name": "job", "sources": [{"path": "/data", "name": "s"}]})
-
-
-class Orders(fleet_pb2_grpc.FleetServicer):
-    """The reorder service's end: one stream at a time."""
-
-    def __init__(self) -> None:
-        self.orders: asyncio.Queue[FleetOrder] = asyncio.Queue()
-        self.reports: asyncio.Queue[FleetReport] = asyncio.Queue()
-
-    async def Work(  # noqa: N802
-        self, messages: AsyncIterator[FleetReports], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[FleetOrders]:
-        reading = asyncio.create_task(self._read(messages))
-        try:
-            yield FleetOrders(orders=[FleetOrder(welcome=fleet_pb2.Welcome(heartbeat_s=60, jobs=["job"]))])
-            while True:
-                yield FleetOrders(orders=[await self.orders.get()])
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-
-    async def _read(self, messages: AsyncIterator[FleetReports]) -> None:
-        async for message in messages:
-            for report in message.reports:
-                if report.WhichOneof("report") not in ("heartbeat", "goodbye"):
-                    self.reports.put_nowait(report)
-
-    async def heard(self, kind: str) -> Any:
-        """The next report, which must be of that kind."""
-        report = await asyncio.wait_for(self.reports.get(), PATIENCE_S)
-        assert report.WhichOneof("report") == kind, report
-        return getattr(report, kind)
-
-    def open_job(self, *urls: str) -> None:
-        self.shards = [shard_message(n, ShardInfo(source=0, url=url, name=f"s/{Path(url).name}")) for n, url in enumerate(urls)]
-        self.orders.put_nowait(FleetOrder(job_opened=fleet_pb2.JobOpened(job="job", spec_json=SPEC.to_json())))
-
-    def index(self, shard: int) -> None:
-        order = fleet_pb2.IndexShard(lease="index", job="job", shard=self.shards[shard])
-        self.orders.put_nowait(FleetOrder(index_shard=order))
-
-    def decode(
-        self, name: str, *rows: tuple[int, int], priority: int = 0, strict: bool = False, left_out: Sequence[Rejection] = ()
-    ) -> None:
-        """A part of samples given as (shard, row)."""
-        refs = [ref_message(SampleRef(sample_id=n, shard=shard, row=row)) for n, (shard, row) in enumerate(rows)]
-        order = fleet_pb2.DecodePart(lease=f"lease-{name}", job="job", ticket=name, priority=priority, samples=refs)
-        order.strict = strict
-        order.left_out.extend(left_out)
-        order.shards.extend(self.shards[shard] for shard in sorted({shard for shard, _ in rows}))
-        self.orders.put_nowait(FleetOrder(decode_part=order))
-
-
-class Worker:
-    """An engine at work, and its store."""
-
-    def __init__(self, orders: Orders, reorder: str, cache: BlobCache, *, threads: int, budget_bytes: int = 64 * MIB) -> None:
-        self.orders = orders
-        self.read_ahead = ReadAhead(budget_bytes // 8, read_ahead_parts(threads))
-        self.store = PayloadStore(budget_bytes, None, self.read_ahead)
-        self.engine = Engine(
-            name="worker",
-            endpoint="127.0.0.1:1",
-            reorder=reorder,
-            threads=threads,
-            store=self.store,
-            writer=PayloadWriter(),
-            cache=cache,
-            media_bytes=MIB,
-        )
-
-    async def samples(self, ticket: str) -> list[int]:
-        """Fetch a part, which may be ordered this moment; its sample ids."""
-        async with asyncio.timeout(PATIENCE_S):
-            while (entry := self.store.get(ticket)) is None:  # noqa: ASYNC110
-                await asyncio.sleep(0)
-        async with self.store.held(entry) as found:
-            assert found is not None
-            with pa.ipc.open_stream(found.data) as reader:
-                ids: list[int] = reader.read_next_batch().column("sample_id").to_pylist()
-        self.store.mark_fetched(entry)
-        return ids
-
+from headrace.v1.fleet_pb2 import FleetOrder
+from tests.unit.preprocessor.engine_world import PATIENCE_S, SPEC, Orders, Worker
 
 Start = Callable[..., Any]
 
@@ -320,7 +226,7 @@ async def test_a_job_that_cannot_be_opened_is_refused_by_its_orders_and_others_g
     """A spec of another release, say: the process, and what other jobs have there, must live through it."""
     worker = await start()
     worker.orders.open_job(str(tar))
-    strange = json.dumps(json.loads(SPEC.to_json()) | {"name": "strange", "field_of_tomorrow": 1})
+    strange = json.dumps(json.loads(SPEC.to_json()) | {"name": "strange", "image": {"field_of_tomorrow": 1}})
     opened = fleet_pb2.JobOpened(job="strange", spec_json=strange)
     worker.orders.orders.put_nowait(FleetOrder(job_opened=opened))
     shards = worker.orders.shards
@@ -331,7 +237,7 @@ async def test_a_job_that_cannot_be_opened_is_refused_by_its_orders_and_others_g
     ):
         worker.orders.orders.put_nowait(order)
         failed = await worker.orders.heard("order_failed")
-        assert failed.error == "a preprocessor cannot open the job: field_of_tomorrow: there is no such field, got 1"
+        assert failed.error == "a preprocessor cannot open the job: image.field_of_tomorrow: there is no such field, got 1"
     worker.orders.index(0)
     assert (await worker.orders.heard("shard_indexed")).num_samples == 6
 
@@ -384,12 +290,12 @@ async def test_a_full_store_stops_reading_and_a_fetch_goes_on(start: Start, tar:
 async def test_a_job_of_another_release_is_left_alone_and_others_go_on(start: Start, tar: Path) -> None:
     """It has a field that this release does not know; the stream stays, and its orders are reported as failed."""
     worker = await start()
-    newer = json.dumps(json.loads(SPEC.to_peer_json()) | {"name": "newer", "note": "a field of the next release"})
+    newer = json.dumps(json.loads(SPEC.to_peer_json()) | {"name": "newer", "audio": {"note": "a field of the next release"}})
     worker.orders.orders.put_nowait(FleetOrder(job_opened=fleet_pb2.JobOpened(job="newer", spec_json=newer)))
     worker.orders.orders.put_nowait(FleetOrder(list_shards=fleet_pb2.ListShards(lease="list", job="newer")))
     failed = await worker.orders.heard("order_failed")
     assert failed.lease == "list"
-    assert "a preprocessor cannot open the job: note: there is no such field" in failed.error
+    assert "a preprocessor cannot open the job: audio.note: there is no such field" in failed.error
     worker.orders.open_job(str(tar))
     worker.orders.decode("a", (0, 0))
     assert (await worker.orders.heard("part_decoded")).lease == "lease-a"

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from headrace import rpc
+from headrace.admission import release
 from headrace.cluster_token import TOKEN, TOKEN_FILE, await_token_file, check_exposure, cluster_token, make_token_file
 from headrace.errors import UnauthenticatedError, UserError
 from headrace.limits import MAX_PATH, MAX_SOURCE_NAME, MAX_SOURCES
@@ -97,15 +98,15 @@ async def ledger(endpoint: str, token: str | None = None) -> list[int]:
     return await asyncio.to_thread(blocking)
 
 
-async def sent(endpoint: str, method: str, message: bytes, *, stream: bool = False, version: str = "") -> tuple[Any, str]:
-    """Bytes as they are, in a call of their own. (status, sentence) of its end."""
+async def sent(endpoint: str, method: str, message: bytes, *, stream: bool = False, **said: str) -> tuple[Any, str]:
+    """Bytes as they are, in a call of their own; `said`: of itself. (status, sentence) of its end."""
     async with grpc.aio.insecure_channel(endpoint, options=rpc.CHANNEL_OPTIONS) as channel:
         make = channel.stream_stream if stream else channel.unary_unary
 
         async def messages() -> AsyncIterator[bytes]:
             yield message
 
-        call = make(method)(messages() if stream else message, metadata=(("headrace-protocol", version),) if version else ())
+        call = make(method)(messages() if stream else message, metadata=[(f"headrace-{key}", text) for key, text in said.items()])
         if stream:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for _ in call:
@@ -153,10 +154,26 @@ async def test_health_is_told_to_everybody(serve: Serve, monkeypatch: pytest.Mon
 
 async def test_a_peer_of_another_protocol_is_told_to_wait(serve: Serve) -> None:
     endpoint, jobs, _ = await serve("")
-    code, details = await sent(endpoint, "/headrace.v1.Jobs/Submit", b"", version="7")
-    assert (code, "speaks version 1 of the protocol, and who asks version '7'" in details) == (grpc.StatusCode.UNAVAILABLE, True)
+    code, details = await sent(endpoint, "/headrace.v1.Jobs/Submit", b"", protocol="7", release="9.0")
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert f"of release {release()}, speaks version 1 of the protocol, and who asks, of release '9.0', version '7'" in details
     assert not jobs.calls
     assert (await sent(endpoint, "/headrace.v1.Jobs/Submit", b""))[0] is grpc.StatusCode.OK, "0.1 says no version"
+
+
+async def test_a_peer_of_another_release_that_speaks_the_same_protocol_is_let_in_and_named_once(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint, jobs, _ = await serve("")
+    with caplog.at_level(logging.WARNING):
+        await submit(endpoint)
+        assert "another release" not in caplog.text, "it says its own"
+        for n in range(60):
+            assert (await sent(endpoint, "/headrace.v1.Jobs/Submit", b"", release=f"9.{n // 2}"))[0] is grpc.StatusCode.OK
+    said = [record.getMessage() for record in caplog.records if "another release" in record.getMessage()]
+    assert said[:2] == [f"a peer of another release calls release=9.{n} own={release()}" for n in range(2)]
+    assert len(said) == 16, "anybody may say any"
+    assert len(jobs.calls) == 61
 
 
 @pytest.mark.parametrize("message", [b"\xff\xff\xff", b"\x0a\x05ab", b"\x0a\x02\xed\xa0", b"\x08\x01" * 3 + b"\x0f"])

@@ -157,6 +157,6 @@ def test_values_come_back_from_the_wire(ref: SampleRef, probe: Probe, rejected: 
     assert message_codec.rejection_value(wire(message_codec.rejection_message(rejected))) == rejected
 
 
-def test_an_unknown_reason_is_not_taken() -> None:
-    with pytest.raises(ValueError, match="because"):
-        message_codec.rejection_value(common_pb2.Rejection(name="a", reason="because"))
+def test_a_reason_of_a_newer_release_is_kept_in_words() -> None:
+    found = message_codec.rejection_value(common_pb2.Rejection(name="a", reason="because", detail="of that"))
+    assert (found.reason, found.detail) == (Reason.OTHER, "because: of that")

@@ -106,7 +106,7 @@ async def test_a_leader_that_was_replaced_writes_nothing(open_another: Open) -> 
         former.create_job("other", "{}"),
         former.save_probes("job", 0, {}, [], []),
         former.set_paused("job", True),
-        former.set_topology("job", "{}", "", 2),
+        former.set_topology("job", "{}", "", "", 2),
     ):
         with pytest.raises(SupersededLeaderError, match="another reorder service leads"):
             await write
@@ -132,6 +132,43 @@ async def test_of_two_that_led_in_one_term_of_a_store_that_was_put_back_one_goes
             await StateStore(former).create_job("job", "{}")
     assert await StateStore(third).create_job("job", "{}")
     for one in (first, second, third):
+        await one.close()
+
+
+async def test_a_leader_finds_out_that_its_store_was_put_back(server: RedisServer, tmp_path: Path) -> None:
+    """By its writes or by the renewals of its lease, whichever comes first."""
+    first = await Database.open(server.url)
+    await first.lead("a:1 x")
+    await first.write(("SET", "headrace:x", 1))
+    server.keep(tmp_path / "a second ago")
+    await asyncio.gather(*(first.write(("SET", "headrace:x", n)) for n in range(9)), *(first.renew("a:1 x") for _ in range(9)))
+    assert not first.put_back.is_set()
+    server.put_back(tmp_path / "a second ago")
+    assert await first.renew("a:1 x")
+    assert first.put_back.is_set()
+    first.put_back.clear()
+    assert await first.renew("a:1 x")
+    assert not first.put_back.is_set(), "once is enough"
+    await first.write(("SET", "headrace:x", 2))
+    server.put_back(tmp_path / "a second ago")
+    await first.write(("SET", "headrace:x", 3))
+    assert first.put_back.is_set()
+    await first.close()
+
+
+async def test_a_leader_whose_store_was_replaced_by_an_empty_one_leads_there_anew(server: RedisServer) -> None:
+    first = await Database.open(server.url)
+    await first.lead("a:1 x")
+    assert await StateStore(first).create_job("job", "{}")
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    assert not await first.renew("a:1 x")
+    with pytest.raises(SupersededLeaderError):
+        await StateStore(first).create_job("other", "{}")
+    assert await first.lead("a:1 x")
+    assert await StateStore(first).create_job("job", "{}")
+    again = await Database.open(server.url)  # as after a restart: the store is one of this release
+    for one in (first, again):
         await one.close()
 
 

@@ -105,14 +105,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoints.add_argument(
         "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
     )
-    checkpoints.add_argument(
-        "--catch-up",
-        type=int,
-        default=1,
-        metavar="N",
-        help="steps that the checkpoint may be ahead of the job's last commit, as where its store lost some: they are committed "
-        "again, and not trained; with a pipeline (default: %(default)s)",
-    )
     parser.add_argument(
         "--fresh-weights",
         action="store_true",
@@ -212,7 +204,6 @@ def run(args: argparse.Namespace) -> int:
                     checkpoint=args.checkpoint,
                     checkpoint_every=args.checkpoint_every or DEFAULT_CHECKPOINT_EVERY,
                     resume=args.resume,
-                    catch_up=args.catch_up,
                     **options,
                 )
         if os.environ.get("RANK", "0") == "0" and args.nodes is None:

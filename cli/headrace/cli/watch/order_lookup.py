@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConflictError, JobFailedError
+from headrace.peer_spec import load_peer_spec_json
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import CountedShards
-from headrace.spec import JobSpec, load_spec_json
+from headrace.spec import JobSpec
 
 if TYPE_CHECKING:
     from headrace.cli.jobs_client import JobsClient
@@ -40,7 +41,7 @@ def job_order(client: JobsClient, status: JobStatus) -> JobOrder:
 
     Raises ConflictError if it has no step yet.
     """
-    spec = load_spec_json(status.spec_json)
+    spec = load_peer_spec_json(status.spec_json)
     manifest = CountedShards(spec, *client.manifest(status.job))
     changes = tuple((step, tuple(weights)) for step, weights in json.loads(status.mixture_json))
     order = JobOrder(job=status.job, spec=spec, manifest=manifest, batches=GlobalBatches(spec, manifest, changes))

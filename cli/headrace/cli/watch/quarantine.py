@@ -32,9 +32,9 @@ def quarantine_rows(client: JobsClient, job: str) -> list[dict[str, Any]]:
     is in no row; and `key` of damage to the shard as a whole.
     """
     from headrace.manifest import split_name
-    from headrace.spec import load_spec_json
+    from headrace.peer_spec import load_peer_spec_json
 
-    spec = load_spec_json(client.show(job).spec_json)
+    spec = load_peer_spec_json(client.show(job).spec_json)
     shards, _ = client.manifest(job)
     numbers = {shard.name: number for number, shard in enumerate(shards)}
     rows = []

@@ -49,14 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay the sample; return 1 if it is refused, else 0."""
     from headrace.cli.jobs_client import JobsClient
-    from headrace.spec import load_spec_json
+    from headrace.peer_spec import load_peer_spec_json
 
     with JobsClient(args.endpoint) as client:
         status = client.show(args.job)
         shards, _ = client.manifest(args.job)
         wanted = _wanted(client, status, shards, args.sample)
         quarantined = {item.name: item for item in client.quarantine(args.job)}
-    report = {"job": args.job, **_replay(load_spec_json(status.spec_json), shards[wanted.shard], wanted)}
+    report = {"job": args.job, **_replay(load_peer_spec_json(status.spec_json), shards[wanted.shard], wanted)}
     item = quarantined.get(report["sample"])
     report["number"] = wanted.number if item is None or item.sample_id is None else item.sample_id
     report["quarantined"] = None if item is None else {"reason": str(item.reason), "detail": item.detail}

@@ -54,7 +54,9 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     ) -> AsyncIterator[fleet_pb2.FleetOrders]:
         service = self._leadership.service
         outbox = Outbox[fleet_pb2.FleetOrder]()
-        welcome = fleet_pb2.Welcome(heartbeat_s=HEARTBEAT_S, jobs=service.running_jobs())
+        welcome = fleet_pb2.Welcome(
+            heartbeat_s=HEARTBEAT_S, jobs=service.running_jobs(), num_preprocessors=len(service.fleet.members)
+        )
         outbox.put(fleet_pb2.FleetOrder(welcome=welcome))
         reader = asyncio.create_task(_read(service, aiter(messages), outbox))
         try:

@@ -49,6 +49,8 @@ async def _read(nodes: Nodes, stream: NodeStream, said: AsyncIterator[membership
         async for message in said:
             nodes.hear(stream)
             kind = message.WhichOneof("message")
+            if kind == "hello":
+                raise UserError("the stream of a node begins with its one hello, got another one")
             if kind == "leave":
                 done = message.leave.done
                 if not done:

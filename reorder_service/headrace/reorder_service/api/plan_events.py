@@ -79,6 +79,7 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
         step=step.index,
         microbatches=microbatches,
         num_samples=len(step.probes),
+        content=step.content,
         formation=step.formation.generation if step.formation is not None else 0,
         seconds=step.seconds if step.formation is not None else (),
     )

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 import grpc
 
 from headrace import message_codec
-from headrace.errors import HeadraceError, status_of
+from headrace.errors import HeadraceError, UserError, status_of
 from headrace.reorder_service.api.plan_events import compressed_plan_events, plan_events
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import RankCommit
@@ -29,13 +29,16 @@ PAUSE_S = 0.03  # between two messages to a host, as the places of a step's part
 
 
 def rank_commit(request: sessions_pb2.CommitRequest) -> RankCommit:
-    """Return what a commit says of its step."""
+    """Return what a commit says of its step. Raises UserError for a step that no job has."""
+    if request.step < 0:
+        raise UserError(f"step {request.step} cannot be committed: steps count from 0")
     return RankCommit(
         rejected=tuple(message_codec.rejection_value(item) for item in request.rejections),
         loss=request.loss,
         step_s=request.step_s,
         data_wait_s=request.data_wait_s,
         measured=tuple(map(message_codec.measured_value, request.measured)),
+        content=request.content,
     )
 
 

@@ -16,6 +16,7 @@ from headrace.reorder_service.api.plan_events import plan_events
 from headrace.reorder_service.api.relayed_sessions import COMMIT_PATIENCE_S, RelayedSessions, commit_reply, rank_commit
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.resuming import ResumeState
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.leadership import Leadership
 from headrace.rpc import stream_method, unary_method
@@ -67,9 +68,13 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
                     raise
                 return sessions_pb2.OpenReply(waiting=str(err), occupied=True)
         generation = request.generation if request.HasField("generation") else None
-        if request.HasField("resume_step"):
-            run.sessions.check_opened_at_step(request.rank, request.resume_step)
-            await asyncio.shield(run.rewind(request.resume_step, request.catch_up))
+        begin = None if generation is not None else run.cursor.committed
+        if begin is not None and not (request.together or run.cursor.is_broken_off):
+            begin, awaited = run.resuming.begin(request.rank, request.num_ranks, _states(request))
+            if awaited:
+                return sessions_pb2.OpenReply(waiting=awaited)
+            if begin < run.cursor.committed:
+                await asyncio.shield(run.rewind(begin))
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.cursor.message}")
@@ -83,11 +88,12 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             unit=request.unit or LLM,
             together=request.together,
         )
-        session.opened_at_step = request.resume_step if request.HasField("resume_step") else None
+        session.opened_at_step = begin
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,
             next_step=run.cursor.committed,
+            state=None if begin is None else _state_message(run.resuming.state_at(begin)),
             spec_json=run.planned_spec.to_peer_json(),
             vocabulary=message_codec.vocabulary_message(vocabulary),
         )
@@ -144,6 +150,17 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
         run.sessions.by_rank.pop(session.rank, None)
         session.end(NotFoundError(f"session {session.id!r} was closed"))
         return sessions_pb2.CloseReply()
+
+
+def _states(request: sessions_pb2.OpenRequest) -> list[ResumeState]:
+    """Return the states from which a rank can resume."""
+    if request.states:
+        return [ResumeState(step=state.step, content=state.content) for state in request.states]
+    return [ResumeState(step=request.resume_step)] if request.HasField("resume_step") else []
+
+
+def _state_message(state: ResumeState) -> sessions_pb2.TrainerState:
+    return sessions_pb2.TrainerState(step=state.step, content=state.content)
 
 
 def _awaited(run: JobRun, fleet: Fleet) -> str:

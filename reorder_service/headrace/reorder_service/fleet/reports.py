@@ -6,13 +6,13 @@ another preprocessor, and nothing of the report gets into the manifest or the wi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from headrace.errors import ConflictError, UserError
 from headrace.limits import MAX_PATH
 from headrace.manifest import MAX_SHARD_ROWS
-from headrace.quarantine import Reason
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Member
 from headrace.rpc import check_endpoint
@@ -25,7 +25,7 @@ MOST_PATH = 2 * MAX_PATH  # characters in a shard's URL or its name: a source's 
 MOST_LISTED_BYTES = 1 << 30  # in a list of shards, all pages together: a million shards take some 200 MB
 MOST_COUNT = 1 << 50  # upper bound of every number in a heartbeat
 
-_REASONS = frozenset(map(str, Reason))
+_REASON = re.compile("[a-z_]{1,64}")  # one of headrace.quarantine.Reason, or one that a newer release has besides
 
 ANSWERS = {
     "list_shards": "shards_listed",
@@ -109,7 +109,7 @@ def _probed(probed: fleet_pb2.SamplesProbed) -> None:
 
 def _rejected(rejections: Iterable[Any]) -> None:
     for item in rejections:
-        if item.reason not in _REASONS:
+        if not _REASON.fullmatch(item.reason):
             raise UserError(f"{item.reason[:64]!r} is no reason to refuse a sample, of {item.name[:MOST_CHARACTERS]!r}")
 
 

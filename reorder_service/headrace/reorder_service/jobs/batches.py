@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+
+import numpy as np
 
 from headrace.errors import JobFailedError, UserError
 from headrace.reorder_service.jobs.counted_shards import CountedShards
@@ -13,6 +17,12 @@ from headrace.spec import JobSpec
 
 Changes = tuple[tuple[int, tuple[float, ...]], ...]
 """Changes of the mixture: (first step, weights of all sources in the order of the spec) each."""
+
+
+def content_of(refs: Sequence[SampleRef]) -> int:
+    """Return a digest of the samples of a global batch and of their places in the job: 63 bits, never 0."""
+    places = np.array([(ref.sample_id, ref.shard, ref.row) for ref in refs], dtype=np.int64)
+    return int.from_bytes(hashlib.blake2b(places.tobytes(), digest_size=8).digest(), "little") >> 1 or 1
 
 
 class GlobalBatches:
@@ -35,6 +45,7 @@ class GlobalBatches:
         self._manifest = manifest
         self.changes = changes
         """Changes of the mixture; whoever sets them must call `set_up_order` next."""
+        self._contents = functools.lru_cache(maxsize=4)(lambda step, _: content_of(self.refs(step)))
 
     def set_up_order(self) -> None:
         """Set up the order of the shards, and the places of samples as far as the shards are counted.
@@ -79,6 +90,10 @@ class GlobalBatches:
         size = self._spec.global_batch
         stop = (step + 1) * size
         return self._order.refs(step * size, min(stop, self._num_samples or stop))
+
+    def content(self, step: int) -> int:
+        """Return `content_of` the samples of a step, which must be one that `knows` affirms."""
+        return self._contents(step, self.changes)
 
     def changed(self, step: int, weights: Mapping[str, float]) -> Changes:
         """Return the changes of the mixture with other weights from `step` on; changes at later steps are dropped.

@@ -52,7 +52,8 @@ class Corrections:
     async def _recorded(self, first: int, committed: Sequence[PlannedStep], spec: JobSpec, generation: int) -> Correction:
         """Return the correction of the period that begins with step `first`, which may know units of a former topology."""
         async with self._deciding:
-            trainers = hashlib.sha256(spec.execution.model_dump_json().encode()).hexdigest()[:16]
+            execution = spec.execution.model_dump_json(exclude_defaults=True)  # the same to a release that knows more fields
+            trainers = hashlib.sha256(execution.encode()).hexdigest()[:16]
             if self._known is None or self._known[:2] != (first, trainers):
                 correction = await self._load(first, trainers)
                 if correction is None:

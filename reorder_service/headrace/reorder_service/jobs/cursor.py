@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from headrace.errors import ConflictError
+from headrace.errors import ConflictError, UserError
 from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
+from headrace.quarantine import Rejected
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.store.finished_jobs import FINAL
+from headrace.reorder_service.store.progress import StepRecord
 from headrace.reorder_service.store.state import JobRecord, StateStore
 
 log = logging.getLogger(__name__)
@@ -26,10 +28,15 @@ class Cursor:
 
     def __init__(self, record: JobRecord, window: int, batches: GlobalBatches, store: StateStore) -> None:
         """`window`: most steps that are planned ahead."""
+        self.uid = record.uid
+        self.generation = record.generation
+        """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
         self.state = record.state
         self.message = record.message
         self.committed = self.next_step = record.cursor
         """`committed`: number of committed steps. `next_step`: the first step that nobody has begun to plan."""
+        self.awaited_step = 0
+        """A later step whose samples are asked for, to compare them with those of a trainer's state."""
         self.progress = record.progress
         self.steps: dict[int, PlannedStep] = {}
         """The steps that are not committed, as far as their planning has begun."""
@@ -47,10 +54,22 @@ class Cursor:
         """Whether the job is done, failed or cancelled."""
         return self.state in FINAL
 
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether the job has failed or was cancelled: it goes neither on nor back."""
+        return self.state in ("FAILED", "CANCELLED")
+
     def check_goes_on(self, refusal: str) -> None:
         """Raise ConflictError, whose sentence ends with `refusal`, where the job is over."""
         if self.is_over:
             raise ConflictError(f"job {self._job!r} is {self.state}: {refusal}")
+
+    def check_reached(self, step: int) -> None:
+        """Raise UserError for a negative step, and ConflictError for one that is ahead of the last commit."""
+        if step < 0:
+            raise UserError(f"job {self._job!r} cannot go back to step {step}: steps count from 0")
+        if step > self.committed:
+            raise ConflictError(f"job {self._job!r} cannot go back to step {step}: it has committed only {self.committed}")
 
     @property
     def num_steps(self) -> int:
@@ -86,6 +105,7 @@ class Cursor:
     def set_to(self, record: JobRecord) -> None:
         """Go to where the job stands in the store."""
         self.state, self.message, self.committed, self.progress = record.state, record.message, record.cursor, record.progress
+        self.generation = record.generation
 
     async def notify(self) -> None:
         """Wake all who wait for a plan or a commit, since a step was planned or the job has changed."""
@@ -107,6 +127,11 @@ class Cursor:
         step = self.steps.get(index)
         if self.is_over or step is None or step.plan is None:
             raise ConflictError(self.message or f"step {index} of job {self._job!r} is not planned")
+        if commit.content not in (0, step.content):
+            raise ConflictError(
+                f"rank {session.rank} has trained other samples in step {index} than job {self._job!r} has there, as after a "
+                f"change of weights that its store has lost: load the checkpoint of step {self.committed} or of an earlier one"
+            )
         step.commits[session.rank] = commit
         session.next_step, session.data_wait_s, session.step_s = index + 1, commit.data_wait_s, commit.step_s
         return True
@@ -136,6 +161,11 @@ class Cursor:
         async with self._news:
             await self._news.wait_for(lambda: index < self.committed or self.is_over or session.over is not None)
 
+    async def save(self, step: PlannedStep, record: StepRecord, rejected: Sequence[Rejected]) -> None:
+        """Save the next committed step. Raises ConflictError where it is not the next one, or the job is not as it was."""
+        known = ("uid", self.uid), ("generation", self.generation)
+        await self._store.commit_step(self._job, step.index, record, rejected, *known)
+
     def may_advance(self, num_ranks: int) -> bool:
         """Return whether all ranks have committed the first uncommitted step."""
         step = self.steps.get(self.committed)
@@ -149,7 +179,7 @@ class Cursor:
         step = self.steps[self.committed]
         record, rejected = step.record(source_of)
         with tracing.span("commit", step.trace, samples=len(record.samples)):
-            await self._store.commit_step(self._job, step.index, record, rejected)
+            await self.save(step, record, rejected)
         for item in rejected:
             log.warning("quarantined %s", pairs(job=self._job, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]

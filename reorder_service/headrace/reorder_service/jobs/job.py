@@ -7,16 +7,7 @@ import json
 import logging
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 
-from headrace.errors import (
-    ConflictError,
-    HeadraceError,
-    JobFailedError,
-    SupersededError,
-    UnavailableError,
-    UserError,
-    first_error,
-    lost_commits,
-)
+from headrace.errors import ConflictError, HeadraceError, JobFailedError, SupersededError, UnavailableError, first_error
 from headrace.execution_spec import ExecutionSpec
 from headrace.limits import MAX_NODES
 from headrace.observability.logs import pairs
@@ -28,16 +19,18 @@ from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.formation import Formation, formation_of
 from headrace.reorder_service.jobs.indexing import Indexing
-from headrace.reorder_service.jobs.job_execution import check_coefficients, planned_spec
+from headrace.reorder_service.jobs.job_execution import check_coefficients, planned_spec, submitted_spec
 from headrace.reorder_service.jobs.planned_step import PlannedStep, RankCommit
 from headrace.reorder_service.jobs.planner import Planner
+from headrace.reorder_service.jobs.resuming import Resuming
+from headrace.reorder_service.jobs.rewriting import Loss, write_again
 from headrace.reorder_service.jobs.sessions import Session, Sessions
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.jobs.window import bytes_ahead, has_room
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.reorder_service.store.store_retry import STORE_RETRY_S
-from headrace.spec import JobSpec, TopologySpec, load_spec_json
+from headrace.spec import JobSpec, TopologySpec
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +41,9 @@ class JobRun:
     def __init__(self, record: JobRecord, store: StateStore, fleet: Fleet) -> None:
         self.name = record.job
         self.key = record.key
-        self.spec: JobSpec = load_spec_json(record.spec_json)
+        self.spec: JobSpec = submitted_spec(record)
         self.paused = record.paused
         self.manifest = Manifest(record, self.spec, store)
-        self.generation = record.generation
-        """Generation of the plans that ranks hold: every change of the topology and every reset begins a new one."""
         self.planned_spec = planned_spec(record)
         """The spec with the topology and the execution that the uncommitted steps are planned for."""
         self.formations: Sequence[Formation] = ()
@@ -60,6 +51,7 @@ class JobRun:
         self.batches = GlobalBatches(self.spec, self.manifest, record.mixture)
         self.cursor = Cursor(record, self.spec.window, self.batches, store)
         self.sessions = Sessions(self.name)
+        self.resuming = Resuming(self.name, self.cursor, self.sessions, self.batches, lambda: self._changed.set())
         self._store = store
         self._fleet = fleet
         self._orders = Orders(self.name, self.spec.share, fleet, self.manifest, lambda: self.sessions.share_parts)
@@ -69,6 +61,11 @@ class JobRun:
         self._changed = asyncio.Event()
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def generation(self) -> int:
+        """Generation of the plans that ranks hold; see `Cursor.generation`."""
+        return self.cursor.generation
 
     # -- life cycle ---------------------------------------------------------------------------------------------------
 
@@ -110,23 +107,16 @@ class JobRun:
                 log.info("resubmitted %s", pairs(job=self.name, step=self.cursor.committed))
                 self.start()
 
-    async def rewind(self, step: int, catch_up: int = 0) -> None:
-        """Go back to `step`: its commit and all later ones are undone.
+    async def rewind(self, step: int) -> None:
+        """Go back to `step`: its commit and all later ones are undone. Must be shielded from cancellation.
 
-        `catch_up`: how many steps `step` may lie ahead of the last commit. Nothing is undone then: the rank commits them again.
-        Ranks that go back to the same step may all call this: the first call does it. Must be shielded from cancellation.
-
-        A job that has failed or was cancelled stays as it is. Raises UserError where `step` is negative, and ConflictError where
-        it lies further ahead than `catch_up`.
+        Ranks that go back to the same step may all call this: the first call does it. A job that has failed or was cancelled
+        stays as it is. Raises UserError where `step` is negative, and ConflictError where it lies ahead of the last commit.
         """
-        if step < 0:
-            raise UserError(f"job {self.name!r} cannot go back to step {step}: steps count from 0")
         async with self.cursor.moving:
-            if step > self.cursor.committed + catch_up:
-                raise ConflictError(lost_commits(self.name, step, self.cursor.committed))
-            if step >= self.cursor.committed or self.cursor.state in ("FAILED", "CANCELLED"):
-                return
-            await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
+            self.cursor.check_reached(step)
+            if step < self.cursor.committed and not self.cursor.is_broken_off:
+                await self._restarted(self._store.rewind(self.name, step), f"reset to step {step}")
         await self.cursor.notify()
 
     async def set_topology(
@@ -144,7 +134,7 @@ class JobRun:
                 raise ConflictError(f"job {self.name!r} is in generation {self.generation}, not {generation}: look again")
             self.cursor.check_goes_on("its topology cannot change any more")
             if planned != self.planned_spec:
-                documents = topology.model_dump_json(), planned.execution.model_dump_json()
+                documents = topology.model_dump_json(), planned.execution.model_dump_json(), planned.to_peer_json()
                 stored = self._store.set_topology(self.name, *documents, self.generation + 1)
                 await self._restarted(stored, "planned anew for another topology")
         await self.cursor.notify()
@@ -184,11 +174,20 @@ class JobRun:
             record = await self._store.load_job(self.name)
             log.info("changed %s", pairs(job=self.name, what=what, step=record.cursor, generation=record.generation))
             self.cursor.set_to(record)
-            self.generation = record.generation
             self.planned_spec = planned_spec(record)
             self.sessions.end_all(self._stale(f"was {what}"))
         finally:
             self.start()
+
+    async def write_again(self) -> None:
+        """Write again what the store has lost of the job, or go on from what it has where that is more than is remembered."""
+        async with self.cursor.moving:
+            if await write_again(self, self._store) is Loss.BEYOND_MEMORY:
+                await self._set_back()
+
+    async def _set_back(self) -> None:
+        """Go on from what the store has, since the ranks are ahead of it."""
+        await self._restarted(asyncio.sleep(0), f"set back from step {self.cursor.committed} by its store")
 
     def _stale(self, why: str = "has gone on") -> SupersededError:
         return SupersededError(f"job {self.name!r} {why}: it is in generation {self.generation} now; connect again")
@@ -242,7 +241,7 @@ class JobRun:
                 while self._may_plan():
                     group.create_task(self._prepare(self.cursor.next_step))
                     self.cursor.next_step += 1
-                indexing.go_on(group, self.cursor.next_step)
+                indexing.go_on(group, max(self.cursor.next_step, self.cursor.awaited_step))
                 self._changed.clear()
                 await self._changed.wait()
             indexing.stop()
@@ -387,8 +386,9 @@ class JobRun:
             while cursor.may_advance(self.sessions.num_ranks):
                 try:
                     self._clear_away(await cursor.advance(self.manifest.source_of))
-                except ConflictError:  # the ranks are ahead of the store and must be told
-                    await self._restarted(asyncio.sleep(0), f"set back from step {cursor.committed}, as its store lost commits")
+                except ConflictError:
+                    if await write_again(self, self._store) is not Loss.WRITTEN_AGAIN:
+                        await self._set_back()
                 await cursor.notify()
 
     def _clear_away(self, step: PlannedStep) -> None:

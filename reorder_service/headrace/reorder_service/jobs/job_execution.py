@@ -6,8 +6,9 @@ import math
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.errors import SpecError
-from headrace.execution_spec import ExecutionSpec, load_execution_json
+from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
+from headrace.peer_spec import load_stored_json
 from headrace.plan import Topology
 from headrace.reorder_service.planning.cost_model.coefficients_document import parse_coefficients
 from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
@@ -15,10 +16,15 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.reorder_service.store.state import JobRecord
-from headrace.spec import JobSpec, load_spec_json, load_topology_json
+from headrace.spec import JobSpec, TopologySpec
 
 PLANNING_SHARE = 0.8  # of a service's memory that one job's planning may take
 SLOT_BYTES, SAMPLE_BYTES = 820, 1_024  # of a plan's simulation, and of a sample planned ahead: the figures of headrace.limits
+
+
+def submitted_spec(record: JobRecord) -> JobSpec:
+    """Return the spec with which a stored job was submitted. Raises SpecError where the record does not hold a valid one."""
+    return load_stored_json(JobSpec, record.spec_json, "job spec", record.chosen_json)
 
 
 def planned_spec(record: JobRecord) -> JobSpec:
@@ -26,12 +32,12 @@ def planned_spec(record: JobRecord) -> JobSpec:
 
     Raises SpecError where the record does not hold valid ones.
     """
-    spec, changes = load_spec_json(record.spec_json), dict[str, object]()
+    changes = dict[str, object]()
     if record.topology_json:
-        changes["topology"] = load_topology_json(record.topology_json)
+        changes["topology"] = load_stored_json(TopologySpec, record.topology_json, "topology", record.chosen_json)
     if record.execution_json:
-        changes["execution"] = load_execution_json(record.execution_json)
-    return spec.model_copy(update=changes)
+        changes["execution"] = load_stored_json(ExecutionSpec, record.execution_json, "execution", record.chosen_json)
+    return submitted_spec(record).model_copy(update=changes)
 
 
 def measured_costs(spec: ExecutionSpec) -> MeasuredCosts | None:

@@ -76,6 +76,8 @@ class RankCommit:
     step_s: float
     data_wait_s: float
     measured: tuple[MeasuredWork, ...] = ()
+    content: int = 0
+    """`PlannedStep.content` as the rank was told it; 0: unknown."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -84,6 +86,8 @@ class PlannedStep:
 
     index: int
     refs: list[SampleRef]
+    content: int = 0
+    """`batches.content_of` the refs."""
     trace: str = ""
     """Id of the step for tracing, JOB/UID/GENERATION/STEP, with which its tickets begin (headrace.observability.tracing)."""
     began_s: float = field(default_factory=time.perf_counter)
@@ -303,10 +307,11 @@ class PlannedStep:
 
     def record(self, source_of: Callable[[int], str]) -> tuple[StepRecord, list[Rejected]]:
         """Return the entries for ledger and quarantine once every rank has committed. `source_of`: returns a shard's source."""
-        late = {item.sample_id: item for commit in self.commits.values() for item in commit.rejected}
+        shards = {ref.sample_id: ref.shard for ref in self.refs}
+        said = (item for commit in self.commits.values() for item in commit.rejected)
+        late = {item.sample_id: item for item in said if item.sample_id in shards}  # not what a rank says of other steps' samples
         # A substitute that fails late is quarantined at its own place in the global order, not here.
         rejected = [*self.rejected, *(item for place, item in late.items() if place not in self.substitutes)]
-        shards = {ref.sample_id: ref.shard for ref in self.refs}
         good = {sample_id: probe for sample_id, probe in self.probes.items() if sample_id not in late}
         of_source: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
         for sample_id, probe in good.items():

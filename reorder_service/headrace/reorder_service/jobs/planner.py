@@ -14,6 +14,7 @@ from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.batch_size import BatchSize
+from headrace.reorder_service.jobs.batches import content_of
 from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.formation import Formation
@@ -74,6 +75,7 @@ class Planner:
         `spec`: as the job is planned now. The plan is for its topology's replicas, so that the parts are the same whoever plans
         the step; `plan_again` makes that for the pipelines of nodes. `committed`: the latest steps, by which costs are corrected.
         """
+        step.content = await self.in_worker_thread(content_of, step.refs)
         saving: asyncio.Task[None] | None = None
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found

@@ -109,7 +109,7 @@ class Session:
     heard_all: bool = False
     """Whether `take_batches` has returned the event that no step follows."""
     opened_at_step: int | None = None
-    """Step of the model state with which the rank opened the session; None where it did not say."""
+    """Step from which a new process has begun with the session; None where the process has opened it again."""
     next_step: int = 0
     data_wait_s: float = 0.0
     step_s: float = 0.0
@@ -324,20 +324,13 @@ class Sessions:
             if not self._lanes_at[place]:
                 del self._lanes_at[place]
 
-    def check_opened_at_step(self, rank: int, step: int) -> None:
-        """Raise ConflictError where another rank came with the model state of another step, and has not gone on since.
-
-        A rank that comes back alone takes the others, which have gone on, back with it. Raises UserError for a negative step.
-        """
-        if step < 0:
-            raise UserError(f"the state of rank {rank} is of step {step}: steps of job {self._job!r} count from 0")
-        for other in self.by_rank.values():
-            has_gone_on = other.opened_at_step is None or other.next_step > other.opened_at_step
-            if other.rank != rank and other.is_live() and other.opened_at_step != step and not has_gone_on:
-                raise ConflictError(
-                    f"the state of rank {rank} is of step {step}, and that of rank {other.rank} of step {other.opened_at_step}: "
-                    "load the newest checkpoint that all ranks have"
-                )
+    def opened_at_step(self) -> dict[int, int | None]:
+        """Return the step from which each connected rank's process has begun; None where it has gone on since."""
+        return {
+            rank: None if session.opened_at_step is None or session.next_step > session.opened_at_step else session.opened_at_step
+            for rank, session in self.by_rank.items()
+            if session.is_live()
+        }
 
     def leave(self, session: Session) -> None:
         """Note that a rank reads plans no more.

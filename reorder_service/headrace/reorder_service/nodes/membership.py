@@ -5,6 +5,7 @@ Pure: the caller says what happens, and when. The streams, the store and the clo
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -81,14 +82,14 @@ class Record:
 
     @classmethod
     def of_json(cls, document: str) -> Record:
-        """Parse what `to_json` has returned."""
-        fields = json.loads(document)
+        """Parse what `to_json` has returned. Fields that a newer release has added are left out."""
+        fields, parsed = json.loads(document), functools.partial(ParseDict, ignore_unknown_fields=True)
         return cls(
-            spec=ParseDict(fields["spec"], NodesSpec()),
-            snapshot=ParseDict(fields["snapshot"], Snapshot()),
+            spec=parsed(fields["spec"], NodesSpec()),
+            snapshot=parsed(fields["snapshot"], Snapshot()),
             joined_generation=fields["since"],
             unit_seconds=fields.get("unit_seconds", {}),
-            formations=tuple(ParseDict(formation, Formation()) for formation in fields.get("formations", ())),
+            formations=tuple(parsed(formation, Formation()) for formation in fields.get("formations", ())),
             job_generation=fields["job_generation"],
         )
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import statistics
 from collections import deque
+from collections.abc import Collection
 from contextlib import suppress
 
 from headrace.errors import ConflictError, HeadraceError, SupersededError, UnavailableError, UserError
@@ -177,7 +178,8 @@ class Nodes:
         """Note that training goes on under a snapshot, and keep what the recovery took."""
         if (membership := self._membership_of(stream)) is not None:
             membership.recovered(message.generation)
-            if _is_valid(message, membership.record) and membership.form(message.formation, self._run.cursor.committed):
+            units = self._run.planned_spec.topology.stages.keys()
+            if _is_valid(message, membership.record, units) and membership.form(message.formation, self._run.cursor.committed):
                 self._formed.set()
             self._changed.set()
             if message.generation not in {former.generation for former in self.recoveries}:  # nodes repeat it to a new leader
@@ -370,9 +372,14 @@ class Nodes:
             await retry_while_unavailable(lambda: self._store.save_membership(job, document), job=job)
 
 
-def _is_valid(message: Recovered, record: Record) -> bool:
-    """Return whether steps can be planned for a message's formation: its pipelines have all layers. It is logged if not."""
+def _is_valid(message: Recovered, record: Record, units: Collection[str]) -> bool:
+    """Return whether steps can be planned for a message's formation: its pipelines have all layers, and all units of the job.
+
+    It is logged if not.
+    """
     try:
+        if lacking := set(units) - {unit.unit for unit in record.spec.profile.units}:
+            raise ValueError(f"the nodes have no {', '.join(sorted(lacking))}, which the job's topology has")
         job_formation(message.formation, record.weighted_spec.profile)
     except ValueError as err:
         log.warning("formation refused %s", pairs(generation=message.generation, error=err))

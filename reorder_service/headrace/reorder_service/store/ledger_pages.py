@@ -113,6 +113,7 @@ def _parsed(content: bytes) -> tuple[int, tuple[StepRecord, ...], Progress]:
     in_steps = names.take(np.argsort(steps, kind="stable")).to_pylist()
     ends = [0, *accumulate(np.bincount(steps, minlength=len(fields["records"])).tolist())]
     records = tuple(
-        StepRecord.of_fields({**record, "samples": in_steps[ends[n] : ends[n + 1]]}) for n, record in enumerate(fields["records"])
+        StepRecord.of_document({**record, "samples": in_steps[ends[n] : ends[n + 1]]})
+        for n, record in enumerate(fields["records"])
     )
-    return fields["first"], records, Progress.of_fields(fields["before"])
+    return fields["first"], records, Progress.of_document(fields["before"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ MIN_JUDGED = 100  # samples of a source before its share of bad ones is judged
 
 
 class Amounts(NamedTuple):
-    """What a source has contributed to committed steps."""
+    """What a source has contributed to committed steps. A release may append fields, each with a default, and remove none."""
 
     samples: int = 0
     tokens: int = 0
@@ -25,6 +26,15 @@ class Amounts(NamedTuple):
 
 Delivered = Mapping[str, Amounts]
 """Name of a source -> what it has contributed."""
+
+
+def known_fields(kind: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the fields of a stored JSON document that dataclass `kind` has: a newer release may have written others."""
+    return {item.name: fields[item.name] for item in dataclasses.fields(kind) if item.name in fields}
+
+
+def _stored_delivered(document: Mapping[str, Sequence[int]]) -> Delivered:
+    return {source: Amounts(*amounts[: len(Amounts._fields)]) for source, amounts in document.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +50,13 @@ class StepRecord:
     delivered: Delivered = field(default_factory=dict)
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any]) -> StepRecord:
-        """Return the record whose fields were written as JSON."""
-        samples, substitutes = tuple(fields["samples"]), tuple(fields["substitutes"])
-        return cls(**{**fields, "samples": samples, "substitutes": substitutes, "delivered": _delivered(fields)})
+    def of_document(cls, document: Mapping[str, Any]) -> StepRecord:
+        """Return the record in an entry of the store's ledger, without fields that this release does not know."""
+        fields = known_fields(cls, document)
+        samples, substitutes = (tuple(document.get(name, ())) for name in ("samples", "substitutes"))
+        return cls(
+            **{**fields, "samples": samples, "substitutes": substitutes, "delivered": _stored_delivered(document["delivered"])}
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +71,9 @@ class Progress:
     delivered: Delivered = field(default_factory=dict)
 
     @classmethod
-    def of_fields(cls, fields: Mapping[str, Any]) -> Progress:
-        """Return the sums whose fields were written as JSON."""
-        return cls(**{**fields, "delivered": _delivered(fields)})
+    def of_document(cls, document: Mapping[str, Any]) -> Progress:
+        """Return the sums in an entry of the store's ledger, without fields that this release does not know."""
+        return cls(**{**known_fields(cls, document), "delivered": _stored_delivered(document["delivered"])})
 
     def judged(self, sources: Sequence[SourceSpec]) -> str:
         """Return a sentence that says why the bad samples of a source stop the job; empty if they do not."""
@@ -80,10 +93,6 @@ class Progress:
             return sums
         first = record.loss if math.isnan(self.first_loss) else self.first_loss
         return replace(sums, first_loss=first, last_loss=record.loss)
-
-
-def _delivered(fields: Mapping[str, Any]) -> Delivered:
-    return {source: Amounts(*amounts) for source, amounts in fields["delivered"].items()}
 
 
 def added(one: Delivered, other: Delivered) -> Delivered:

@@ -43,7 +43,8 @@ _AT_A_TIME = 64  # commands in flight; each takes a connection, of which a clien
 _END_S = 1.0  # within which a server that reset its connections has ended, if it is going to
 _LOAD_TIMEOUT_S = 60.0  # a server reads a ledger of a million steps in less
 _FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB, sentinel://HOST:PORT,.../NAME/DB nor embedded:FOLDER"
-_TERM, _LEADER = "headrace:term", "headrace:leader"
+_TERM, _LEADER, _WRITES = "headrace:term", "headrace:leader", "headrace:writes"
+_FORMAT = "headrace:format"
 _DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 """Redis settings with which a server keeps every commit."""
 
@@ -51,11 +52,11 @@ log = logging.getLogger(__name__)
 
 Command = Sequence[str | int]
 
-RAISE_FORMAT: Command = ("SET", "headrace:format", FORMAT)
+RAISE_FORMAT: Command = ("SET", _FORMAT, FORMAT)
 """The command that goes with the first page of a ledger: from then on a release that does not know pages refuses the store."""
 
-# Writes if the token is the leader's and all conditions hold. KEYS: term. ARGV: the writer's token; conditions, as JSON:
-# [expected answer, command, ...] each; commands, as JSON.
+# Writes if the token is the leader's and all conditions hold, and returns the number of the write. KEYS: term, writes. ARGV: the
+# writer's token; conditions, as JSON: [expected answer, command, ...] each; commands, as JSON.
 _WRITE = """
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return -1 end
 for _, condition in ipairs(cjson.decode(ARGV[2])) do
@@ -63,7 +64,7 @@ for _, condition in ipairs(cjson.decode(ARGV[2])) do
   if tostring(redis.call(unpack(condition))) ~= expected then return 0 end
 end
 for _, command in ipairs(cjson.decode(ARGV[3])) do redis.call(unpack(command)) end
-return 1
+return redis.call('INCR', KEYS[2])
 """
 
 # Takes the lease and begins a term. KEYS: term, leader. ARGV: the candidate's name, milliseconds of the lease, whether the former
@@ -80,12 +81,13 @@ end
 return tonumber(term)
 """
 
-# Renews or ends the lease. KEYS: term, leader. ARGV: the leader's token, name, milliseconds of the lease; 0: it ends now.
-# A lease that ran out is renewed if nobody else has led since: the server may have been away, and not this process.
+# Renews or ends the lease, and returns the number of the write. KEYS: term, leader, writes. ARGV: the leader's token, name,
+# milliseconds of the lease; 0: it ends now. A lease that ran out is renewed if nobody else has led since: the server may have
+# been away, and not this process.
 _RENEW = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[3] == '0' then redis.call('DEL', KEYS[2]) else redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3]) end
-return 1
+return redis.call('INCR', KEYS[3])
 """
 
 
@@ -102,6 +104,9 @@ class Database:
         self.term = 0
         """Term in which this process last led; 0: it never did."""
         self._token = ""
+        self._writes = 0  # number of the latest write that is known to have been done
+        self.put_back = asyncio.Event()
+        """Set when the store was found to have been put back to an earlier moment, and to have lost what this leader wrote."""
         self._embedded = embedded
         self._write = client.register_script(_WRITE)
         self._lead = leading.register_script(_LEAD)
@@ -187,11 +192,20 @@ class Database:
 
         Raises SupersededLeaderError where another process has led since.
         """
-        args = [self._token, _json(when), _json(commands)]
-        done = await self.read(self._write(keys=[_TERM], args=args))
-        if done < 0:
+        args, known = [self._token, _json(when), _json(commands)], self._writes
+        number = await self.read(self._write(keys=[_TERM, _WRITES], args=args))
+        if number < 0:
             raise SupersededLeaderError(f"another reorder service leads now; this one led in term {self.term}")
-        return bool(done)
+        self._note_write(number, known)
+        return bool(number)
+
+    def _note_write(self, number: int, known: int) -> None:
+        """Note the number of a write, 0 if it was not done. A number that was `known` before it was sent is counted twice."""
+        if 0 < number <= known:
+            log.warning("the store was put back %s", pairs(term=self.term, lost_writes=known - number + 1))
+            self._writes = number
+            self.put_back.set()
+        self._writes = max(self._writes, number)
 
     # -- leading ------------------------------------------------------------------------------------------------------
 
@@ -204,17 +218,22 @@ class Database:
         term_id = uuid.uuid4().hex
         term = await self._answer(self._lead(keys=[_TERM, _LEADER], args=[name, _milliseconds(LEASE_S), alone, term_id]))
         if term:
-            self.term, self._token = int(term), f"{term} {term_id}"
+            self.term, self._token, self._writes = int(term), f"{term} {term_id}", 0
+            self.put_back.clear()
+            await self._answer(self._leading.set(_FORMAT, _PLAIN_FORMAT, nx=True))  # of a store that was replaced by an empty one
         return bool(term)
 
     async def renew(self, name: str) -> bool:
         """Renew the lease; return False where another process has led since."""
         args = [self._token, name, _milliseconds(LEASE_S)]
-        return bool(await self._answer(self._renew(keys=[_TERM, _LEADER], args=args)))
+        known = self._writes
+        number = int(await self._answer(self._renew(keys=[_TERM, _LEADER, _WRITES], args=args)))
+        self._note_write(number, known)
+        return bool(number)
 
     async def resign(self, name: str) -> None:
         """Give up the lease, so that another process need not wait until it runs out."""
-        await self._answer(self._renew(keys=[_TERM, _LEADER], args=[self._token, name, "0"]))
+        await self._answer(self._renew(keys=[_TERM, _LEADER, _WRITES], args=[self._token, name, "0"]))
 
     async def leader(self) -> str:
         """Return the name of the process that has the lease; empty: nobody has."""
@@ -271,9 +290,9 @@ async def _until_loaded(client: redis.Redis) -> None:
 
 
 async def _check_format(client: redis.Redis, url: str) -> None:
-    found = await client.get("headrace:format")
+    found = await client.get(_FORMAT)
     if found == _READABLE_FORMAT or not await client.exists("headrace:jobs"):
-        await client.set("headrace:format", _PLAIN_FORMAT)
+        await client.set(_FORMAT, _PLAIN_FORMAT)
         found = _PLAIN_FORMAT
     if found not in (FORMAT, _PLAIN_FORMAT):
         raise ConflictError(

@@ -3,7 +3,8 @@
 Every change is one transaction of the Redis server, refused where another process leads (store.database). The keys of a job,
 all under `headrace:{job}:`:
 
-    job          hash    spec, uid, key (hex), state, message, paused, vocabulary (JSON), cursor (next step), generation,
+    job          hash    spec, chosen (see JobRecord), uid, key (hex), state, message, paused, vocabulary (JSON), cursor (next
+                         step), generation,
                          topology (JSON; empty: the spec's), mixture (JSON: [step, weight of each source], from that step on),
                          revision (a random id, replaced with every change that must not be repeated)
     shards       list    the manifest: JSON [sources, urls, names] of PAGE_SHARDS shards each; complete once there is a vocabulary
@@ -33,12 +34,12 @@ from headrace.errors import ConflictError, JobFailedError, NotFoundError
 from headrace.ledger import LedgerEntry
 from headrace.manifest import MAX_SHARD_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.message_codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
-from headrace.quarantine import Reason, Rejected
+from headrace.quarantine import Rejected, refusal
 from headrace.reorder_service.store.fatal_jobs import FatalJobs
 from headrace.reorder_service.store.finished_jobs import FINAL, NOTE_FIELDS, FinishedJobs
 from headrace.reorder_service.store.job_change import change_job
 from headrace.reorder_service.store.job_keys import JOBS, PARTS, hset, job_key
-from headrace.reorder_service.store.progress import Progress, StepRecord
+from headrace.reorder_service.store.progress import Progress, StepRecord, known_fields
 from headrace.reorder_service.store.redis_database import Command, Database
 from headrace.reorder_service.store.step_ledger import StepLedger
 from headrace.sample import Probe, SampleRef
@@ -49,6 +50,8 @@ _NAMES_PAGE = 1_000  # entries of the quarantine read or written at a time; a sc
 _DIGITS = 8  # hexadecimal digits for the rows of a shard
 _KEPT_CORRECTIONS = 10_000  # steps that a job goes back and still finds the corrections that they were planned with
 _COUNTS_PAGE = 16_384  # shards whose rows are read at a time
+
+_STATES = ("INDEXING", "RUNNING", *FINAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class JobRecord:
     key: bytes
     """Key that signs the job's tickets (headrace.ticket)."""
     spec_json: str
+    chosen_json: str
+    """What of the spec, as the steps are planned now, differs from the defaults of the release that wrote it; empty: unknown."""
     state: str
     message: str
     paused: bool
@@ -101,10 +106,11 @@ class StateStore:
     async def close(self) -> None:
         await self.database.close()
 
-    async def create_job(self, job: str, spec_json: str) -> bool:
+    async def create_job(self, job: str, spec_json: str, chosen_json: str = "") -> bool:
         """Create a job; return False where the store has one of that name already."""
         fields = {
             "spec": spec_json,
+            "chosen": chosen_json,
             "uid": uuid.uuid4().hex[:8],
             "key": make_key().hex(),
             "state": "INDEXING",
@@ -134,11 +140,14 @@ class StateStore:
         fields = await self._read(self._redis.hgetall(job_key(job, "job")))
         if not fields:
             raise NotFoundError(f"the store has no job {job!r}")
+        if fields["state"] not in _STATES:
+            raise ConflictError(f"its state is {fields['state']!r}, which a newer release may know: run that one again")
         return JobRecord(
             job=job,
             uid=fields["uid"],
             key=bytes.fromhex(fields["key"]),
             spec_json=fields["spec"],
+            chosen_json=fields.get("chosen", ""),  # former releases have written none
             state=fields["state"],
             message=fields["message"],
             paused=fields["paused"] == "1",
@@ -148,7 +157,9 @@ class StateStore:
             execution_json=fields.get("execution", ""),  # stores of 0.1 have none
             mixture=tuple((step, tuple(weights)) for step, weights in json.loads(fields["mixture"])),
             progress=await self._steps.progress(job, int(fields["cursor"])),
-            vocabulary=Vocabulary(**json.loads(fields["vocabulary"])) if "vocabulary" in fields else None,
+            vocabulary=Vocabulary(**known_fields(Vocabulary, json.loads(fields["vocabulary"])))
+            if "vocabulary" in fields
+            else None,
         )
 
     async def load_manifest(self, job: str) -> tuple[ShardTable, NDArray[np.int64]]:
@@ -161,7 +172,7 @@ class StateStore:
             entry = await self._read(self._redis.lindex(job_key(job, "shards"), page))
             if entry is None:
                 break
-            for column, values in zip(columns, json.loads(entry), strict=True):
+            for column, values in zip(columns, json.loads(entry)[: len(columns)], strict=True):
                 column += values
         shards = ShardTable(*columns)
         num_rows = np.full(len(shards), UNCOUNTED, np.int64)
@@ -188,10 +199,15 @@ class StateStore:
     async def set_paused(self, job: str, paused: bool) -> None:
         await self._change(job, hset(job_key(job, "job"), {"paused": str(int(paused))}))
 
-    async def set_topology(self, job: str, topology_json: str, execution_json: str, generation: int) -> bool:
+    async def set_topology(self, job: str, topology_json: str, execution_json: str, chosen_json: str, generation: int) -> bool:
         """Change topology and execution, and begin `generation`; return False where the present one is not the one before it."""
         key = job_key(job, "job")
-        fields = {"topology": topology_json, "execution": execution_json, "generation": str(generation)}
+        fields = {
+            "topology": topology_json,
+            "execution": execution_json,
+            "chosen": chosen_json,
+            "generation": str(generation),
+        }
         return await self.database.write(hset(key, fields), when=[(str(generation - 1), "HGET", key, "generation")])
 
     async def save_membership(self, job: str, document: str) -> None:
@@ -265,8 +281,12 @@ class StateStore:
         text: str | None = await self._read(self._redis.hget(job_key(job, "corrections"), str(step)))
         return text
 
-    async def commit_step(self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected]) -> None:
+    async def commit_step(
+        self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected], *known: tuple[str, str | int]
+    ) -> None:
         """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next step.
+
+        `known`: (field, value) that the caller knows of the job's record, which must hold: a store that was put back has others.
 
         Repeating a commit whose answer was lost is harmless: the ledger has the same samples for the step. A sample that is
         refused in every epoch keeps the step of its first refusal.
@@ -277,7 +297,7 @@ class StateStore:
             ("HDEL", job_key(job, "window"), step),
             ("HDEL", job_key(job, "corrections"), step - _KEPT_CORRECTIONS),
             *(("HSETNX", job_key(job, "quarantine"), item.name, _rejected_json(item, step=step)) for item in rejected),
-            when=when,
+            when=[*when, *((str(value), "HGET", job_key(job, "job"), field) for field, value in known)],
         )
         if not done and await self._steps.committed_samples(job, step) != record.samples:
             raise ConflictError(f"step {step} of job {job!r} is not the next one to commit")
@@ -326,13 +346,8 @@ class StateStore:
     async def quarantine(self, job: str) -> AsyncIterator[Rejected]:
         """Yield the quarantined samples, in no order and page by page. One may come twice if the quarantine grows meanwhile."""
         async for name, fields in self._quarantined(job):
-            yield Rejected(
-                name=name,
-                reason=Reason(fields["reason"]),
-                detail=fields["detail"],
-                sample_id=fields["sample_id"],
-                row=fields.get("row"),
-            )
+            reason, detail = refusal(fields["reason"], fields["detail"])
+            yield Rejected(name=name, reason=reason, detail=detail, sample_id=fields["sample_id"], row=fields.get("row"))
 
     async def _quarantined(self, job: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yield (name, fields) of each entry of the quarantine, in no order."""

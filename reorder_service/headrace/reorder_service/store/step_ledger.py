@@ -122,7 +122,7 @@ class StepLedger:
             if paged != first or not more:
                 raise _broken(job, first + len(entries))
             entries += more
-        before = Progress.of_fields(border["sums"]) if border else Progress()
+        before = Progress.of_document(border["sums"]) if border else Progress()
         page, text, after = await asyncio.to_thread(_paged, first, entries[:num_steps], before, border.get("digest", ""))
         return [
             ("ZADD", job_key(job, "pages"), first, text),
@@ -136,7 +136,7 @@ class StepLedger:
         generation, uid, paged, *entries = await self._read(job, step - 1, 1)
         progress = Progress()
         if entries:
-            progress = Progress.of_fields(json.loads(entries[0])["sums"])
+            progress = Progress.of_document(json.loads(entries[0])["sums"])
         elif 0 < step <= paged:
             progress = (await self._page(job, step - 1)).progress(step)
         return progress, generation or NIL, uid or NIL
@@ -173,10 +173,10 @@ def _paged(first: int, entries: Sequence[str], before: Progress, former: str) ->
     page, text = LedgerPage.of(first, records, before, former)
     found = LedgerPage.read(text)
     assert [record.samples for record in found.records] == [record.samples for record in records], "a page lost names"
-    return page, text, Progress.of_fields(json.loads(entries[-1])["sums"])
+    return page, text, Progress.of_document(json.loads(entries[-1])["sums"])
 
 
 def _record(entry: str) -> StepRecord:
     fields = json.loads(entry)
     del fields["sums"]
-    return StepRecord.of_fields(fields)
+    return StepRecord.of_document(fields)

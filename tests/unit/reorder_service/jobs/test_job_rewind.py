@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.errors import ConflictError, SupersededError, UserError
-from headrace.reorder_service.jobs.job import JobRun
+from headrace.errors import ConflictError, UserError
 from tests.unit.reorder_service.job_world import Start, commit, consume, names, submit, told_by
 
 
@@ -72,36 +71,6 @@ async def test_a_job_that_was_cancelled_stays_so(start: Start) -> None:
     await again.wait_ready()
     events = [event async for event in told_by(again.open_session(0, 1))]
     assert [getattr(event, "message", "") for event in events] == ["job 'job' was cancelled"]
-
-
-async def set_back(run: JobRun, step: int) -> None:
-    """The store as it was when `step` was the next one: a fail-over, or a machine, has lost the commits since."""
-    database = run._store.database
-    cut = ("LTRIM", "headrace:{job}:ledger", 0, step - 1)
-    await database.write(cut, ("HSET", "headrace:{job}:job", "cursor", str(step)))
-
-
-async def test_a_job_goes_on_from_what_its_store_has_where_that_lost_commits(start: Start) -> None:
-    run = await submit(await start())
-    await consume(run, run.open_session(0, 1), stop=4)
-    before = await names(run)
-    session = run.open_session(0, 1)
-    await set_back(run, 2)
-    await run.commit(session, 4, commit())
-    assert isinstance(session.over, SupersededError)
-    assert "set back from step 4, as its store lost commits" in str(session.over)
-    assert run.cursor.committed == 2
-    assert await consume(run, run.open_session(0, 1)) == [2, 3, 4, 5]
-    assert (await names(run))[:4] == before
-
-
-async def test_a_state_that_is_ahead_is_taken_by_so_many_steps_as_are_asked_for(start: Start) -> None:
-    run = await submit(await start())
-    await consume(run, run.open_session(0, 1), stop=2)
-    with pytest.raises(ConflictError, match=r"state is of step 4, but job 'job' has committed only 2 .* catch_up=2\)"):
-        await run.rewind(4, catch_up=1)
-    await run.rewind(4, catch_up=2)
-    assert run.cursor.committed == 2
 
 
 async def test_what_a_process_committed_before_it_was_lost_is_not_its_successor_s(start: Start) -> None:

@@ -214,18 +214,15 @@ def test_another_number_of_ranks_is_refused_while_one_is_connected() -> None:
     assert sessions.num_ranks == 2
 
 
-def test_ranks_that_come_with_states_of_different_steps_are_told() -> None:
+def test_a_rank_that_has_gone_on_from_its_state_may_be_taken_back() -> None:
     sessions = Sessions("job")
-    first = sessions.open(0, 2, 2)
-    first.opened_at_step = first.next_step = 4
-    sessions.check_opened_at_step(1, 4)
-    sessions.check_opened_at_step(0, 3)  # the same rank, again
-    with pytest.raises(ConflictError, match="rank 1 is of step 3, and that of rank 0 of step 4: load the newest checkpoint"):
-        sessions.check_opened_at_step(1, 3)
-    with pytest.raises(UserError, match="state of rank 1 is of step -1: steps of job 'job' count from 0"):
-        sessions.check_opened_at_step(1, -1)
-    first.next_step = 5  # it has gone on: one that comes back takes it back too
-    sessions.check_opened_at_step(1, 3)
+    first, second = (sessions.open(rank, 2, 2) for rank in range(2))
+    first.opened_at_step = first.next_step = second.opened_at_step = second.next_step = 4
+    second.next_step = 5
+    assert sessions.opened_at_step() == {0: 4, 1: None}
+    sessions.leave(first)
+    first.has_streamed = True
+    assert sessions.opened_at_step() == {1: None}
 
 
 async def test_all_there_is_comes_at_a_time_and_steps_before_the_places_of_their_parts() -> None:

@@ -37,7 +37,10 @@ CHANGES: dict[str, tuple[Callable[[StateStore], Awaitable[Any]], Callable[[State
     "reset into a page": (go_back, lambda store: commit(store, 1, 6)),
     "commit": (lambda store: commit(store, 5, 6), lambda store: store.rewind("job", 5)),
     "page": (lambda store: store.compact_ledger("job", 2), reset_and_commit),
-    "topology": (lambda store: store.set_topology("job", '{"a": 1}', "", 2), lambda store: store.set_topology("job", "", "", 3)),
+    "topology": (
+        lambda store: store.set_topology("job", '{"a": 1}', "", "", 2),
+        lambda store: store.set_topology("job", "", "", "", 3),
+    ),
     "state": (lambda store: store.set_state("job", "FAILED", "x"), lambda store: store.set_state("job", "RUNNING")),
     "pause": (lambda store: store.set_paused("job", True), lambda store: store.set_paused("job", False)),
     "weights": (lambda store: store.set_mixture("job", [(9, [1.0])]), lambda store: store.set_mixture("job", [])),

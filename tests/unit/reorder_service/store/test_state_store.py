@@ -268,8 +268,8 @@ async def test_what_was_probed_is_kept_until_its_step_is_committed_or_undone(sto
 
 async def test_every_reset_and_every_topology_begins_a_generation(store: StateStore) -> None:
     await make_job(store, num_steps=2)
-    assert await store.set_topology("job", '{"replicas": 3}', '{"chunks": 2}', 2)
-    assert not await store.set_topology("job", '{"replicas": 4}', "", 2)
+    assert await store.set_topology("job", '{"replicas": 3}', '{"chunks": 2}', "{}", 2)
+    assert not await store.set_topology("job", '{"replicas": 4}', "", "{}", 2)
     await store.rewind("job", 1)
     record = await store.load_job("job")
     assert (record.generation, record.topology_json, record.execution_json) == (3, '{"replicas": 3}', '{"chunks": 2}')

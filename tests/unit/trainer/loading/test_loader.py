@@ -152,6 +152,26 @@ def test_a_restart_of_the_service_is_survived_by_listener_and_commit_with_one_ne
     assert world.opens == 2
 
 
+def test_ranks_that_lose_the_service_together_spread_their_calls_by_their_number(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[tuple[float, int]] = []
+
+    def pause_s(pause_s: float, num_clients: int, draw: float) -> float:
+        pauses.append((pause_s, num_clients))
+        assert 0 <= draw < 1
+        return 0.0
+
+    monkeypatch.setattr("headrace.trainer.loading.session.retry_pause_s", pause_s)
+    world.step(0)
+    with connect(world, rank=0, num_ranks=2) as loader:
+        step = next(iter(loader))
+        read(step)
+        world.forget_sessions()
+        loader.commit(step)
+    assert (0.0, 2) in pauses
+
+
 def test_a_commit_returns_when_the_other_ranks_have_committed_too_also_over_a_restart(
     world: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -298,7 +318,6 @@ def test_a_job_that_is_done_trains_nothing_and_that_is_no_error(world: Any, capl
     [
         ({"unit": "pixels"}, "unit 'pixels' must be one of encoder, vision, audio, llm, generator, or None"),
         ({"hedge_s": 0}, "hedge_s is 0, but must be above 0"),
-        ({"catch_up": -1}, "catch_up is -1, but must be at least 0"),
         ({"transports": ("udp",)}, "must be some of"),
     ],
 )

@@ -30,7 +30,6 @@ def connect(
     token: str | None = None,
     unit: str | None = None,
     hedge_s: float = HEDGE_S,
-    catch_up: int = 1,
 ) -> StepLoader:
     """Return a loader that iterates over the steps of `job` for one rank.
 
@@ -72,9 +71,6 @@ def connect(
     delivers first is used. Where parts usually take longer than a quarter of that, the deadline is four times as long as they
     take, so that a busy fleet is not given the work twice. `StepLoader.statistics` counts hedged parts.
 
-    `catch_up`: how many steps a loaded state may be ahead of the job's last commit, which happens when the job's store has lost
-    commits: the loader commits these steps again without handing them out. All ranks must load the same state.
-
     Raises UserError for an invalid option. The loader raises EndpointError, NotFoundError or ConflictError when it is opened, at
     `with` or at the first step.
     """
@@ -91,7 +87,6 @@ def connect(
         token=token,
         columns=_columns(unit),
         hedge_s=hedge_s,
-        catch_up=catch_up,
     )
 
 

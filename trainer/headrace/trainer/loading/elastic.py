@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from headrace import rpc
-from headrace.spec import load_topology_json
+from headrace.peer_spec import load_peer_spec_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 
@@ -37,7 +37,7 @@ def replan(
     rpc.await_reorder_service(endpoint)
     with rpc.channel(endpoint, token=token) as channel:
         stub = jobs_pb2_grpc.JobsStub(channel)
-        present = load_topology_json(rpc.call(stub.Show, jobs_pb2.ShowRequest(job=job), endpoint).topology_json)
+        present = load_peer_spec_json(rpc.call(stub.Show, jobs_pb2.ShowRequest(job=job), endpoint).spec_json).topology
         topology = present.changed(replicas=replicas, microbatches=microbatches, stages=stages, speeds=speeds)
         request = jobs_pb2.TopologyRequest(job=job, topology_json=topology.model_dump_json(), generation=generation)
         return int(rpc.call(stub.SetTopology, request, endpoint).generation)

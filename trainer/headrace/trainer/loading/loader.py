@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,21 +21,20 @@ from headrace.errors import ConflictError, JobFailedError, NotFoundError, Unavai
 from headrace.observability import metrics, tracing
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.buffers import BufferPool
-from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.columns import is_view
 from headrace.trainer.loading.consumers import Consumers
 from headrace.trainer.loading.data_parallel import check_ranks
 from headrace.trainer.loading.fetch import PartFetcher
+from headrace.trainer.loading.loader_state import LoaderState
 from headrace.trainer.loading.pack_ahead import PackAhead
-from headrace.trainer.loading.packs import Padding, in_packs
+from headrace.trainer.loading.packs import collate_packs
 from headrace.trainer.loading.session import AWAY_TIMEOUT_S, SessionClient
 from headrace.trainer.loading.statistics import LoaderStatistics
 from headrace.trainer.loading.steps import Microbatch, Step
 from headrace.v1 import sessions_pb2
 
 log = logging.getLogger(__name__)
-
-STATE_VERSION = 1
 
 _CONSUMERS = Consumers()
 
@@ -61,11 +60,8 @@ class StepLoader:
         replicas: Sequence[int] = (),
         shared_commit: bool = False,
         token: str | None = None,
-        catch_up: int = 1,
     ) -> None:
         """`columns`: those to fetch; None: all. Others that `headrace.trainer.connect` lacks: see SessionClient."""
-        if catch_up < 0:
-            raise UserError(f"catch_up is {catch_up}, but must be at least 0: steps that a state may be ahead of the last commit")
         self._rank, self._num_ranks = rank, num_ranks
         self._counts_ranks = not replicas and not shared_commit  # processes of a pipeline name their replicas instead
         self._client = SessionClient(
@@ -93,8 +89,7 @@ class StepLoader:
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None  # listens for plans; None: the session is not open
         self._left = threading.Event()  # set: that thread is to end
-        self._resume_step: int | None = None
-        self._max_catch_up = catch_up
+        self._state = LoaderState(job=job)
         self._handed_out = False  # whether a step was handed out
         self.generation = 0
         self._next_step = 0
@@ -105,17 +100,21 @@ class StepLoader:
 
     def open(self) -> StepLoader:
         """Open the session if it is not open. `spec` and `vocabulary` are known from then on."""
+        return self._open([self._state])
+
+    def _open(self, states: Sequence[LoaderState]) -> StepLoader:
+        """Open the session if it is not open, to go on from one of `states`."""
         if self._thread is None:
             if self._counts_ranks:
                 check_ranks(self._num_ranks)
             try:
-                self.spec, self.vocabulary, self._next_step, self.generation = self._client.open(
-                    self._resume_step, self._max_catch_up
-                )
+                opened = self._client.open(states)
             except BaseException:
                 _CONSUMERS.leave(self)  # the job does not have this rank
                 raise
             self._enter()
+            self.spec, self.vocabulary, self.generation = opened.spec, opened.vocabulary, opened.generation
+            self._state, self._next_step = opened.state, opened.next_step
             self._committed = self._queued_step = self._next_step
             self._left = threading.Event()
             self._thread = threading.Thread(target=self._listen, args=(self._left,), name="plans", daemon=True)
@@ -146,7 +145,7 @@ class StepLoader:
     def next_step(self) -> int:
         """Index of the next step that the loader hands out."""
         self.open()
-        return max(self._next_step, self._resume_step or 0)
+        return max(self._next_step, self._state.step or 0)
 
     def has_next(self) -> bool:
         """Return whether a step is left, after waiting until it is planned."""
@@ -156,30 +155,39 @@ class StepLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position in the job, to be saved in the trainer's checkpoint beside the model.
 
-        Does not open a session. Before a session is open, "step" is that of the loaded state; None stands for the job's last
-        commit.
+        Does not open a session. Before one is open, "step" is that of the loaded state; None stands for the job's last commit.
         """
-        step = self._resume_step if self._thread is None else max(self._committed, self._resume_step or 0)
-        return {"version": STATE_VERSION, "job": self._client.job, "generation": self.generation, "step": step}
+        return replace(self._state, generation=self.generation).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at the checkpoint's step: later commits are undone. Must be called before the first step is handed out.
 
-        If the checkpoint is ahead of the job's last commit, by `catch_up` steps at most, the steps between are committed again
-        and the checkpoint's step is the first one handed out: all ranks must load the same step.
+        If the checkpoint is ahead of the last commit, since the job's store has lost some, the steps between are committed again
+        without being handed out. All ranks must load the same step.
 
         Raises ConflictError where a step was handed out, and where the state is of another job or version.
         """
+        self._begin_anew(LoaderState.of(state, self._client.job))
+
+    def load_newest_common(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Resume, as `load_state_dict` does, at the newest of `states` that every rank of the job has, and return that one.
+
+        Every rank calls this with the states of its own checkpoints, such as its last two. It waits for the other ranks, so each
+        must be in a process or a thread of its own. Raises ConflictError as `load_state_dict`, and where no state is common.
+        """
+        if not (own := [LoaderState.of(state, self._client.job) for state in states]):
+            raise UserError("states is empty: give the states of the checkpoints that this rank can load")
+        self._begin_anew(own[0])
+        self._open(own)
+        return next(state for state, one in zip(states, own, strict=True) if one.step == self._state.step)
+
+    def _begin_anew(self, state: LoaderState) -> None:
+        """Take the state, and end the session if one is open: the next use opens another."""
         if self._handed_out:
             raise ConflictError("load_state_dict comes before the first step: make a new loader with headrace.trainer.connect")
-        if state.get("version") != STATE_VERSION or state.get("job") != self._client.job:
-            raise ConflictError(
-                f"the state is of job {state.get('job')!r}, version {state.get('version')}; "
-                f"this loader is of job {self._client.job!r}, version {STATE_VERSION}"
-            )
         if self._thread is not None:
             self._leave(self._thread)
-        self._resume_step = state["step"]
+        self._state = state
 
     def _leave(self, listening: threading.Thread) -> None:
         """End the session, and forget its plans: the next use opens another one."""
@@ -220,10 +228,14 @@ class StepLoader:
         metrics.DATA_WAIT_SECONDS.observe(step.data_wait_s)
         with tracing.span("commit", step._trace, rank=self._rank):
             wait = _CONSUMERS.commit(self, step.index)
-            self._client.commit(step.index, step.rejected, loss, step_s, step.data_wait_s, measured=step.work(), wait=wait)
+            self._client.commit(
+                step.index, step.rejected, loss, step_s, step.data_wait_s, content=step.content, measured=step.work(), wait=wait
+            )
         with self._changed:
             self._committed = step.index + 1
             plan = self._plans.pop(step.index, None)
+        if self._committed > (self._state.step or 0):
+            self._state = replace(self._state, step=self._committed, content=step.content)
         if plan is not None:
             self._parts.forget(_tickets(plan))
 
@@ -237,13 +249,8 @@ class StepLoader:
             plan = self._next_plan()
             if plan is None:
                 return
-            step = Step(
-                index=plan.step,
-                num_samples=plan.num_samples,
-                _microbatches=iter(()),
-                _tickets=self._tickets_of(plan),
-                started_s=started_s,
-            )
+            step = Step.of(plan, self._tickets_of(plan))
+            step.started_s = started_s
             self._waited(step, started_s)
             step._microbatches = self._microbatches(plan, step)
             self._handed_out = True
@@ -256,12 +263,12 @@ class StepLoader:
 
         Their parts are fetched only for the samples that turned out to be damaged.
         """
-        while self._next_step < (self._resume_step or 0) and (plan := self._next_plan()) is not None:
+        while self._next_step < (self._state.step or 0) and (plan := self._next_plan()) is not None:
             tickets, rejected = self._tickets_of(plan), list[Rejected]()
             for ticket in tickets:
                 rejected += self._parts.take(ticket).rejected
                 self._parts.release([ticket])
-            again = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=tickets)
+            again = Step.of(plan, tickets)
             again.rejected, again.consumed = rejected, True
             self.commit(again)
             self._next_step = plan.step + 1
@@ -295,7 +302,7 @@ class StepLoader:
             yield Microbatch(replica=message.replica, index=message.index, data=data)
 
     def _on_part_arrived(self) -> None:
-        """Handle the arrival of a part: pack the next microbatch if it was the last one missing."""
+        """Pack the next microbatch, if the part that arrived was the last one missing."""
         self._packing.start_if_ready()
 
     def _announce(self, plan: sessions_pb2.RankPlan, number: int) -> None:
@@ -322,14 +329,7 @@ class StepLoader:
 
     def _collate(self, batches: Sequence[pa.RecordBatch], packs: Sequence[Collection[int]]) -> PackedMicrobatch:
         """Pack batches into a microbatch. packs: the sample ids of each pack in the order of the rows; empty without packs."""
-        data = collate(
-            batches,
-            patch_values=3 * self.spec.image.patch**2,
-            mel_bins=self.spec.audio.mel_bins,
-            vocab_size=self.vocabulary.size,
-            buffers=self._buffers,
-        )
-        return in_packs(data, packs, Padding.of(self.spec, self.vocabulary)) if packs else data
+        return collate_packs(batches, packs, self.spec, self.vocabulary, self._buffers)
 
     def _waited(self, step: Step, since_s: float) -> None:
         waited_s = time.perf_counter() - since_s

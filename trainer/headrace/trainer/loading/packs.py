@@ -12,6 +12,7 @@ from itertools import count, pairwise
 from typing import Self
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,7 +21,8 @@ from headrace.errors import HeadraceError
 from headrace.manifest import Vocabulary
 from headrace.sample import LABEL_IGNORED
 from headrace.spec import JobSpec
-from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.loading.buffers import BufferPool
+from headrace.trainer.loading.collate import PackedMicrobatch, collate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,24 @@ class Padding:
         assert spec.pack_tokens is not None, "the spec was checked"
         token = next(i for i in count() if i not in (vocabulary.image_token, vocabulary.audio_token))
         return cls(pack_tokens=spec.pack_tokens, segment_tokens=min(spec.pack_tokens, spec.text.max_tokens), token=token)
+
+
+def collate_packs(
+    batches: Sequence[pa.RecordBatch],
+    packs: Sequence[Collection[int]],
+    spec: JobSpec,
+    vocabulary: Vocabulary,
+    buffers: BufferPool,
+) -> PackedMicrobatch:
+    """Collate batches into a microbatch, as the job asks for it. packs: as for `in_packs`; empty where the job does not pack."""
+    data = collate(
+        batches,
+        patch_values=3 * spec.image.patch**2,
+        mel_bins=spec.audio.mel_bins,
+        vocab_size=vocabulary.size,
+        buffers=buffers,
+    )
+    return in_packs(data, packs, Padding.of(spec, vocabulary)) if packs else data
 
 
 def in_packs(microbatch: PackedMicrobatch, packs: Sequence[Collection[int]], padding: Padding | None = None) -> PackedMicrobatch:

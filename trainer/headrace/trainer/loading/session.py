@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +23,15 @@ from headrace.errors import (
     UserError,
     lost_commits,
 )
-from headrace.manifest import Vocabulary
+from headrace.herd import retry_pause_s
 from headrace.measured import MeasuredWork
-from headrace.message_codec import measured_message, rejection_message, rejection_value, vocabulary_value
+from headrace.message_codec import measured_message, rejection_message, rejection_value
 from headrace.quarantine import Rejected
 from headrace.sample import SCHEMA
-from headrace.spec import JobSpec, load_spec_json
 from headrace.ticket import part_of
 from headrace.trainer.loading.connection import Connection, Terms
+from headrace.trainer.loading.loader_state import LoaderState, Opened
+from headrace.trainer.loading.log_throttle import LogThrottle
 from headrace.trainer.loading.relay import RelayPlace, is_relayed
 from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
@@ -56,21 +58,6 @@ class FetchedPart:
     num_bytes: int
     """Bytes of memory that the part occupies."""
     delivery: Delivery
-
-
-class LogThrottle:
-    """Limits the log messages of a wait: a changed message is due at once, the same one again only every `every_s` seconds."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
-        self._words, self._due_s = "", 0.0
-
-    def is_due(self, words: str, now_s: float) -> bool:
-        """Return whether to log `words` now."""
-        if words == self._words and now_s < self._due_s:
-            return False
-        self._words, self._due_s = words, now_s + self._every_s
-        return True
 
 
 class SessionClient:
@@ -113,17 +100,16 @@ class SessionClient:
         self._lost: ConflictError | None = None  # the store has lost some of them: every further call raises this
         self._unsettled: dict[int, sessions_pb2.CommitRequest] = {}  # commits that other ranks lack, at most a window
 
-    def open(self, resume_step: int | None = None, catch_up: int = 0) -> tuple[JobSpec, Vocabulary, int, int]:
-        """Open the session, and return (spec, vocabulary, next step, generation).
+    def open(self, states: Sequence[LoaderState]) -> Opened:
+        """Open the session to go on from one of `states`, each of another step: from the newest one that all ranks have.
 
-        `resume_step`: the step to go back to. It may be up to `catch_up` steps ahead of the returned next step; the steps
-        between must be committed again. Raises UserError where endpoint, job or rank do not fit.
+        Raises UserError where endpoint, job, rank or states do not fit.
         """
         rpc.await_reorder_service(self.endpoint)
         with self._lock:
-            reply = self._open(resume_step, INDEXING_TIMEOUT_S, catch_up=catch_up)
+            reply = self._open([state for state in states if state.step is not None], INDEXING_TIMEOUT_S)
             self._durable = reply.next_step
-        return load_spec_json(reply.spec_json), vocabulary_value(reply.vocabulary), reply.next_step, reply.generation
+        return Opened.of(reply, self.job, states)
 
     @property
     def session(self) -> str:
@@ -139,7 +125,8 @@ class SessionClient:
         with self._lock:
             if self._session != lost:
                 return
-            next_step = self._open(None, timeout_s, self._generation).next_step
+            self._pause(0.0)  # the other ranks have lost it at the same moment
+            next_step = self._open((), timeout_s, self._generation).next_step
             if next_step < self._durable:
                 self._lost = ConflictError(lost_commits(self.job, self._durable, next_step))
                 raise self._lost
@@ -148,9 +135,7 @@ class SessionClient:
         for request in unsettled:
             self._send_commit(request, wait=False)
 
-    def _open(
-        self, resume_step: int | None, timeout_s: float, generation: int | None = None, *, catch_up: int = 0
-    ) -> sessions_pb2.OpenReply:
+    def _open(self, states: Sequence[LoaderState], timeout_s: float, generation: int | None = None) -> sessions_pb2.OpenReply:
         """Open a session, waiting up to `timeout_s`. `generation`: that of the session which the new one continues.
 
         Raises SupersededError where that generation is over, ConflictError where another process stays connected as the rank,
@@ -160,8 +145,8 @@ class SessionClient:
             job=self.job,
             rank=self._rank,
             num_ranks=self._num_ranks,
-            resume_step=resume_step,
-            catch_up=catch_up,
+            resume_step=states[0].step if len(states) == 1 else None,  # for services of release 0.1
+            states=[state.message() for state in states],
             generation=generation,
             unit=self._unit,
             replicas=self._replicas,
@@ -189,9 +174,13 @@ class SessionClient:
                     raise
                 if throttle.is_due(str(err), time.monotonic()):
                     log.info("waiting for job=%s: %s", self.job, err)
-                self._closed.wait(RETRY_S)
+                self._pause(RETRY_S)
         self._session, self._generation = reply.session, reply.generation
         return reply
+
+    def _pause(self, pause_s: float) -> None:
+        """Wait for `pause_s`, and longer where many ranks may do the same at the same moment."""
+        self._closed.wait(retry_pause_s(pause_s, self._num_ranks, random.random()))
 
     def _go_by_relay(self) -> None:
         """Have the next session go by the host's relay, if the ranks of this host have one and it answers."""
@@ -243,16 +232,21 @@ class SessionClient:
         step_s: float,
         data_wait_s: float,
         *,
+        content: int = 0,
         measured: Sequence[MeasuredWork] = (),
         wait: bool = False,
     ) -> bool:
-        """Commit a step, and return whether all ranks have now and it is in the ledger. `wait`: wait until that is so."""
+        """Commit a step, and return whether all ranks have now and it is in the ledger. `wait`: wait until that is so.
+
+        `content`: `RankPlan.content` of the step.
+        """
         request = sessions_pb2.CommitRequest(
             step=step,
             rejections=[rejection_message(item) for item in rejected],
             loss=loss,
             step_s=step_s,
             data_wait_s=data_wait_s,
+            content=content,
             measured=map(measured_message, measured),
         )
         with self._lock:
@@ -284,7 +278,7 @@ class SessionClient:
                 log.warning("commit of step=%d failed (%s); trying again", request.step, err)
                 if isinstance(err, NotFoundError):
                     self.reopen(session, AWAY_TIMEOUT_S)
-                self._closed.wait(RETRY_S)
+                self._pause(RETRY_S)
                 continue
             if reply.committed:
                 with self._lock:
@@ -297,7 +291,7 @@ class SessionClient:
             if throttle.is_due(words, time.monotonic()):
                 log.info("waiting for other ranks to commit %s", words)
             away_s = time.monotonic() + AWAY_TIMEOUT_S
-            self._closed.wait(RETRY_S)
+            self._pause(RETRY_S)
 
     def leave(self) -> None:
         """End the session. The client stays usable: `open` begins another one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
@@ -14,6 +15,7 @@ from headrace.schedule import Kind
 from headrace.ticket import step_of
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.stopwatch import Stopwatch
+from headrace.v1 import sessions_pb2
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -36,6 +38,8 @@ class Step:
     index: int
     num_samples: int
     """Number of samples in the whole global batch, over all ranks."""
+    content: int = 0
+    """Digest of the samples of the whole global batch and of their places in the job; 0: unknown."""
     _microbatches: Iterator[Microbatch]
     _tickets: list[str]
     rejected: list[Rejected] = field(default_factory=list)
@@ -48,6 +52,11 @@ class Step:
     """What was measured of the step, where its microbatches are not iterated over; None: what the loop over them took."""
     _laps: Stopwatch[tuple[int, int]] = field(default_factory=lambda: Stopwatch(on_gpu=_uses_gpu()))
     """The time between a microbatch and the request for the next one, by replica and index."""
+
+    @classmethod
+    def of(cls, plan: sessions_pb2.RankPlan, tickets: list[str]) -> Self:
+        """Return the step of a plan, without its microbatches. `tickets`: those of the parts that this rank takes."""
+        return cls(index=plan.step, num_samples=plan.num_samples, content=plan.content, _microbatches=iter(()), _tickets=tickets)
 
     @property
     def _trace(self) -> str:

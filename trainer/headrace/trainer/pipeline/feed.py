@@ -174,9 +174,8 @@ class PipelineLoader(PortionLoader):
         device: torch.device,
         transports: Sequence[str] = TRANSPORTS,
         tls_ca: Path | None = None,
-        catch_up: int = 1,
     ) -> None:
-        """`device`: where packed portions are copied to. `transports`, `tls_ca`, `catch_up`: as in `headrace.trainer.connect`."""
+        """`device`: where packed portions are copied to. `transports`, `tls_ca`: as in `headrace.trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
         self._needed: dict[int, tuple[Routes, dict[str, list[int]], dict[int, int]]] = {}  # by step
         super().__init__(
@@ -187,7 +186,6 @@ class PipelineLoader(PortionLoader):
             device=device,
             transports=transports,
             tls_ca=tls_ca,
-            catch_up=catch_up,
             columns=columns_of(topology, self._place),
             unit=self._place.unit,
             replicas=replicas_of(topology, self._place, topology.units[LLM].dp),

@@ -50,7 +50,6 @@ def train_pipeline(
     checkpoint_every: int = 100,
     resume: Path | None = None,
     device: torch.device | None = None,
-    catch_up: int = 1,
     fresh_weights: bool = False,
 ) -> None:
     """Train until the job's last step is committed, as one of the processes that torchrun started.
@@ -60,8 +59,7 @@ def train_pipeline(
 
     `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`: as in `train.train`. `checkpoint`: folder,
     visible to all processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with
-    checkpoints of the job, of any topology; the job goes back to the newest complete one. `catch_up`: as in
-    `headrace.trainer.connect`.
+    checkpoints of the job, of any topology; the job goes back to the newest complete one.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -76,7 +74,6 @@ def train_pipeline(
         device=device,
         transports=transports,
         tls_ca=tls_ca,
-        catch_up=catch_up,
     )
     begin = None if resume is None else Checkpoint.newest(resume)
     if begin is not None:

@@ -6,8 +6,9 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -175,7 +176,7 @@ class NodeLoader(PortionLoader):
         with self._changed:
             tickets = self._tickets_of(plan)
             needed = self._needed[plan.step]
-        step = Step(index=plan.step, num_samples=plan.num_samples, _microbatches=iter(()), _tickets=tickets)
+        step = Step.of(plan, tickets)
         feed = StepFeed(needed.routes, self._layout.place, needed.samples, packs_of(plan), self._kept, self._portions)
         feed.announce()
         return step, needed.numbers, feed
@@ -185,6 +186,7 @@ class NodeLoader(PortionLoader):
         self._kept.release()
         with self._changed:
             self._committed = self._next_step = step.index + 1
+            self._state = replace(self._state, step=self._committed, content=step.content)
             self._needed.pop(step.index, None)
             self._forget(step.index - 1)
 
@@ -200,6 +202,11 @@ class NodeLoader(PortionLoader):
     ) -> None:
         """Commit a step for all nodes, once all have applied it. Committing it again is harmless."""
         self._client.commit(step, rejected, loss, step_s, data_wait_s, measured=measured)
+
+    def state_dict_at(self, step: int) -> dict[str, Any]:
+        """Return the state of a model that has applied the steps before `step`."""
+        state = self.state_dict()
+        return state if state["step"] == step else state | {"step": step, "content": 0}
 
     def _forget(self, step: int) -> None:
         self._needed.pop(step, None)

@@ -261,7 +261,7 @@ class Training:
                 if self._holders[name][0] == mesh.rank:
                     tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
         applied = self._standing.applied
-        state = self._loader.state_dict() | {"step": applied, TRAINING_RECORD: self._training_record}
+        state = self._loader.state_dict_at(applied) | {TRAINING_RECORD: self._training_record}
         try:
             write(attempt_folder(folder, generation), applied, mesh.rank, mesh.num_ranks, state, tensors)
             mesh.barrier()
@@ -288,6 +288,11 @@ class Training:
         next_step = self._loader.next_step
         if self._resume is not None:
             checkpoint = Checkpoint.newest(self._resume)
+            if checkpoint.step > next_step:
+                raise UserError(
+                    f"{self._resume} has a checkpoint after {checkpoint.step} steps, but only {next_step} are committed, as the "
+                    f"job's store has lost the others: name a folder whose newest checkpoint is after {next_step} steps or fewer"
+                )
             if checkpoint.step != next_step:
                 raise UserError(
                     f"{self._resume} has a checkpoint after {checkpoint.step} steps, but {next_step} are committed: "

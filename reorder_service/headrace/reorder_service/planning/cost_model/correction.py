@@ -53,8 +53,12 @@ class Correction:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Correction:
-        """Return the correction in a document of `to_document`."""
-        units = {unit: UnitCorrection(**lines) for unit, lines in document["units"].items()}
+        """Return the correction in a document of `to_document`. Fields that a newer release has added are left out."""
+        known = UnitCorrection.__dataclass_fields__
+        units = {
+            unit: UnitCorrection(**{name: values for name, values in lines.items() if name in known})
+            for unit, lines in document["units"].items()
+        }
         return cls(units=units, unexplained_s=document["unexplained_s"])
 
     def seconds(self, estimated: Mapping[str, Floats]) -> dict[str, Floats]:

@@ -1,0 +1,36 @@
+"""Stores that releases have left (tests/histories): a leader of today takes every job up and continues it to the recorded end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from headrace.cli.jobs_client import state_name
+from headrace.spec import load_topology_json
+from tests.histories.history import HISTORIES, restore_store
+from tests.histories.record import finish
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("version", sorted(file.parent.name for file in HISTORIES.glob("*/store.json")))
+def test_a_leader_of_today_continues_every_recorded_job_to_the_same_ledger(cluster, store, version: str) -> None:
+    folder = HISTORIES / version
+    with redis.Redis.from_url(store.url, decode_responses=True) as client:
+        restore_store(client, folder / "store.json")
+        jobs = client.lrange("headrace:jobs", 0, -1)
+        recorded = {job: client.hgetall(f"headrace:{{{job}}}:job") for job in jobs}
+    cluster.start_reorder(store=store.url)
+    with cluster.client() as client:
+        for status in client.jobs():
+            fields = recorded[status.job]
+            state = "paused" if fields["paused"] == "1" else fields["state"].lower()
+            assert (state_name(status), status.message) == (state, fields["message"])
+            assert (status.committed_steps, status.generation) == (int(fields["cursor"]), int(fields["generation"]))
+            if fields["topology"]:
+                assert load_topology_json(status.topology_json) == load_topology_json(fields["topology"])
+    cluster.add_preprocessors(1)
+    ends = json.loads((folder / "ends.json").read_text())
+    assert finish(cluster) == {job: ends[job] for job in jobs}
