@@ -18,7 +18,13 @@ from tests.simulation.simulated_redis import SimulatedRedis
 pytestmark = pytest.mark.integration
 
 TEXTS, LISTS, HASHES, SETS = ("text", "other text"), ("list", "other list"), ("hash", "other hash"), ("set", "other set")
-KEYS = (*TEXTS, *LISTS, *HASHES, *SETS, "headrace:term", "headrace:leader")
+KEYS = (*TEXTS, *LISTS, *HASHES, *SETS, "headrace:term", "headrace:leader", "headrace:writes")
+
+KEYS_OF = {
+    "_LEAD": ["headrace:term", "headrace:leader"],
+    "_RENEW": ["headrace:term", "headrace:leader", "headrace:writes"],
+    "_WRITE": ["headrace:term", "headrace:writes"],
+}
 
 words = st.sampled_from(["a", "b", "ü", "7"])
 places = st.integers(-4, 4).map(str)
@@ -45,6 +51,8 @@ reads = st.one_of(
 )
 writes = st.one_of(
     of(TEXTS, "SET", st.sampled_from(["a", "bc"])),
+    of(TEXTS, "SET", st.just("bc"), st.just("NX")),
+    st.just(("INCR", "headrace:writes")),
     of(TEXTS, "SETRANGE", st.integers(0, 6).map(str), st.sampled_from(["a", "bc"])),
     of(KEYS[:8], "DEL"),
     of(KEYS[:8], "UNLINK"),
@@ -91,7 +99,7 @@ def test_both_give_the_same_replies_and_keep_the_same_data(real: redis.Redis, re
     for name, *words in requests:
         if name.startswith("_"):
             text = getattr(redis_database, name)
-            keys = ["headrace:term", "headrace:leader"][: 1 if name == "_WRITE" else 2]
+            keys = KEYS_OF[name]
             assert simulated.script(text, keys, words) == real.eval(text, len(keys), *keys, *words), (name, words)
         else:
             assert simulated.command(name, *words) == _plain(real.execute_command(name, *words)), (name, words)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from headrace.preprocessor import engine, known_jobs
+from headrace.trainer.loading.loader_state import LoaderState
 from headrace.trainer.loading.session import SessionClient
 from tests.simulation.data_set import SimulatedJobWork, job_spec, list_shards
 from tests.simulation.simulated_preprocessor import run_preprocessor
@@ -96,7 +97,7 @@ def preprocessing(reorder: str) -> Any:
 def commit_all(endpoint: str, job: str, rank: int) -> None:
     """A rank that commits every step as soon as it is planned."""
     client = SessionClient(endpoint, job, rank, RANKS)
-    client.open()
+    client.open([LoaderState(job=job)])
     for event in client.events():
         if event.WhichOneof("event") == "plan":
             client.commit(event.plan.step, (), float(event.plan.step), 1.0, 0.1)

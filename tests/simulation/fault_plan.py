@@ -36,11 +36,13 @@ _TARGETS: dict[str, Sequence[str]] = {
     "end": ("leader", "standby", PREPROCESSOR),
     "hang": ("leader", "leader", "standby", "services", PREPROCESSOR, "preprocessors", RANK),
     "freeze": ("leader", PREPROCESSOR, PREPROCESSOR, RANK),
+    "store put back": ("", "services"),
     "cut": ("rank-leader", "preprocessor-leader", "rank-preprocessor"),
     "silence": ("rank-leader", "preprocessor-leader", "rank-preprocessor", "leader-store", "standby-store"),
     "deafness": ("rank-leader", "preprocessor-leader", "leader-preprocessor", "leader-rank", "leader-store", "store-leader"),
 }
-"""Kind -> what it strikes: a process, or the wire from one to another. Others strike the store, the network or the job."""
+"""Kind -> what it strikes: a process, or the wire from one to another. Others strike the store, the network or the job; a store
+that is put back may strike all services with it, so that nobody remembers what it has lost."""
 
 KINDS = tuple(_LASTS_S)
 _UNSURE = ("store loses answers", "store holds copies")

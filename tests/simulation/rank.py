@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 
 from headrace.errors import JobFailedError, NotFoundError, UnavailableError
 from headrace.quarantine import Reason, Rejected
+from headrace.trainer.loading.loader_state import LoaderState
 from headrace.trainer.loading.session import AWAY_TIMEOUT_S, RETRY_S, SessionClient
 from headrace.v1 import sessions_pb2
 from tests.simulation.fibers import in_fiber, wait_for
@@ -31,6 +33,14 @@ ORDER_RETRY_S = 0.05
 Model = dict[int, tuple[int, ...]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a rank has saved: the loader's state, and the model."""
+
+    state: LoaderState
+    model: Model
+
+
 class Rank:
     """One process of training. `run` it in a fiber of its process; `model` is what it has applied."""
 
@@ -44,10 +54,10 @@ class Rank:
         num_ranks: int,
         *,
         step_s: Callable[[], float],
-        save: Callable[[int, Model], None],
+        save: Callable[[Checkpoint], None],
         on_fetched: Callable[[int, tuple[int, ...]], None],
     ) -> None:
-        """`step_s`: draws how long a step takes. `save(step, model)`: saves a checkpoint, in which `step` is the next one.
+        """`step_s`: draws how long a step takes. `save`: saves a checkpoint.
         `on_fetched(step, ids)`: it has all samples of a step."""
         self._process, self._network = process, network
         self._client = SessionClient(endpoint, job, rank, num_ranks)
@@ -61,23 +71,27 @@ class Rank:
         self._has_left = False
         self._committed = 0
 
-    def run(self, resume_step: int | None, catch_up: int, model: Model) -> None:
-        """Train from the job's next step, or from a checkpoint, to the job's end."""
-        _, _, next_step, _ = self._client.open(resume_step, catch_up)
+    def run(self, checkpoints: Mapping[int | None, Checkpoint], on_model: Callable[[Model], None]) -> None:
+        """Train to the job's end from the newest of these checkpoints that all ranks have. `on_model`: told which model it is."""
+        opened = self._client.open([checkpoint.state for checkpoint in checkpoints.values()])
+        resume_step, next_step = opened.state.step or 0, opened.next_step
+        model = dict(checkpoints[resume_step].model) if resume_step in checkpoints else {}
+        on_model(model)
         self._committed = next_step
         self._process.spawn(in_fiber(self._listen))
         step = next_step
         while (plan := self._next_plan(step)) is not None:
             ids, rejected = self._fetch(plan)
             self._on_fetched(step, ids)
-            if step >= (resume_step or 0):
+            if step >= resume_step:
                 wait_for(asyncio.sleep(self._step_s()))
                 model[step] = ids
-            self._client.commit(step, rejected, float(step), 1.0, 0.1, wait=True)
+            self._client.commit(step, rejected, float(step), 1.0, 0.1, content=plan.content, wait=True)
             self._committed = step = step + 1
             self._plans.pop(step - 1, None)
-            if step >= (resume_step or 0):
-                self._save(step, dict(model))
+            if step > resume_step:
+                state = replace(opened.state, step=step, content=plan.content)
+                self._save(Checkpoint(state=state, model=dict(model)))
         self._has_left = True
         self._client.close()
 

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from headrace.errors import UnavailableError
+from headrace.errors import ConflictError, UnavailableError
 from headrace.reorder_service import service as service_module
 from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
 from headrace.reorder_service.jobs.cursor import Cursor
 from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.resuming import ResumeState, Resuming
 from headrace.reorder_service.jobs.sessions import EventBatch, Session
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.store import redis_database, state
@@ -57,17 +58,19 @@ def an_older_store_stops_the_job() -> list[Replacement]:
                 self._clear_away(await self.cursor.advance(self.manifest.source_of))
                 await self.cursor.notify()
 
-    return [(JobRun, "_commit_ready", commit_ready)]
+    return [(JobRun, "_commit_ready", commit_ready), (redis_database.Database, "_note_write", lambda *_: None)]
 
 
 def a_checkpoint_ahead_is_refused() -> list[Replacement]:
     """A checkpoint that is ahead of the store can never be used."""
-    rewind = JobRun.rewind
+    begin = Resuming.begin
 
-    async def refuse(self: JobRun, step: int, catch_up: int = 0) -> None:
-        await rewind(self, step)
+    def refuse(self: Resuming, rank: int, num_ranks: int, states: Sequence[ResumeState]) -> tuple[int, str]:
+        if any(state.step > self._cursor.committed for state in states):
+            raise ConflictError("the trainer's state is ahead of the job")
+        return begin(self, rank, num_ranks, states)
 
-    return [(JobRun, "rewind", refuse)]
+    return [(Resuming, "begin", refuse)]
 
 
 def a_lease_kept_by_two() -> list[Replacement]:

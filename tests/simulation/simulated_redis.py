@@ -142,7 +142,7 @@ class SimulatedRedis:
             self._journal.append((self.now_s(), key, copy, self._ends_s.get(key)))
         reply = act(self.data, *args)
         for key in keys:
-            if key not in self.data or name == "SET":
+            if key not in self.data or (name == "SET" and reply == "OK"):
                 self._ends_s.pop(key, None)
             if self.data.get(key) in ([], {}):
                 del self.data[key]
@@ -238,9 +238,17 @@ def _delete(data: Data, *keys: str) -> int:
     return sum(data.pop(key, None) is not None for key in keys)
 
 
-def _put(data: Data, key: str, value: str, *_: str) -> str:
+def _put(data: Data, key: str, value: str, *how: str) -> str | None:
+    if "NX" in how and key in data:
+        return None
     data[key] = value
     return "OK"
+
+
+def _incr(data: Data, key: str) -> int:
+    number = int(_text(data, key) or 0) + 1
+    data[key] = str(number)
+    return number
 
 
 def _setrange(data: Data, key: str, start: str, value: str) -> int:
@@ -308,6 +316,7 @@ _WRITES: dict[str, Callable[..., Any]] = {
     "SET": _put,
     "DEL": _delete,
     "UNLINK": _delete,
+    "INCR": _incr,
     "SETRANGE": _setrange,
     "HSET": _hset,
     "HSETNX": _hsetnx,

@@ -86,7 +86,8 @@ def undisturbed(ranks: int, steps: int, substitute: bool) -> Expected:
     with world.running():
         trainers = Trainers(world, JOB, ranks, step_s=setting.step_s, together=False)
         _begin(world, trainers, _spec(setting))
-        assert world.run_until(lambda: trainers.are_done, 300.0), "a job without faults ends"
+        world.run_until(lambda: trainers.are_done or bool(trainers.failed), 300.0)
+        assert trainers.are_done, f"a job without faults ends: {trainers.failed or trainers.errors} {world.loop.errors}"
         ids = [frozenset(i for rank in range(ranks) for i in trainers.delivered[rank, step]) for step in range(steps)]
         expected = Expected(
             ledger=tuple(ledger_of(world.store.redis, JOB)),

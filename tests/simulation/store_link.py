@@ -132,6 +132,8 @@ class StoreClient:
                 words = (words[0], *words[1])
             if name == "zrevrangebyscore" and len(words) == 5:
                 words = (*words[:3], "LIMIT", *words[3:])
+            if options.get("nx"):
+                words = (*words, "NX")
             reply = await self._request(lambda redis: redis.command(name, *words))
             if name == "hgetall":
                 return _pairs(reply)

@@ -161,8 +161,13 @@ class Striking:
                 store.clock_ahead_s += (2 * fault.amount - 1) * MOST_AHEAD_S
                 return lambda: None
         store.is_away = True  # store put back
+        services = self._world.services if fault.target else []
+        for service in services:
+            service.kill()
 
         def back() -> None:
+            for service in services:
+                service.start()
             self.is_clock_disturbed = True
             store.redis.put_back(store.redis.now_s() - fault.lasts_s - MOST_BACK_S * fault.amount)
             store.is_away = False

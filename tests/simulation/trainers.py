@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
+from collections.abc import Mapping
 
 from headrace.errors import HeadraceError
+from headrace.trainer.loading.loader_state import LoaderState
 from tests.simulation.fibers import in_fiber
-from tests.simulation.rank import Model, Rank
+from tests.simulation.rank import Checkpoint, Model, Rank
 from tests.simulation.virtual_loop import Process
 from tests.simulation.world import RESTART_S, World
 
@@ -29,8 +30,9 @@ class Trainers:
         self._random = world.random("trainers")
         self.ranks: dict[int, Rank] = {}
         self.processes: dict[int, Process] = {}
-        self.checkpoints: list[dict[int, Model]] = [{} for _ in range(num_ranks)]
-        """Rank -> step -> the model as it was saved before that step; survives the process."""
+        fresh = Checkpoint(state=LoaderState(job=job, step=0), model={})
+        self.checkpoints: list[dict[int, Checkpoint]] = [{0: fresh} for _ in range(num_ranks)]
+        """Rank -> step -> what was saved before that step; survives the process."""
         self.models: dict[int, Model] = {}
         self.done: set[int] = set()
         self.held: set[int] = set()
@@ -39,7 +41,6 @@ class Trainers:
         """What has ended ranks, in their own words."""
         self.failed: list[str] = []
         """What no rank should ever end with."""
-        self._catch_up = 1
 
     @property
     def are_done(self) -> bool:
@@ -47,16 +48,16 @@ class Trainers:
 
     def start(self) -> None:
         for number in range(self.num_ranks):
-            self._start(number, None)
+            self._start(number)
 
-    def _start(self, number: int, resume_step: int | None) -> None:
+    def _start(self, number: int) -> None:
         world = self._world
         process = self.processes[number] = world.new_process(f"rank-{number}")
-        model = dict(self.checkpoints[number].get(resume_step, {})) if resume_step is not None else {}
-        self.models[number] = model
+        nothing = Checkpoint(state=LoaderState(job=self._job), model={})
+        offered: Mapping[int | None, Checkpoint] = dict(self.checkpoints[number]) if self.together else {None: nothing}
 
-        def save(step: int, saved: Model) -> None:
-            self.checkpoints[number][step] = saved
+        def save(checkpoint: Checkpoint) -> None:
+            self.checkpoints[number][checkpoint.state.step or 0] = checkpoint
 
         async def main() -> None:
             try:
@@ -72,7 +73,7 @@ class Trainers:
                     on_fetched=lambda step, ids: self.delivered.__setitem__((number, step), ids),
                 )
                 self.ranks[number] = rank
-                await in_fiber(rank.run, resume_step, self._catch_up, model)
+                await in_fiber(rank.run, offered, lambda model: self.models.__setitem__(number, model))
                 self.done.add(number)
             except HeadraceError as err:
                 self._failed(number, process, err)
@@ -110,14 +111,12 @@ class Trainers:
         self.done.clear()
         for number in range(self.num_ranks):
             self.kill(number)
-            self.checkpoints[number] = {at: model for at, model in self.checkpoints[number].items() if at <= step}
+            self.checkpoints[number] = {at: saved for at, saved in self.checkpoints[number].items() if at <= step}
         self._begin_again([*range(self.num_ranks)])
 
     def _failed(self, number: int, process: Process, error: HeadraceError) -> None:
         self.errors.append(f"rank {number}: {type(error).__name__}: {error}")
         log.info("%.3f %s", self._world.loop.time(), self.errors[-1])
-        if (asked := re.search(r"catch_up=(\d+)", str(error))) is not None:  # what the sentence tells its reader to do
-            self._catch_up = max(self._catch_up, int(asked[1]))
         self.kill(number)
         if self.together:
             for other in range(self.num_ranks):
@@ -128,12 +127,10 @@ class Trainers:
         if self.together:
             if self.held or any(process.is_alive for process in self.processes.values()):
                 return
-            common = set.intersection(*(set(saved) for saved in self.checkpoints))
-            step = max(common, default=None)
             self.done.clear()
             for number in range(self.num_ranks):
-                self._start(number, step)
+                self._start(number)
         else:
             for number in numbers:
                 if number not in self.held and not self.processes[number].is_alive:
-                    self._start(number, None)
+                    self._start(number)
