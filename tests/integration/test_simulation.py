@@ -20,7 +20,7 @@ from tests.simulation.data_set import SimulatedJobWork, job_spec, list_shards
 from tests.simulation.simulated_preprocessor import run_preprocessor
 from tests.wire import free_ports
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 RANKS, STEPS = 2, 20
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 Mend = Callable[[], None]
 
 MOST_SLOW_S = 3.0  # that a slow store takes for a command
-MOST_BACK_S = 4.0  # by which a store that was put back is older
+MOST_BACK_S = 30.0  # by which a store that was put back is older: as from an asynchronous replica, or a copy
 MOST_AHEAD_S = 30.0  # by which the store's clock jumps
 LOST = (0.2, 0.5)  # share of answers lost or commands held back: at least, and as much more at most
 
