@@ -67,6 +67,9 @@ bench-forecast: setup  ## measure live jobs' forecast step time beside what thei
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors, and over 100,000 jobs (five minutes)
 	@$(BIN)/python -m benchmarks.scale
 
+simulate: setup  ## run the control plane in virtual time with faults drawn from seeds, and check every promise (ten minutes)
+	@$(BIN)/python -m tests.simulation --minutes 10
+
 bench-scale-large: setup  ## the same with 10,000 ranks and 2,000 preprocessors, and a ledger of 100 million samples (an hour, 16 GiB of memory)
 	@$(BIN)/python -m benchmarks.scale --large
 
@@ -89,4 +92,4 @@ lock: setup  ## pin what `make setup`, CI and the images install to the newest r
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-scale bench-scale-large chaos chaos-trainer verify stubs
+.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-scale bench-scale-large simulate chaos chaos-trainer verify stubs

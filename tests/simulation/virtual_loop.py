@@ -1,0 +1,173 @@
+"""An event loop in virtual time, shared by simulated processes that can be paused and killed.
+
+Time stands still while a callback runs, and jumps to the next timer when nothing is left to do. A process is a context: all
+callbacks of its tasks, timers and futures run in contexts that name it. Those of a paused process wait until it resumes, and
+those of a killed one never run, so that not even its `finally` blocks do anything, as after SIGKILL or SIGSTOP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+THREAD_S = (0.0, 0.004)  # how long work in a thread takes: drawn from this range
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+"""The simulated process that the running code belongs to; None: the simulation itself."""
+
+
+class StalledError(AssertionError):
+    """Raised when nothing is left to do, and no timer is set."""
+
+
+class Process:
+    """A simulated process: its tasks, and whether it runs. Its monotonic clock began `booted_s` before the simulation's."""
+
+    def __init__(self, name: str, loop: VirtualLoop, booted_s: float = 0.0) -> None:
+        self.name = name
+        self.loop = loop
+        self.booted_s = booted_s
+        self.is_alive = True
+        self.is_paused = False
+        self.held: list[asyncio.Handle] = []
+        """Callbacks that were due while it was paused."""
+        self.tasks: list[asyncio.Task[Any]] = []
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run a coroutine as a task of this process."""
+        task = self.loop.create_task(coroutine, context=self.context.copy())
+        self.tasks.append(task)
+        return task
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        held, self.held = self.held, []
+        self.loop.ready.extend(held)
+
+    def kill(self) -> None:
+        self.is_alive = False
+        self.held.clear()
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose hash does not depend on its address: asyncio keeps tasks in sets, and walks through them."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._number = next(self._numbers)
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Handle(asyncio.Handle):
+    """A callback that is due, now or later, without asyncio's checks: there are hundreds for each simulated second."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], loop: VirtualLoop, context: contextvars.Context | None
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled, self._callback, self._args = True, None, None
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """The loop. `random`: for the time that threads take."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._numbers = itertools.count()
+        self._now_s = 0.0
+        self.ready = self._ready
+        """The callbacks that run next, in order."""
+        self.num_callbacks = 0
+        """Callbacks that have run so far."""
+        self.errors: list[tuple[str, BaseException | None]] = []
+        """Exceptions that nobody has caught, each with what asyncio says of it."""
+        self.set_task_factory(lambda loop, coroutine, **options: _Task(coroutine, loop=loop, **options))
+        self.set_exception_handler(self._note_error)
+
+    def time(self) -> float:
+        return self._now_s
+
+    def _note_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.errors.append((str(context["message"]), context.get("exception")))
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> _Handle:
+        timer = _Handle(callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        return timer
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> _Handle:
+        timer = _Handle(callback, args, self, context)
+        heapq.heappush(self._timers, (self._now_s + delay, next(self._numbers), timer))
+        return timer
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> _Handle:
+        handle = _Handle(callback, args, self, context)
+        self.ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def run_in_executor(self, executor: Any, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Do the work at one moment a little later, in place of a thread."""
+        future = self.create_future()
+
+        def do() -> None:
+            if future.cancelled():
+                return
+            try:
+                result = work(*args)
+            except BaseException as err:
+                future.set_exception(err)
+            else:
+                future.set_result(result)
+
+        self.call_later(self._random.uniform(*THREAD_S), do)
+        return future
+
+    def _run_once(self) -> None:
+        ready, timers = self.ready, self._timers
+        if not ready:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+            if not timers:
+                raise StalledError("nothing is left to do")
+            self._now_s = max(self._now_s, timers[0][0])
+        while timers and timers[0][0] <= self._now_s:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)
+            if process is None or (process.is_alive and not process.is_paused):
+                self.num_callbacks += 1
+                handle._run()
+            elif process.is_alive:
+                process.held.append(handle)
