@@ -17,6 +17,7 @@ import pytest
 
 from headrace import trainer
 from headrace.errors import ConflictError, SupersededError, UserError
+from headrace.trainer.loading.loader_state import LoaderState
 from headrace.trainer.loading.session import SessionClient
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.node import Node
@@ -211,7 +212,7 @@ def test_nodes_that_commit_together_all_hear_of_a_step_and_one_commits_it(calm, 
     job = calm.submit(spec("together", steps=2))
     clients = [SessionClient(calm.endpoint, job, rank, 0, shared_commit=True) for rank in (0, 7)]
     for client in clients:
-        client.open()
+        client.open([LoaderState(job=job)])
     heard = []
     for client in clients:
         tickets: set[str] = set()

@@ -24,7 +24,7 @@ def test_a_leader_of_today_continues_every_recorded_job_to_the_same_ledger(clust
         recorded = {job: client.hgetall(f"headrace:{{{job}}}:job") for job in jobs}
     cluster.start_reorder(store=store.url)
     with cluster.client() as client:
-        for status in client.jobs():
+        for status in map(client.show, jobs):
             fields = recorded[status.job]
             state = "paused" if fields["paused"] == "1" else fields["state"].lower()
             assert (state_name(status), status.message) == (state, fields["message"])
