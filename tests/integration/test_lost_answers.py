@@ -28,6 +28,7 @@ def read(steps: Iterator[trainer.Step]) -> trainer.Step:
     return step
 
 
+@pytest.mark.slow
 def test_a_reset_whose_answer_is_lost_and_whose_copy_comes_late_is_done_once(
     cluster: Any, proxy: StoreProxy, spec: Any, undisturbed: Any
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_reset_whose_answer_is_lost_and_whose_copy_comes_late_is_done_once(
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(STEPS)
 
 
+@pytest.mark.slow
 def test_a_commit_whose_answer_is_lost_and_whose_copy_comes_behind_a_reset_commits_nothing(
     cluster: Any, proxy: StoreProxy, spec: Any, undisturbed: Any
 ) -> None:

@@ -44,6 +44,7 @@ def consume(loader: trainer.StepLoader) -> list[int]:
     return done
 
 
+@pytest.mark.slow
 def test_trainers_commit_again_what_the_store_has_lost(cluster: Any, store: Any, spec: Any, undisturbed: Any) -> None:
     cluster.start_reorder(store=store.url)
     cluster.add_preprocessors(1)
@@ -68,6 +69,7 @@ def test_trainers_commit_again_what_the_store_has_lost(cluster: Any, store: Any,
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
 
 
+@pytest.mark.slow
 def test_ranks_go_on_in_their_sessions_where_the_store_is_put_back_under_the_leader(
     cluster: Any, store: Any, spec: Any, undisturbed: Any, tmp_path: Path
 ) -> None:
@@ -94,6 +96,7 @@ def test_ranks_go_on_in_their_sessions_where_the_store_is_put_back_under_the_lea
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
 
 
+@pytest.mark.slow
 def test_a_job_of_a_store_that_was_emptied_is_submitted_again_and_goes_on_from_checkpoints(
     cluster: Any, store: Any, spec: Any, undisturbed: Any
 ) -> None:
@@ -161,6 +164,7 @@ def test_a_checkpoint_one_step_ahead_of_the_store_is_good_where_all_ranks_bring_
     assert ledger_sha256(calm.ledger(job)) == undisturbed(8)
 
 
+@pytest.mark.slow
 def test_ranks_whose_checkpoints_are_of_different_steps_are_told_the_common_one(calm: Any, spec: Any) -> None:
     job = calm.submit(spec("apart", steps=8))
     first, second = (trainer.connect(calm.endpoint, job=job, rank=rank, num_ranks=2) for rank in range(2))
@@ -172,6 +176,7 @@ def test_ranks_whose_checkpoints_are_of_different_steps_are_told_the_common_one(
         second.close()
 
 
+@pytest.mark.slow
 def test_ranks_that_keep_two_checkpoints_go_on_from_the_newest_that_both_have(calm: Any, spec: Any, undisturbed: Any) -> None:
     """Of two ranks one was lost between a commit and its checkpoint."""
     job = calm.submit(spec("a-step-apart", steps=8))
@@ -202,6 +207,7 @@ def test_ranks_that_keep_two_checkpoints_go_on_from_the_newest_that_both_have(ca
     assert ledger_sha256(calm.ledger(job)) == undisturbed(8)
 
 
+@pytest.mark.slow
 def test_a_state_of_weights_that_the_store_has_lost_is_refused(cluster: Any, store: Any, spec: Any) -> None:
     """The samples that the model has trained would not be those of the ledger."""
     cluster.start_reorder(store=store.url)

@@ -72,6 +72,7 @@ def start_services(cluster: Any, store: Any, port: int, *hosts: str) -> list[Pro
     return services
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("both", [True, False], ids=["both-move", "one-moves-and-the-other-is-gone"])
 def test_running_trainers_and_preprocessors_follow_names_that_move(
     cluster: Any, store: Any, spec: Any, undisturbed: Any, names: Names, both: bool
@@ -94,6 +95,7 @@ def test_running_trainers_and_preprocessors_follow_names_that_move(
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(STEPS)
 
 
+@pytest.mark.slow
 def test_one_unknown_name_of_several_keeps_nobody_from_starting(
     cluster: Any, store: Any, spec: Any, names: Names, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_the_ranks_of_a_host_share_one_relay_and_another_takes_its_place_when_it
     assert sum(rank.is_relay for rank in ranks) == 1
 
 
+@pytest.mark.slow
 def test_ranks_go_without_a_relay_that_hangs(cluster: Any, spec: Any, start: Callable[..., Rank]) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(1)

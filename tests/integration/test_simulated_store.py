@@ -91,6 +91,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Any:
     server.kill()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(requests=st.lists(reads | writes | scripts, max_size=25))
 def test_both_give_the_same_replies_and_keep_the_same_data(real: redis.Redis, requests: list[tuple[str, ...]]) -> None:
@@ -107,6 +108,7 @@ def test_both_give_the_same_replies_and_keep_the_same_data(real: redis.Redis, re
         assert simulated.data.get(key) == _value(real, key), key
 
 
+@pytest.mark.slow
 def test_scripts_that_reply_with_lists_reply_alike(real: redis.Redis) -> None:
     real.flushall()
     simulated, job, ledger = SimulatedRedis(lambda: 0.0), "headrace:{job}:job", "headrace:{job}:ledger"
@@ -127,6 +129,7 @@ def test_scripts_that_reply_with_lists_reply_alike(real: redis.Redis) -> None:
         assert simulated.script(text, keys, args) == real.eval(text, len(keys), *keys, *args)
 
 
+@pytest.mark.slow
 def test_a_lease_ends_by_the_servers_clock() -> None:
     now_s = [0.0]
     simulated = SimulatedRedis(lambda: now_s[0])
@@ -137,6 +140,7 @@ def test_a_lease_ends_by_the_servers_clock() -> None:
     assert simulated.command("GET", "headrace:leader") is None
 
 
+@pytest.mark.slow
 def test_a_server_that_is_put_back_has_what_it_had() -> None:
     now_s = [0.0]
     simulated = SimulatedRedis(lambda: now_s[0])
