@@ -20,7 +20,7 @@ def processes() -> Iterator[Processes]:
         yield running
 
 
-FIRST = 24
+FIRST = 20
 """Cases that are compared in every run. They have every choice, and most pairs of choices."""
 
 CASES = [
