@@ -27,10 +27,10 @@ LATE_S = 1.0
 ALONE = [
     Fault(kind=Kind.KILL, target="preprocessors", step=2, lasts_s=1.0),
     Fault(kind=Kind.KILL, target="rank", number=1, step=3, lasts_s=0.5),
-    Fault(kind=Kind.HANG, target="redis", step=3, lasts_s=LEASE_S + LATE_S),
+    pytest.param(Fault(kind=Kind.HANG, target="redis", step=3, lasts_s=LEASE_S + LATE_S), marks=pytest.mark.slow),
     Fault(kind=Kind.CUT, target="rank-leader", step=3, lasts_s=LATE_S),
     Fault(kind=Kind.CUT, target="preprocessor-leader", step=2, lasts_s=LATE_S),
-    Fault(kind=Kind.SILENCE, target="leader-redis", step=3, lasts_s=LEASE_S + LATE_S),
+    pytest.param(Fault(kind=Kind.SILENCE, target="leader-redis", step=3, lasts_s=LEASE_S + LATE_S), marks=pytest.mark.slow),
 ]
 
 

@@ -152,13 +152,21 @@ def test_a_demo_in_which_nothing_is_good_fails_and_spares_what_is_not_its_own(tm
         (["inspect", "/no/such/folder"], "/no/such/folder"),
         (["job", "list", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
         (["job", "list", "--endpoint", "nonsense"], "not HOST:PORT"),
-        (["train", "--job", "x", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
+        pytest.param(
+            ["train", "--job", "x", "--endpoint", "127.0.0.1:1"],
+            "no reorder service answers at 127.0.0.1:1",
+            marks=pytest.mark.slow,
+        ),
         (["preprocessor", "--reorder", "nonsense"], "not HOST:PORT"),
         (["preprocessor", "--listen", "nonsense"], "not HOST:PORT"),
         (["reorder", "--store", "carrier-pigeon:home"], "carrier-pigeon:home"),
         (["reorder", "--store", "redis://127.0.0.1:1/0"], "no Redis server answers"),
         (["reorder", "--keep-finished", "a week"], "--keep-finished 'a week' is neither DAYS,JOBS"),
-        (["job", "delete", "x", "--endpoint", "127.0.0.1:1"], "no reorder service answers at 127.0.0.1:1"),
+        pytest.param(
+            ["job", "delete", "x", "--endpoint", "127.0.0.1:1"],
+            "no reorder service answers at 127.0.0.1:1",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -194,6 +202,7 @@ def test_an_empty_folder_and_a_busy_port_are_told_too(cluster, tmp_path: Path) -
             assert "taken" in sentences[0]
 
 
+@pytest.mark.slow
 def test_a_trainer_of_a_job_that_was_done_before_says_so(calm, spec) -> None:
     job = calm.submit(spec("done-before", steps=1))
     calm.consume(job)

@@ -171,6 +171,7 @@ def test_a_full_disk_under_the_cache_slows_down_and_loses_nothing(cluster: Any, 
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
 
 
+@pytest.mark.slow
 def test_shards_that_vanish_are_read_by_the_preprocessor_that_has_them(
     cluster: Any, spec: Any, site: Site, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def submitted_with_a_topology(cluster: Any, folder: Path, job: JobSpec, planned:
         return load_spec_json(client.show(job.name).spec_json)
 
 
+@pytest.mark.slow
 def test_processes_of_an_encoder_with_replicas_of_its_own_take_what_the_plan_deals_them(
     calm, spec, undisturbed, tmp_path
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_job_with_recordings_longer_than_the_encoders_positions_is_refused_bef
         assert "audio.max_seconds (600) allows more than the 1500 positions" in processes[0].last_words()
 
 
+@pytest.mark.slow
 def test_without_transformers_it_is_asked_for(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("bare", steps=1, topology=PLANNED))
     absent = tmp_path / "absent" / "transformers.py"

@@ -131,6 +131,7 @@ def test_no_node_is_lost_to_a_leading_service_that_hangs(cluster, spec, store, j
     assert (names(snapshot), snapshot.generation, snapshot.change) == ("abcdef", 3, "f joined")
 
 
+@pytest.mark.slow
 def test_with_a_leading_service_that_is_killed_only_the_nodes_are_lost_that_die_with_it(
     cluster, spec, store, join: Join, spawn: Spawn
 ) -> None:

@@ -79,6 +79,7 @@ def test_what_does_not_fit_is_one_clear_sentence(calm, spec, tmp_path: Path, uni
         assert sentence in processes[0].last_words()
 
 
+@pytest.mark.slow
 def test_samples_that_change_their_replica_train_as_in_one_process(calm, spec, tmp_path: Path) -> None:
     logs = {}
     planned = {"replicas": 2, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.integration
 
 SELECTION = [
     "kill encoder 0 of pipeline 0 at backward 1 of step 2",
-    "only the first node sees the outcome, and is lost before it commits",
     "kill n5 at connect 1 of generation 2, a join",
-    "disconnect rank 3 at updated 1 of step 4",
     "kill llm 0 of pipeline 1 at forward 1 of step 2, rerouted",
 ]
 SLOW_SELECTION = [
+    "disconnect rank 3 at updated 1 of step 4",
+    "only the first node sees the outcome, and is lost before it commits",
     "kill encoder 0 of pipeline 1 at save 1 of generation 3, a rescue",
     "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s",
     "leave rank 0 at forward 1 of step 2",

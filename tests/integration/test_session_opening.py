@@ -60,7 +60,8 @@ def test_a_second_process_for_a_rank_is_refused_while_the_first_is_connected(
         assert next(iter(latter)).index == 1
 
 
-@pytest.mark.parametrize("sent", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_gone_or_hangs_leaves_its_place_to_another(cluster: Any, spec: Any, sent: signal.Signals) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(1)

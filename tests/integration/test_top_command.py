@@ -127,6 +127,7 @@ def test_a_change_of_the_leader_is_followed(cluster, spec, store) -> None:
     assert watch.figures()["jobs"][0]["bottleneck"]["sentence"] == "no preprocessor is connected"
 
 
+@pytest.mark.slow
 def test_no_service_is_one_sentence(cluster) -> None:
     cluster.endpoint = "127.0.0.1:1"
     done = subprocess.run(command(cluster, "--once"), capture_output=True, text=True, timeout=60, check=False)

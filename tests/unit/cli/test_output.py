@@ -26,8 +26,10 @@ sys.exit(main(sys.argv[1:]))
     ("command", "found"),
     [
         (["compare", "COSTS", "--global-batch", "40"], "100 GPU hours become"),
-        (["simulate", "COSTS", "--replicas", "1", "--num-stages", "2"], "SIMULATED: 64 samples"),
-        (["inspect", "TEXTS"], "64 samples"),
+        pytest.param(
+            ["simulate", "COSTS", "--replicas", "1", "--num-stages", "2"], "SIMULATED: 64 samples", marks=pytest.mark.slow
+        ),
+        pytest.param(["inspect", "TEXTS"], "64 samples", marks=pytest.mark.slow),
     ],
 )
 def test_a_picture_that_cannot_be_written_costs_no_report(command: list[str], found: str, tmp_path: Path) -> None:
