@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from weakref import WeakKeyDictionary
 
@@ -140,14 +140,15 @@ class PlannedStep:
 
         Raises ValueError for an invalid plan (headrace.plan.StepPlan.check).
         """
-        plan.check()
+        listed = replace(plan, replicas=tuple(plan.replicas))  # a strategy's plan makes its microbatches anew for each look
+        listed.check()
         refs = {ref.sample_id: ref for ref in self.refs} | self.substitutes
-        units, replicas_of = tuple(plan.topology.stages), _replicas_of(plan)
+        units, replicas_of = tuple(plan.topology.stages), _replicas_of(listed)
 
         def place_in_microbatch(ref: SampleRef) -> tuple[int, tuple[int, ...], int, int]:
             return self.packs.get(ref.sample_id, 0), replicas_of[ref.sample_id], ref.shard, ref.row
 
-        for r, replica in enumerate(plan.replicas):
+        for r, replica in enumerate(listed.replicas):
             self.sizes.append(tuple(len(microbatch.sample_ids) for microbatch in replica))
             for k, microbatch in enumerate(replica):
                 samples = sorted((refs[i] for i in microbatch.sample_ids), key=place_in_microbatch)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,14 +89,23 @@ class SourceOrder:
         uncounted: list[int] = members[self._num_rows[members] == UNCOUNTED].tolist()
         return uncounted
 
-    def at(self, position: int) -> tuple[int, int]:
-        """Return (shard, row) of sample number `position`, counted through all epochs. `to_count` says when it is known."""
-        epoch, within = divmod(position, self.num_samples) if self.is_counted else (0, position)
-        ends = self._ends[: self._num_known] if epoch == 0 else self._blocks(epoch)[1]
-        block = int(np.searchsorted(ends, within, side="right"))
-        start = int(ends[block - 1]) if block else 0
-        shards, rows = self._block(epoch, block)
-        return int(shards[within - start]), int(rows[within - start])
+    def at(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the shards and the rows of the samples at `positions`, which rise and count through all epochs.
+
+        `to_count` says when they are known.
+        """
+        all_shards: list[int] = []
+        all_rows: list[int] = []
+        while (begun := len(all_shards)) < len(positions):
+            epoch, within = divmod(positions[begun], self.num_samples) if self.is_counted else (0, positions[begun])
+            ends = self._ends[: self._num_known] if epoch == 0 else self._blocks(epoch)[1]
+            block = int(np.searchsorted(ends, within, side="right"))
+            first = positions[begun] - within + (int(ends[block - 1]) if block else 0)
+            shards, rows = self._block(epoch, block)
+            of_block = np.array(positions[begun : bisect_left(positions, first + len(shards), begun)]) - first
+            all_shards += shards[of_block].tolist()
+            all_rows += rows[of_block].tolist()
+        return all_shards, all_rows
 
     def take_up(self) -> None:
         """Take in the leading blocks that have been counted meanwhile. Other threads may be in `at` at the same time.
@@ -215,8 +225,14 @@ class GlobalOrder:
     def refs(self, start: int, stop: int) -> list[SampleRef]:
         """Return the samples at places start .. stop - 1. Their shards must be counted, see `to_count`."""
         assert self._mixture is not None
-        refs = []
-        for place, (source, position) in enumerate(self._mixture.positions(start, stop), start):
-            shard, row = self._orders[source].at(position)
-            refs.append(SampleRef(sample_id=place, shard=shard, row=row))
-        return refs
+        positions: list[list[int]] = [[] for _ in self._orders]
+        sources = []
+        for source, position in self._mixture.positions(start, stop):
+            sources.append(source)
+            positions[source].append(position)
+        found = [zip(*order.at(of_source), strict=True) for order, of_source in zip(self._orders, positions, strict=True)]
+        return [
+            SampleRef(sample_id=place, shard=shard, row=row)
+            for place, source in enumerate(sources, start)
+            for shard, row in (next(found[source]),)
+        ]
