@@ -348,3 +348,14 @@ async def test_the_watch_over_preprocessors_lives_through_an_error(world: World,
     member.heard_s -= 60
     await world.members()  # it is silent, and that is still seen
     await stream.close()
+
+
+async def test_a_service_that_ends_takes_nobody_for_dead(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    stream = world.stream(hello())
+    await world.members("p")
+    with caplog.at_level(logging.INFO):
+        await world.service.stop()
+        assert await stream.end() == (grpc.StatusCode.OK, "")
+    left = [record.getMessage() for record in caplog.records if record.getMessage().startswith("left ")]
+    assert left == ['left preprocessor=p why="this service ends"']
+    assert not world.service.fleet._died
