@@ -218,7 +218,7 @@ class JobRun:
 
     async def _end(self, state: str, message: str = "") -> None:
         await self._store.set_state(self.name, state, message)
-        self.cursor.state, self.cursor.message = state, message
+        self.cursor.end(state, message)
         log.info("job ended %s", pairs(job=self.name, state=state, steps=self.cursor.committed, message=message))
         self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
         for session in self.sessions.by_rank.values():
