@@ -14,6 +14,8 @@ from contextvars import Context
 from typing import Any
 from unittest import mock
 
+from headrace.reorder_service import leadership
+
 BEGIN_S = 1000.0
 
 
@@ -85,6 +87,10 @@ class InlineExecutor(ThreadPoolExecutor):
 
 @contextlib.contextmanager
 def script_time(loop: ScriptLoop) -> Iterator[None]:
-    """Let the clocks of this process that cannot be set back show the time of `loop` meanwhile."""
-    with mock.patch.object(time, "monotonic", loop.time), mock.patch.object(time, "perf_counter", loop.time):
+    """Let the clocks of this process that cannot be set back show the time of `loop` meanwhile, and let no other loop run."""
+    with (
+        mock.patch.object(time, "monotonic", loop.time),
+        mock.patch.object(time, "perf_counter", loop.time),
+        mock.patch.object(leadership, "run_in_own_loop", lambda work: work()),
+    ):
         yield

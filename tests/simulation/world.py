@@ -18,8 +18,8 @@ from grpc_health.v1 import health_pb2_grpc
 from headrace import rpc
 from headrace.errors import HeadraceError
 from headrace.preprocessor import engine, known_jobs
+from headrace.reorder_service import leadership, tidying
 from headrace.reorder_service import server as reorder_server
-from headrace.reorder_service import tidying
 from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
@@ -155,6 +155,7 @@ class World:
                 (reorder_server, "print", _quiet),
                 (reorder_server, "gc", SimpleNamespace(freeze=lambda: None, set_threshold=lambda *_: None)),
                 (reorder_server, "Leadership", self._leadership),
+                (leadership, "run_in_own_loop", lambda work: work()),
                 (reorder_server, "_set_up_gauges", lambda _leadership: None),
                 (tidying, "steps_per_page", lambda _global_batch: STEPS_PER_PAGE),
                 (engine, "list_shards", list_shards),

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from headrace.v1.jobs_pb2 import JobStatus
 
 LISTED_FINISHED = 100  # finished jobs that are listed where nobody asks for all
-_TABLE_ROWS = 1_000  # of a table, which is laid out as a whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,11 +130,7 @@ def _print_list(client: JobsClient, args: argparse.Namespace) -> None:
     from headrace.cli.jobs_client import state_name
 
     rows = [_row(status, state_name(status)) for status in client.jobs(0 if args.all else LISTED_FINISHED)]
-    if args.format == "json":
-        _print(rows, args.format)
-        return
-    for start in range(0, max(1, len(rows)), _TABLE_ROWS):
-        _print(rows[start : start + _TABLE_ROWS], args.format)
+    _print(rows, args.format)
 
 
 def _delete(client: JobsClient, jobs: list[str], output: str) -> None:
@@ -230,18 +225,18 @@ def _print(rows: list[dict[str, Any]], output: str) -> None:
     if output == "json":
         print(json.dumps({"jobs": rows}, ensure_ascii=False))
         return
-    from rich.console import Console
-    from rich.table import Table
-
     if not rows:
         print("no jobs")
         return
-    table = Table("job", "state", box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    for name in ("steps", "samples", "quarantined", "shards")[: 4 * ("committed_steps" in rows[0])]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(row["job"], row["state"], *_progress(row))
-    Console().print(table)
+    from rich.console import Console
+
+    # Not a table of rich, which takes a millisecond a row: there may be 100,000.
+    header = ["job", "state", *("steps", "samples", "quarantined", "shards")[: 4 * ("committed_steps" in rows[0])]]
+    cells = [[row["job"], row["state"], *_progress(row)] for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    line = "  ".join(f"{{:{'<' if place < 2 else '>'}{width}}}" for place, width in enumerate(widths))
+    Console().print(line.format(*header).rstrip(), style="dim", highlight=False, soft_wrap=True)
+    print("\n".join(line.format(*row).rstrip() for row in cells))
     for row in rows:
         if row.get("message"):
             print(f"{row['job']}: {row['message']}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -14,8 +13,9 @@ from headrace.errors import HeadraceError, UserError
 from headrace.message_codec import rejection_value
 from headrace.observability.logs import pairs
 from headrace.outbox import Outbox
+from headrace.reorder_service.api.shard_lists import ShardLists
 from headrace.reorder_service.fleet.member import Member
-from headrace.reorder_service.fleet.reports import check_hello, check_listed, check_report
+from headrace.reorder_service.fleet.reports import check_hello, check_report
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
@@ -25,21 +25,10 @@ from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+HELLO_S = 10.0  # in which a stream must have said hello: until then nobody looks whether it is silent
 LOST = "connection closed"
 
 MOST_ERROR = 4096  # characters kept of the error of a failed order: it may end up in the job's record
-
-
-@dataclass(slots=True)
-class Listing:
-    """The pages received so far of one list of shards, merged into one message, and their size in bytes."""
-
-    pages: fleet_pb2.ShardsListed = field(default_factory=fleet_pb2.ShardsListed)
-    num_bytes: int = 0
-
-
-Listed = dict[str, Listing]
-"""Shard lists that a preprocessor has not sent to their end, by lease."""
 
 
 class FleetServicer(fleet_pb2_grpc.FleetServicer):
@@ -47,6 +36,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
+        self._lists = ShardLists()
 
     @stream_method
     async def Work(
@@ -58,7 +48,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
             heartbeat_s=HEARTBEAT_S, jobs=service.running_jobs(), num_preprocessors=len(service.fleet.members)
         )
         outbox.put(fleet_pb2.FleetOrder(welcome=welcome))
-        reader = asyncio.create_task(_read(service, aiter(messages), outbox))
+        reader = asyncio.create_task(_read(service, aiter(messages), outbox, self._lists))
         try:
             async for orders in outbox.batches():
                 yield fleet_pb2.FleetOrders(orders=orders)
@@ -73,11 +63,12 @@ async def _read(
     service: ReorderService,
     messages: AsyncIterator[fleet_pb2.FleetReports],
     outbox: Outbox[fleet_pb2.FleetOrder],
+    lists: ShardLists,
 ) -> None:
     """Handle the reports of one preprocessor until its stream ends. It leaves the fleet then, unless it was dismissed before."""
     member: Member | None = None
-    listed: Listed = {}
     why = LOST
+    hello_due = asyncio.get_running_loop().call_later(HELLO_S, outbox.end)
     try:
         async for message in messages:
             if member is not None:
@@ -91,15 +82,18 @@ async def _read(
                     raise UserError(f"the stream of a preprocessor begins with its one hello, got {kind or 'nothing'}")
                 if member is None:
                     member = _join(service, report.hello, outbox)
+                    hello_due.cancel()
                 elif kind is not None:
-                    _hear(service, member, kind, getattr(report, kind), listed)
+                    _hear(service, member, kind, getattr(report, kind), lists)
     except HeadraceError as err:
         why = "refused"
         log.warning("refused %s", pairs(preprocessor=member.name if member is not None else None, error=err))
         raise
     finally:
+        hello_due.cancel()
         if member is not None:
             service.fleet.leave(member, why, died=why == LOST)
+            lists.drop(lambda of, _lease: of is member)
         outbox.end()
 
 
@@ -123,7 +117,7 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
     return member
 
 
-def _hear(service: ReorderService, member: Member, kind: str, report: Any, listed: Listed) -> None:
+def _hear(service: ReorderService, member: Member, kind: str, report: Any, lists: ShardLists) -> None:
     check_report(service.fleet, member, kind, report)
     if kind == "heartbeat":
         member.samples_decoded, member.bytes_decoded = report.samples_decoded, report.bytes_decoded
@@ -133,18 +127,8 @@ def _hear(service: ReorderService, member: Member, kind: str, report: Any, liste
         damaged = [rejection_value(item) for item in report.damaged]
         service.fleet.fail(member, report.lease, report.error[:MOST_ERROR], damaged)
     elif kind == "shards_listed":
-        _hear_page(service, member, report, listed)
+        lists.drop(lambda of, lease: service.fleet.at_work(of, lease) is None)  # as where a lease was given up meanwhile
+        if service.fleet.at_work(member, report.lease) is not None and (whole := lists.add(member, report)) is not None:
+            service.fleet.finish(member, report.lease, whole)
     else:
         service.fleet.finish(member, report.lease, report)
-
-
-def _hear_page(service: ReorderService, member: Member, page: fleet_pb2.ShardsListed, listed: Listed) -> None:
-    if service.fleet.at_work(member, page.lease) is None:  # the lease was given up meanwhile: its pages are dropped
-        listed.pop(page.lease, None)
-        return
-    listing = listed.setdefault(page.lease, Listing())
-    listing.num_bytes += page.ByteSize()
-    check_listed(len(listing.pages.shards) + len(page.shards), listing.num_bytes)
-    listing.pages.MergeFrom(page)
-    if not page.more:
-        service.fleet.finish(member, page.lease, listed.pop(page.lease).pages)

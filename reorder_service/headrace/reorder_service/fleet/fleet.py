@@ -110,8 +110,10 @@ class Fleet:
         member.heard_s = self._now_s()
 
     def dismiss_all(self) -> None:
-        """End every member's stream, so that it looks for another reorder service."""
-        for member in list(self.members.values()):
+        """End every member's stream, so that it looks for another reorder service. Nobody has died, no work moves."""
+        dismissed, self.members = self.members, {}
+        for member in dismissed.values():
+            log.info("left %s", pairs(preprocessor=member.name, why="this service ends"))
             member.dismiss()
 
     def submit(self, work: Work) -> None:

@@ -107,6 +107,12 @@ class Cursor:
         self.state, self.message, self.committed, self.progress = record.state, record.message, record.cursor, record.progress
         self.generation = record.generation
 
+    def end(self, state: str, message: str) -> None:
+        """Note the job's end, with a sentence for its ranks. One that was cancelled is never resumed: its plans are dropped."""
+        self.state, self.message = state, message
+        if state == "CANCELLED":
+            self.steps.clear()
+
     async def notify(self) -> None:
         """Wake all who wait for a plan or a commit, since a step was planned or the job has changed."""
         async with self._news:

@@ -165,13 +165,13 @@ class JobRun:
         log.info("%s %s", "paused" if paused else "resumed", pairs(job=self.name, step=self.cursor.committed))
 
     async def _restarted(self, change: Awaitable[object], what: str) -> None:
-        """Stop the job, await `change`, its change in the store, and go on from there. The caller must hold `Cursor.moving`."""
+        """Stop the job, await `change` in the store, and go on from there, or as before if it is refused. Hold `moving`."""
         await self.stop()
-        self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
-        self.cursor.steps.clear()
         try:
             await change
             record = await self._store.load_job(self.name)
+            self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
+            self.cursor.steps.clear()
             log.info("changed %s", pairs(job=self.name, what=what, step=record.cursor, generation=record.generation))
             self.cursor.set_to(record)
             self.planned_spec = planned_spec(record)
@@ -218,7 +218,7 @@ class JobRun:
 
     async def _end(self, state: str, message: str = "") -> None:
         await self._store.set_state(self.name, state, message)
-        self.cursor.state, self.cursor.message = state, message
+        self.cursor.end(state, message)
         log.info("job ended %s", pairs(job=self.name, state=state, steps=self.cursor.committed, message=message))
         self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
         for session in self.sessions.by_rank.values():
@@ -272,12 +272,14 @@ class JobRun:
         return room and not self.paused and self.batches.knows(self.cursor.next_step)
 
     async def _prepare(self, index: int) -> None:
-        """Probe, plan and hand out one global batch, unless that was done before an error of the store."""
-        if (known := self.cursor.steps.get(index)) is not None and known.plan is not None:
+        """Probe, plan and hand out one global batch, as far as that was not done before an error of the store."""
+        step = self.cursor.steps.get(index)
+        if step is None or step.plan is None:
+            refs = await self._planner.in_worker_thread(self.batches.refs, index)
+            step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
+            await self._planner.plan(step, self.planned_spec, self.generation, tuple(self.cursor.recent))
+        elif all(part.work is not None for part in step.parts.values()):
             return
-        refs = await self._planner.in_worker_thread(self.batches.refs, index)
-        step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
-        await self._planner.plan(step, self.planned_spec, self.generation, tuple(self.cursor.recent))
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
         await self._plan_for_formation(step)
@@ -291,10 +293,7 @@ class JobRun:
         await self.cursor.notify()
 
     async def follow(self, formations: Sequence[Formation]) -> None:
-        """Plan the uncommitted steps for these pipelines of the job's nodes, and tell the nodes again of those that change.
-
-        A step is planned for the newest formation that begins with it or before. Its samples and its parts stay as they are.
-        """
+        """Plan the uncommitted steps for the pipelines of nodes (`formation_of`). Samples and parts stay as they are."""
         self.formations = formations
         for step in self.cursor.planned:
             await self._plan_for_formation(step)

@@ -169,8 +169,8 @@ class Planner:
         urgent: Callable[[], bool],
         wanted: Callable[[], bool],
     ) -> None:
-        """Have all parts of a planned step decoded. The functions are those of `Orders.decode`."""
-        for number, part in enumerate(step.parts.values(), 1):
+        """Have all parts of a planned step decoded that are not yet. The functions are those of `Orders.decode`."""
+        for number, part in enumerate([part for part in step.parts.values() if part.work is None], 1):
             if number % PLACED_AT_A_TIME == 1:
                 await asyncio.sleep(0)  # lets plans go out and messages be handled
             self._orders.decode(step.index, part, on_placed=on_placed, on_failed=on_failed, urgent=urgent, wanted=wanted)

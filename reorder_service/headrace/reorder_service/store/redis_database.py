@@ -13,12 +13,13 @@ twice, and the random id tells the two leaders of that term apart.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -99,7 +100,9 @@ class Database:
 
     def __init__(self, connect: Callable[[], redis.Redis], embedded: EmbeddedRedis | None = None) -> None:
         self.client = client = connect()
-        self._leading = leading = connect()  # connections of its own: the lease waits for nothing else
+        self._leading = leading = connect()  # connections of its own: who leads waits for nothing else
+        self._connect = connect
+        self._loop = asyncio.get_running_loop()
         self._turns = asyncio.Semaphore(_AT_A_TIME)
         self.term = 0
         """Term in which this process last led; 0: it never did."""
@@ -110,7 +113,7 @@ class Database:
         self._embedded = embedded
         self._write = client.register_script(_WRITE)
         self._lead = leading.register_script(_LEAD)
-        self._renew = leading.register_script(_RENEW)
+        self._resign = leading.register_script(_RENEW)
 
     @classmethod
     async def open(cls, url: str) -> Database:
@@ -223,21 +226,39 @@ class Database:
             await self._answer(self._leading.set(_FORMAT, _PLAIN_FORMAT, nx=True))  # of a store that was replaced by an empty one
         return bool(term)
 
-    async def renew(self, name: str) -> bool:
-        """Renew the lease; return False where another process has led since."""
-        args = [self._token, name, _milliseconds(LEASE_S)]
-        known = self._writes
-        number = int(await self._answer(self._renew(keys=[_TERM, _LEADER, _WRITES], args=args)))
-        self._note_write(number, known)
-        return bool(number)
+    @contextlib.asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[Lease]:
+        """Open a connection over which the leader renews its lease during the block, in whichever event loop that runs."""
+        client = self._connect()
+        try:
+            yield Lease(self, client, [self._token, name, _milliseconds(LEASE_S)])
+        finally:
+            await client.aclose()
 
     async def resign(self, name: str) -> None:
         """Give up the lease, so that another process need not wait until it runs out."""
-        await self._answer(self._renew(keys=[_TERM, _LEADER, _WRITES], args=[self._token, name, "0"]))
+        await self._answer(self._resign(keys=[_TERM, _LEADER, _WRITES], args=[self._token, name, "0"]))
 
     async def leader(self) -> str:
         """Return the name of the process that has the lease; empty: nobody has."""
         return str(await self.read(self.client.get(_LEADER)) or "")
+
+
+class Lease:
+    """The leader's lease on the store in one term: a connection for one event loop, which need not be the database's."""
+
+    def __init__(self, database: Database, client: redis.Redis, args: Sequence[str]) -> None:
+        """`args`: the script's: token, name, milliseconds."""
+        self._database = database
+        self._renew = client.register_script(_RENEW)
+        self._args = args
+
+    async def renew(self) -> bool:
+        """Renew the lease; return False where another process has led since. Raises UnavailableError as the database does."""
+        database, known = self._database, self._database._writes
+        number = int(await database._answer(self._renew(keys=[_TERM, _LEADER, _WRITES], args=self._args)))
+        database._loop.call_soon_threadsafe(database._note_write, number, known)
+        return bool(number)
 
 
 def without_password(url: str) -> str:

@@ -124,9 +124,9 @@ class StateStore:
         }
         key = job_key(job, "job")
         return await self.database.write(
+            hset(key, fields),  # first what a full store refuses, and with it the whole
             ("UNLINK", *(job_key(job, part) for part in PARTS)),  # left of a former job of that name whose record is gone
             ("LREM", JOBS, 0, job),
-            hset(key, fields),
             ("RPUSH", JOBS, job),
             when=[("0", "EXISTS", key)],
         )
@@ -321,11 +321,11 @@ class StateStore:
         async def prepare() -> Sequence[Command]:
             entries = self._quarantined(job)
             names = [name async for name, fields in entries if fields["step"] is not None and fields["step"] >= step]
-            return (
+            return (  # first what a full store refuses, and with it the whole
+                hset(job_key(job, "job"), {"cursor": str(step), "state": "RUNNING", "message": ""}),
                 *await self._steps.rewind(job, step),
                 *(["HDEL", job_key(job, "quarantine"), *names[n : n + _NAMES_PAGE]] for n in range(0, len(names), _NAMES_PAGE)),
                 ("DEL", job_key(job, "window")),
-                hset(job_key(job, "job"), {"cursor": str(step), "state": "RUNNING", "message": ""}),
                 ("HDEL", job_key(job, "job"), *NOTE_FIELDS),
                 ("HINCRBY", job_key(job, "job"), "generation", 1),
             )

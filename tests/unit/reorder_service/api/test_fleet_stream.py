@@ -11,6 +11,7 @@ import pytest
 
 from headrace.outbox import Outbox
 from headrace.reorder_service.api.fleet import _read
+from headrace.reorder_service.api.shard_lists import ShardLists
 from headrace.reorder_service.fleet.fleet import Fleet, Work
 from headrace.v1 import common_pb2, fleet_pb2
 
@@ -29,7 +30,7 @@ async def test_a_dismissal_beside_a_report_is_not_missed(turns: int) -> None:
         yield fleet_pb2.FleetReports(reports=[fleet_pb2.FleetReport(heartbeat=fleet_pb2.Heartbeat())])
         await asyncio.Event().wait()
 
-    reader = asyncio.create_task(_read(service, reports(), outbox))
+    reader = asyncio.create_task(_read(service, reports(), outbox, ShardLists()))
     while not service.fleet.members:  # noqa: ASYNC110 - turns of the loop are what this is about
         await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -69,7 +70,7 @@ async def test_a_list_of_shards_in_pages_counts_when_its_last_page_has_come() ->
             early.append(done.done())
             yield fleet_pb2.FleetReports(reports=[fleet_pb2.FleetReport(shards_listed=page)])
 
-    await _read(service, reports(), Outbox[fleet_pb2.FleetOrder]())
+    await _read(service, reports(), Outbox[fleet_pb2.FleetOrder](), ShardLists())
     listed = await done
     assert early == [False] * 3
     assert ([shard.number for shard in listed.shards], listed.vocabulary.size) == ([0, 1, 2], 9)

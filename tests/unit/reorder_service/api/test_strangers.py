@@ -13,7 +13,10 @@ import grpc
 import pytest
 
 from headrace.outbox import Outbox
+from headrace.reorder_service.api import fleet as fleet_api
+from headrace.reorder_service.api import shard_lists
 from headrace.reorder_service.api.fleet import FleetServicer
+from headrace.reorder_service.api.shard_lists import ShardLists
 from headrace.reorder_service.fleet import reports as rules
 from headrace.reorder_service.fleet.trials import MOST_DEATHS
 from headrace.reorder_service.leadership import Leadership
@@ -86,8 +89,9 @@ class Stream:
 class World:
     """A leading service that listens."""
 
-    def __init__(self, service: ReorderService, endpoint: str) -> None:
+    def __init__(self, service: ReorderService, endpoint: str, lists: ShardLists) -> None:
         self.service = service
+        self.lists = lists
         self.endpoint = endpoint
 
     def stream(self, *reports: FleetReport) -> Stream:
@@ -105,10 +109,11 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await service.start()
     leadership = Leadership()
     leadership.active_service, leadership.lease_ends_s = service, time.monotonic() + 3600
-    added = {"headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(leadership), s)}
+    servicer = FleetServicer(leadership)
+    added = {"headrace.v1.Fleet": lambda s: fleet_pb2_grpc.add_FleetServicer_to_server(servicer, s)}
     server = Server("127.0.0.1:0", added)
     await server.start()
-    yield World(service, server.endpoint)
+    yield World(service, server.endpoint, servicer._lists)
     await server.stop(0)
     await end(service)
 
@@ -251,6 +256,43 @@ async def test_a_list_without_an_end_is_refused(world: World, monkeypatch: pytes
     assert (code, "up to 1000000 bytes, got 125 of 1000" in details) == (INVALID, True), details
 
 
+async def test_lists_that_are_too_large_together_are_refused_and_one_that_was_given_up_makes_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_lists, "MOST_HELD_BYTES", 1_000_000)
+    page = fleet_pb2.ShardsListed(shards=[common_pb2.Shard(url="x" * 8000)] * 75, more=True)
+
+    async def sends_a_page(rogue: Stream) -> None:
+        page.lease = (await rogue.ordered("list_shards")).lease
+        rogue.say(FleetReport(shards_listed=page))
+
+    jobs = [await submit(world.service, name=name, join=False) for name in ("a", "b")]
+    first = world.stream(hello(preprocessor="first", slots=1))
+    await sends_a_page(first)
+    await eventually(lambda: world.lists.num_bytes > 500_000)
+    second = world.stream(hello(preprocessor="second", slots=1))
+    await sends_a_page(second)
+    code, details = await second.end()
+    assert (code, "of shards that all preprocessors are sending have more than 1000000 bytes" in details) == (
+        grpc.StatusCode.UNAVAILABLE,
+        True,
+    ), details
+    await world.members("first")
+    await first.close()
+    await world.members()
+    assert world.lists.num_bytes == 0
+    Preprocessor(service=world.service, name="honest").join()
+    async with asyncio.timeout(PATIENCE_S):
+        for run in jobs:
+            await run.wait_ready()
+
+
+async def test_a_stream_that_says_no_hello_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have sent the most of a large message, which is held until its end has come."""
+    monkeypatch.setattr(fleet_api, "HELLO_S", 0.1)
+    assert await world.stream().end() == (grpc.StatusCode.OK, "")
+
+
 async def test_the_sentence_of_an_order_that_failed_stays_short(world: World) -> None:
     run = await submit(world.service, join=False)
     rogue = world.stream(hello(preprocessor="rogue"))
@@ -306,3 +348,14 @@ async def test_the_watch_over_preprocessors_lives_through_an_error(world: World,
     member.heard_s -= 60
     await world.members()  # it is silent, and that is still seen
     await stream.close()
+
+
+async def test_a_service_that_ends_takes_nobody_for_dead(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    stream = world.stream(hello())
+    await world.members("p")
+    with caplog.at_level(logging.INFO):
+        await world.service.stop()
+        assert await stream.end() == (grpc.StatusCode.OK, "")
+    left = [record.getMessage() for record in caplog.records if record.getMessage().startswith("left ")]
+    assert left == ['left preprocessor=p why="this service ends"']
+    assert not world.service.fleet._died

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.sessions import Session
 from tests.unit.reorder_service.job_world import Preprocessor, Start, consume, submit, told_step, until
@@ -74,3 +76,20 @@ async def test_a_job_that_failed_goes_on_when_it_is_submitted_again(start: Start
     assert await submit(service) is run
     assert await consume(run, run.open_session(0, 1)) == [0, 1, 2, 3, 4, 5]
     assert run.cursor.state == "DONE"
+
+
+async def test_a_step_that_was_handed_out_in_part_when_the_job_stopped_is_handed_out_to_its_end(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the store did not answer to another step meanwhile, or refused a reset."""
+    monkeypatch.setattr("headrace.reorder_service.jobs.planner.PLACED_AT_A_TIME", 2)
+
+    def handed_out() -> list[bool]:
+        return [part.work is not None for step in run.cursor.planned for part in step.parts.values()]
+
+    run = await submit(await start(), replicas=12, global_batch=12)
+    await until(lambda: any(handed_out()) and not all(handed_out()))
+    await run.stop()
+    assert not all(handed_out())
+    run.start()
+    await until(lambda: len(handed_out()) == 24 and all(handed_out()))

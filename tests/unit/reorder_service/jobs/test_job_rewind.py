@@ -66,6 +66,7 @@ async def test_a_job_that_was_cancelled_stays_so(start: Start) -> None:
     await run.rewind(1)
     assert (run.cursor.state, run.cursor.committed) == ("CANCELLED", 2)
     assert not run._fleet.members["p"].leases
+    assert not run.cursor.steps
     again = await (await start()).load("job")
     assert again.cursor.state == "CANCELLED"
     await again.wait_ready()

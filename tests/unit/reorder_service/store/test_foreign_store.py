@@ -11,6 +11,7 @@ from headrace.errors import ConflictError, UnavailableError
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.redis_database import FORMAT, Database
 from headrace.reorder_service.store.state import StateStore
+from headrace.spec import TopologySpec, parse_spec
 from tests.redis_server import RedisServer
 from tests.unit.reorder_service.job_world import consume, end, names, submit, until
 
@@ -54,17 +55,29 @@ async def test_one_that_takes_no_writes_holds_changes_up_and_the_job_goes_on_whe
     run = await submit(service)
     session = run.open_session(0, 1)
     assert await consume(run, session, stop=2) == [0, 1]
-    await until(lambda: len(run.cursor.planned) == 2)
+    decoded = service.fleet.members["p"].kept
+    await until(lambda: len(planned := run.cursor.planned) == 2 and len(decoded) == sum(len(step.parts) for step in planned))
     key = "headrace:{job}:job"
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         before = client.hgetall(key)
         spoil(client)
-        for change in (run.pause(True), run.cancel(), run.set_weights(5, {"d": 1.0})):
+        ledger, planned, kept = client.lrange("headrace:{job}:ledger", 0, -1), run.cursor.planned, dict(decoded)
+        for change in (
+            run.pause(True),
+            run.cancel(),
+            run.set_weights(5, {"d": 1.0}),
+            run.rewind(1),
+            run.set_topology(TopologySpec(replicas=1)),
+            service.submit(parse_spec({"name": "other", "sources": [{"path": "/d"}]}).to_json()),
+        ):
             with pytest.raises(UnavailableError, match=f"the state store refuses or does not answer: .*{reason}") as caught:
                 await change
             assert "\n" not in str(caught.value)
         assert client.hgetall(key) == before
+        assert client.lrange("headrace:{job}:ledger", 0, -1) == ledger
+        assert client.lrange("headrace:jobs", 0, -1) == ["job"]
         assert (run.cursor.state, run.cursor.committed, run.paused, run.generation) == ("RUNNING", 2, False, 1)
+        assert (run.cursor.planned, decoded, session.over) == (planned, kept, None)
         mend(client)
     assert await consume(run, run.open_session(0, 1)) == [2, 3, 4, 5]
     assert sorted(name for step in await names(run) for name in step) == sorted(f"d/a/{n}" for n in range(24))
