@@ -48,11 +48,11 @@ class Orders:
 
         `parts_are_shared`: whether several ranks fetch the same part, so that all copies of it must have the same samples.
         """
-        self._parts_are_shared = parts_are_shared
+        self.parts_are_shared = parts_are_shared
         self.manifest = manifest
-        self._job = job
-        self._share = share
-        self._fleet = fleet
+        self.job = job
+        self.share = share
+        self.fleet = fleet
         self._killed: dict[tuple[int, int], int] = {}
         """(shard, row) -> how many preprocessors died of the sample there. In memory only: a new leader finds it out again."""
 
@@ -62,20 +62,20 @@ class Orders:
             {ref.sample_id: deaths for ref in refs if (deaths := self._killed.get((ref.shard, ref.row)))} if self._killed else {}
         )
 
-    def _trial(self, of: Work, ref: SampleRef, order: Callable[[str], FleetOrder]) -> Trial:
+    def trial(self, of: Work, ref: SampleRef, order: Callable[[str], FleetOrder]) -> Trial:
         """Build the trial of one sample of a work, by an order of its own, to find the sample that kills preprocessors."""
 
         def on_guilty(deaths: int) -> None:
             self._killed[ref.shard, ref.row] = deaths
             where = self.manifest.message(ref.shard).name
-            log.error("killed preprocessors %s", pairs(job=self._job, shard=where, row=ref.row, deaths=deaths))
+            log.error("killed preprocessors %s", pairs(job=self.job, shard=where, row=ref.row, deaths=deaths))
 
         return Trial(self._attempt(of, order, {ref.shard: 1}), on_guilty)
 
     def _attempt(self, of: Work, order: Callable[[str], FleetOrder], shards: Mapping[int, int]) -> Work:
         return Work(
-            job=self._job,
-            share=self._share,
+            job=self.job,
+            share=self.share,
             priority=of.priority,
             order=order,
             answer_kind=of.answer_kind,
@@ -117,8 +117,8 @@ class Orders:
                 future.set_exception(JobFailedError(error))
 
         work = Work(
-            job=self._job,
-            share=self._share,
+            job=self.job,
+            share=self.share,
             priority=priority,
             order=order,
             answer_kind=ANSWERS[str(order("").WhichOneof("order"))],
@@ -133,11 +133,11 @@ class Orders:
             if made.WhichOneof("order") == "index_shard":
                 done(fleet_messages.deadly_shard(made.index_shard.shard.name, deaths), "")
             else:
-                failed(f"listing the data set of job {self._job!r} killed {deaths} preprocessors, one after the other")
-            self._fleet.release([work])
+                failed(f"listing the data set of job {self.job!r} killed {deaths} preprocessors, one after the other")
+            self.fleet.release([work])
 
         work.trials = lambda: [Trial(self._attempt(work, order, work.shards), on_guilty)]
-        self._fleet.submit(work)
+        self.fleet.submit(work)
         return await future
 
     async def ask_in_pieces(
@@ -169,13 +169,13 @@ class Orders:
                 return piece(begin, min(middle, end), pauses_s), piece(middle, end, pauses_s) if middle < end else None
 
             work = Work(
-                job=self._job,
-                share=self._share,
+                job=self.job,
+                share=self.share,
                 priority=(*priority, begin),
                 order=lambda lease: order(lease, samples[begin:end]),
                 answer_kind=ANSWERS["probe_samples"],
                 on_done=done,
-                on_failed=self._after_pauses(
+                on_failed=self.after_pauses(
                     pauses_s[:1], lambda: piece(begin, end, pauses_s[1:]), given_up, wanted=lambda: not all_taken.done()
                 ),
                 cut=cut,
@@ -183,16 +183,16 @@ class Orders:
             )
 
             def trial(ref: SampleRef) -> Trial:
-                return self._trial(work, ref, lambda lease: order(lease, [ref]))
+                return self.trial(work, ref, lambda lease: order(lease, [ref]))
 
             work.trials = lambda: [trial(ref) for ref in samples[begin:end] if not self.killed([ref])]
             return work
 
         if samples:
-            self._fleet.submit(piece(0, len(samples)))
+            self.fleet.submit(piece(0, len(samples)))
             await all_taken
 
-    def _after_pauses(
+    def after_pauses(
         self,
         pauses_s: Sequence[float],
         again: Callable[[], Work],
@@ -207,7 +207,7 @@ class Orders:
 
         def submit() -> None:
             if wanted():
-                self._fleet.submit(again())
+                self.fleet.submit(again())
 
         def failed(error: str) -> None:
             pause_s = next(pauses, None)
@@ -233,83 +233,114 @@ class Orders:
         `on_placed`: called each time that a preprocessor takes it. `on_failed`: called with a sentence where none can decode it,
         after some pauses. `urgent`: whether trainers wait for the part now. `wanted`: whether a retry is still worthwhile.
         """
-        rank = (step << 40) + (part.microbatch << 20) + part.replica
+        part.work = _PartDecoding(self, step, part, on_placed, on_failed, urgent, wanted).work
+        self.fleet.submit(part.work)
 
-        agreed, waits = part.agreed, iter(RETRY_PAUSES_S)
 
-        def place(lease: str, endpoint: str) -> None:
-            part.lease, part.endpoint = lease, endpoint
-            on_placed(part)
+class _PartDecoding:
+    """The decoding of one part: its order, and what follows where preprocessors fail at it or differ about its samples."""
 
-        def damaged(items: Sequence[Rejected], preprocessor: str) -> bool:
-            of_part = {ref.sample_id for ref in part.samples}
-            return agreed.claim(preprocessor, [item for item in items if item.sample_id in of_part])
+    __slots__ = ("_on_failed", "_on_placed", "_orders", "_part", "_priority", "_retry", "_step", "_waits", "_wanted", "work")
 
-        def leave_out() -> None:
-            for item in agreed.leave_out():
-                log.warning("left out %s", pairs(job=self._job, part=part.name, sample=item.name, reason=item.reason))
-            work.late = dict.fromkeys(work.late, False)  # answers to former orders do not count any more
-            self._fleet.submit(work)
-
-        def is_open() -> bool:
-            return wanted() and work.lease is None
-
-        def again() -> Work:
-            work.avoid |= agreed.claims.keys()
-            return work
-
-        def ask_again() -> None:
-            if is_open():
-                self._fleet.submit(again())
-
-        def given_up(error: str) -> None:
-            if not agreed.claims:
-                on_failed(error)
-            elif not (agreed.decoded_by and self._parts_are_shared()):
-                leave_out()
-            elif agreed.is_missed:
-                on_failed(agreed.dispute())
-            else:  # perhaps all ranks have fetched it, and no other copy is needed
-                asyncio.get_running_loop().call_later(RETRY_PAUSES_S[-1], ask_again)
-
-        retry = self._after_pauses(RETRY_PAUSES_S, again, given_up, is_open)
-
-        def failed(error: str) -> None:
-            if not agreed.claims or agreed.decoded_by:
-                retry(error)
-            elif work.late and (pause_s := next(waits, None)) is not None:  # a late preprocessor may decode it yet, or just has
-                asyncio.get_running_loop().call_later(pause_s, look_again, error)
-            else:
-                leave_out()
-
-        def look_again(error: str) -> None:
-            if is_open():
-                failed(error)
-
-        work = Work(
-            job=self._job,
-            share=self._share,
+    def __init__(
+        self,
+        orders: Orders,
+        step: int,
+        part: PlannedPart,
+        on_placed: Callable[[PlannedPart], None],
+        on_failed: Callable[[str], None],
+        urgent: Callable[[], bool],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self._orders, self._step, self._part = orders, step, part
+        self._on_placed, self._on_failed, self._wanted = on_placed, on_failed, wanted
+        self._priority = (step << 40) + (part.microbatch << 20) + part.replica
+        self._waits = iter(RETRY_PAUSES_S)
+        self._retry: Callable[[str], None] | None = None
+        self.work = Work(
+            job=orders.job,
+            share=orders.share,
             priority=(step, WorkKind.DECODE, part.microbatch, part.replica),
-            order=lambda lease: fleet_messages.decode_part(
-                lease, self._job, part, step, rank, self.manifest.message, self.killed(part.samples)
-            ),
+            order=self._order,
             answer_kind=ANSWERS["decode_part"],
-            on_done=lambda _result, preprocessor: agreed.decoded(preprocessor),
-            on_failed=failed,
-            on_damaged=damaged,
-            on_placed=place,
+            on_done=self._done,
+            on_failed=self._failed,
+            on_damaged=self._damaged,
+            on_placed=self._placed,
             keep=True,
             urgent=urgent,
             shards=part.shards,
             probed_by=part.probed_by,
+            trials=self._trials,
         )
 
-        def trial(ref: SampleRef) -> Trial:
-            message_of = self.manifest.message
-            return self._trial(
-                work, ref, lambda lease: fleet_messages.try_sample(lease, self._job, part, ref, step, rank, message_of)
-            )
+    def _order(self, lease: str) -> FleetOrder:
+        part, orders = self._part, self._orders
+        return fleet_messages.decode_part(
+            lease, orders.job, part, self._step, self._priority, orders.manifest.message, orders.killed(part.samples)
+        )
 
-        work.trials = lambda: [trial(ref) for ref in part.samples if not self.killed([ref])]
-        part.work = work
-        self._fleet.submit(work)
+    def _placed(self, lease: str, endpoint: str) -> None:
+        self._part.lease, self._part.endpoint = lease, endpoint
+        self._on_placed(self._part)
+
+    def _done(self, _result: Any, preprocessor: str) -> None:
+        self._part.agreed.decoded(preprocessor)
+
+    def _damaged(self, items: Sequence[Rejected], preprocessor: str) -> bool:
+        of_part = {ref.sample_id for ref in self._part.samples}
+        return self._part.agreed.claim(preprocessor, [item for item in items if item.sample_id in of_part])
+
+    def _failed(self, error: str) -> None:
+        agreed, work = self._part.agreed, self.work
+        if not agreed.claims or agreed.decoded_by:
+            if self._retry is None:
+                self._retry = self._orders.after_pauses(RETRY_PAUSES_S, self._again, self._given_up, self._is_open)
+            self._retry(error)
+        elif work.late and (pause_s := next(self._waits, None)) is not None:  # a late preprocessor may decode it yet, or just has
+            asyncio.get_running_loop().call_later(pause_s, self._look_again, error)
+        else:
+            self._leave_out()
+
+    def _look_again(self, error: str) -> None:
+        if self._is_open():
+            self._failed(error)
+
+    def _given_up(self, error: str) -> None:
+        agreed = self._part.agreed
+        if not agreed.claims:
+            self._on_failed(error)
+        elif not (agreed.decoded_by and self._orders.parts_are_shared()):
+            self._leave_out()
+        elif agreed.is_missed:
+            self._on_failed(agreed.dispute())
+        else:  # perhaps all ranks have fetched it, and no other copy is needed
+            asyncio.get_running_loop().call_later(RETRY_PAUSES_S[-1], self._ask_again)
+
+    def _leave_out(self) -> None:
+        for item in self._part.agreed.leave_out():
+            log.warning("left out %s", pairs(job=self._orders.job, part=self._part.name, sample=item.name, reason=item.reason))
+        self.work.late = dict.fromkeys(self.work.late, False)  # answers to former orders do not count any more
+        self._orders.fleet.submit(self.work)
+
+    def _is_open(self) -> bool:
+        return self._wanted() and self.work.lease is None
+
+    def _ask_again(self) -> None:
+        if self._is_open():
+            self._orders.fleet.submit(self._again())
+
+    def _again(self) -> Work:
+        self.work.avoid |= self._part.agreed.claims.keys()
+        return self.work
+
+    def _trials(self) -> list[Trial]:
+        return [self._trial(ref) for ref in self._part.samples if not self._orders.killed([ref])]
+
+    def _trial(self, ref: SampleRef) -> Trial:
+        orders, part = self._orders, self._part
+
+        def order(lease: str) -> FleetOrder:
+            return fleet_messages.try_sample(lease, orders.job, part, ref, self._step, self._priority, orders.manifest.message)
+
+        return orders.trial(self.work, ref, order)
