@@ -21,7 +21,7 @@ from headrace.errors import ConflictError
 from headrace.observability import metrics
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fair_queue import FairQueue
-from headrace.reorder_service.fleet.lateness import assess, late_leases
+from headrace.reorder_service.fleet.lateness import assess, late_leases, patience
 from headrace.reorder_service.fleet.member import Member, Order, Work, never
 from headrace.reorder_service.fleet.roster import Reading, Roster
 from headrace.reorder_service.fleet.trials import GONE_S, Trials
@@ -240,11 +240,11 @@ class Fleet:
         for member in [member for member in members if now_s - member.heard_s > SILENCE_S]:
             self.leave(member, f"silent for {SILENCE_S:g} s")
             member.dismiss()
-        assess(members, now_s)
-        for member in members:
+        patience_s = {keep: patience(members, keep=keep) for keep in self._waiting}
+        for member in assess(members, now_s, patience_s):
             self._count_all_free(member)
         for keep, waiting in self._waiting.items():
-            for member, lease, work in list(late_leases(members, now_s, keep=keep)):
+            for member, lease, work in list(late_leases(members, now_s, patience_s[keep], keep=keep)):
                 if not keep and (waiting or not self._roster.has_free(keep=keep)):
                     break  # no member would idle without the late probe
                 if work.avoid | {member.name} >= self.members.keys():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from headrace.reorder_service.fleet.member import Member, Work
 
@@ -18,8 +18,16 @@ START_S = 1.0  # the same for a member whose gap is not known yet: it imports mo
 LEAST_SHARE = 3  # even the slowest member may fill 1 / LEAST_SHARE of its decoding slots, which are about as many as its threads
 
 
-def assess(members: Collection[Member], now_s: float) -> None:
-    """Set how many decoding slots each member may fill, and whether it is silent. If all are silent, none counts as silent."""
+Patience = Mapping[Member, float]
+"""Seconds that a member may be silent while it has work of a kind; nothing is known of those that are missing."""
+
+
+def assess(members: Collection[Member], now_s: float, patience_s: Mapping[bool, Patience]) -> list[Member]:
+    """Set how many decoding slots each member may fill, and whether it is silent. If all are silent, none counts as silent.
+
+    `patience_s`: by `Work.keep`, see `patience`. Returns the members of which that has changed.
+    """
+    former = [(member.allowed, member.silent) for member in members]
     rates = {m: rate / m.slots for m in members if (rate := m.paces[True].rate(now_s)) is not None}
     usual = statistics.median(rates.values()) if rates else 0.0
     for member in members:
@@ -27,18 +35,20 @@ def assess(members: Collection[Member], now_s: float) -> None:
         member.allowed = max(1, member.slots // LEAST_SHARE, math.ceil(member.slots * slower))
     silent: set[Member] = set()
     for keep in (False, True):
-        patience_s = _patience_s(members, keep=keep)
-        silent |= {m for m in members if m.paces[keep].silence_s(now_s) > patience_s.get(m, math.inf) and not m.is_full}
+        of_kind = patience_s[keep]
+        silent |= {m for m in members if m.paces[keep].silence_s(now_s) > of_kind.get(m, math.inf) and not m.is_full}
     for member in members:
         member.silent = member in silent and len(silent) < len(members)
+    return [member for member, before in zip(members, former, strict=True) if (member.allowed, member.silent) != before]
 
 
-def late_leases(members: Collection[Member], now_s: float, *, keep: bool) -> Iterator[tuple[Member, str, Work]]:
+def late_leases(
+    members: Collection[Member], now_s: float, patience_s: Patience, *, keep: bool
+) -> Iterator[tuple[Member, str, Work]]:
     """Yield (member, lease, work) of the late leases whose results are needed, by priority.
 
     Results of work that is not `keep` are always needed, those of other work only while it is urgent.
     """
-    patience_s = _patience_s(members, keep=keep)
     late = []
     for member in members:
         for lease, work in member.leases.items():
@@ -54,8 +64,8 @@ def late_leases(members: Collection[Member], now_s: float, *, keep: bool) -> Ite
         yield member, lease, work
 
 
-def _patience_s(members: Collection[Member], *, keep: bool) -> dict[Member, float]:
-    """Seconds that each member may be silent while it has work of this kind; empty while no member's usual gap is known."""
+def patience(members: Collection[Member], *, keep: bool) -> Patience:
+    """Return for how long each member may be silent while it has work of this kind; empty while no usual gap is known."""
     gaps_s = {m: gap_s for m in members if (gap_s := m.paces[keep].gap_s) is not None}
     if not gaps_s:
         return {}

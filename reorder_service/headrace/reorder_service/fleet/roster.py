@@ -15,6 +15,7 @@ NEARNESS = 0.5  # share of its slots that a member may be busier than another on
 FAMILIARITY = 0.5  # the same, if it has probed all samples and the other none
 
 _TURN = 1e-9  # in slots: breaks ties
+_FULL = float(1 << 17)  # in slots, more than any member has: puts those without a free slot behind all others
 
 ShardKey = tuple[str, int]
 """A job's name, and the number of one of its shards."""
@@ -37,6 +38,8 @@ class Roster:
         self._vacant: list[int] = []
         self._names: dict[int, str] = {}
         self._free = {keep: np.empty(0, np.float64) for keep in (False, True)}  # -inf where there is no member
+        # The score of a member that has read nothing of a work: free slots and rank, less _FULL where no slot is free.
+        self._score = {keep: np.empty(0, np.float64) for keep in (False, True)}
         self._open: dict[bool, set[int]] = {False: set(), True: set()}  # rows with free slots
         self._slots = np.empty(0, np.float64)
         # Far less than a slot: makes the choice between equal members deterministic, and has them take turns, for each kind.
@@ -54,6 +57,8 @@ class Roster:
         for rank, known in enumerate(sorted(self._names, key=self._names.__getitem__)):
             for ranks in self._rank.values():
                 ranks[known] = _TURN * rank
+        for keep in (False, True):
+            self._score_all(keep)
         return row
 
     def remove(self, row: int, shards: Iterable[ShardKey]) -> None:
@@ -61,7 +66,7 @@ class Roster:
         self.forget(row, shards)
         del self._names[row]
         for keep in (False, True):
-            self._free[keep][row] = -np.inf
+            self._free[keep][row] = self._score[keep][row] = -np.inf
             self._open[keep].discard(row)
         self._vacant.append(row)
 
@@ -70,8 +75,10 @@ class Roster:
         self._free[keep][row] = free
         if free > 0:
             self._open[keep].add(row)
+            self._score[keep][row] = free + self._rank[keep][row]
         else:
             self._open[keep].discard(row)
+            self._score[keep][row] = free + self._rank[keep][row] - _FULL
 
     def has_free(self, *, keep: bool) -> bool:
         """Whether any member has a free slot of this kind."""
@@ -80,6 +87,7 @@ class Roster:
     def served(self, row: int, *, keep: bool) -> None:
         """Note that a member takes a work, so that other equal members are chosen before it is again."""
         self._last_rank -= _TURN
+        self._score[keep][row] += self._last_rank - self._rank[keep][row]
         self._rank[keep][row] = self._last_rank
 
     def note(self, row: int, shards: Iterable[ShardKey]) -> None:
@@ -112,30 +120,38 @@ class Roster:
 
         `without_slot`: where no slot is free, a member without one takes it.
         """
-        free, rows = self._free[keep], self._open[keep]
+        score, rows = self._score[keep], self._open[keep]
         if len(rows) == 1 and not avoid:
             return next(iter(rows))
         if avoid:
-            free = free.copy()
-            free[list(avoid)] = -np.inf
+            score = score.copy()
+            score[list(avoid)] = -np.inf
             rows = rows.difference(avoid)
         if not (rows or without_slot):
             return None
-        score = free + self._rank[keep] + self._near_slots(reading)
-        if rows:
-            score = np.where(free > 0, score, -np.inf)
+        if (near := self._near_slots(reading)) is not None:
+            score = score + near
         best = int(np.argmax(score))
         return best if score[best] > -np.inf else None
 
-    def _near_slots(self, reading: Reading) -> npt.NDArray[np.float64]:
-        """(rows,) `nearness` of every member, in slots."""
-        share = np.zeros(len(self._slots))
+    def _near_slots(self, reading: Reading) -> npt.NDArray[np.float64] | None:
+        """(rows,) `nearness` of every member, in slots; None where no member has read or probed anything of the work."""
+        read: npt.NDArray[np.float32] | None = None
         for shard, number in reading.shards.items():
             if (readers := self._readers.get(shard)) is not None:
-                share += readers * (NEARNESS * number / reading.num_samples)
+                of_shard = readers if number == 1 else readers * number
+                read = of_shard if read is None else read + of_shard
+        if read is None and not reading.probed:
+            return None
+        near = self._slots * (NEARNESS / reading.num_samples)
+        near *= 0 if read is None else read
         for row, number in reading.probed.items():
-            share[row] += FAMILIARITY * number / reading.num_samples
-        return share * self._slots
+            near[row] += FAMILIARITY * number / reading.num_samples * self._slots[row]
+        return near
+
+    def _score_all(self, keep: bool) -> None:
+        free = self._free[keep]
+        self._score[keep] = free + self._rank[keep] - np.where(free > 0, 0.0, _FULL)
 
     def _grow(self) -> None:
         num_rows = max(8, 2 * len(self._slots))
@@ -144,4 +160,6 @@ class Roster:
         self._slots = np.pad(self._slots, (0, more))
         self._rank = {keep: np.pad(rank, (0, more)) for keep, rank in self._rank.items()}
         self._free = {keep: np.pad(free, (0, more), constant_values=-np.inf) for keep, free in self._free.items()}
+        for keep in (False, True):
+            self._score_all(keep)
         self._readers = {shard: np.pad(readers, (0, more)) for shard, readers in self._readers.items()}
