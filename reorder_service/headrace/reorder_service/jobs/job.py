@@ -25,7 +25,7 @@ from headrace.reorder_service.jobs.planner import Planner
 from headrace.reorder_service.jobs.resuming import Resuming
 from headrace.reorder_service.jobs.rewriting import Loss, write_again
 from headrace.reorder_service.jobs.sessions import Session, Sessions
-from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.jobs.stopping import stop_task, to_its_end
 from headrace.reorder_service.jobs.window import bytes_ahead, has_room
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
@@ -108,7 +108,7 @@ class JobRun:
                 self.start()
 
     async def rewind(self, step: int) -> None:
-        """Go back to `step`: its commit and all later ones are undone. Must be shielded from cancellation.
+        """Go back to `step`: its commit and all later ones are undone. Await it by `to_its_end`.
 
         Ranks that go back to the same step may all call this: the first call does it. A job that has failed or was cancelled
         stays as it is. Raises UserError where `step` is negative, and ConflictError where it lies ahead of the last commit.
@@ -302,7 +302,7 @@ class JobRun:
     async def leave_formations(self) -> None:
         """Plan the uncommitted steps for the replicas of the topology again, where the job was trained by nodes before.
 
-        Must be shielded from cancellation.
+        Await it by `to_its_end`.
         """
         async with self.cursor.moving:
             if self.formations:
@@ -376,7 +376,7 @@ class JobRun:
         Repeating a commit is harmless. Waits and raises as `Cursor.note`.
         """
         if await self.cursor.note(session, index, commit) and self.cursor.may_advance(self.sessions.num_ranks):
-            await asyncio.shield(self._commit_ready())
+            await to_its_end(self._commit_ready())
         return index < self.cursor.committed
 
     async def _commit_ready(self) -> None:
