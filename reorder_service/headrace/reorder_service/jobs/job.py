@@ -195,19 +195,19 @@ class JobRun:
     async def _run(self) -> None:
         failure = ""
         while not self.cursor.is_over:
+            ending = bool(failure)
             try:
-                if failure:
-                    await self._end("FAILED", failure)
-                else:
-                    await self._work()
+                await (self._end("FAILED", failure) if ending else self._work())
             except* UnavailableError as group:
                 log.warning("waiting for the store %s", pairs(job=self.name, error=first_error(group)))
                 await asyncio.sleep(STORE_RETRY_S)
             except* HeadraceError as group:
-                failure = str(first_error(group))
+                failure = failure or str(first_error(group))
+                await asyncio.sleep(STORE_RETRY_S * ending)  # the end is not saved either, as where the store has lost the job
             except* Exception:
                 log.exception("job failed on an internal error %s", pairs(job=self.name))
-                failure = "internal error; see the reorder service's log"
+                failure = failure or "internal error; see the reorder service's log"
+                await asyncio.sleep(STORE_RETRY_S * ending)
 
     async def _work(self) -> None:
         """Work on the job from wherever it stands to its end. May be called again after an error."""

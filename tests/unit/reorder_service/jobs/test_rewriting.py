@@ -155,6 +155,19 @@ async def test_a_job_that_the_store_has_lost_as_a_whole_is_dropped_and_may_be_su
     assert await consume(again, again.open_session(0, 1)) == [0, 1, 2, 3, 4, 5]
 
 
+async def test_a_job_whose_failure_cannot_be_saved_since_the_store_has_lost_it_does_not_flood_the_store(start: Start) -> None:
+    service = await start()
+    run = await submit(service, join=False)
+    client = run._store.database.client
+    await client.delete(*KEYS)
+    before = (await client.info("stats"))["total_commands_processed"]
+    Preprocessor(service=service).join()  # lists the shards, which the store refuses to keep
+    await asyncio.sleep(0.3)  # in which the store would answer a thousand commands
+    assert (await client.info("stats"))["total_commands_processed"] - before < 50
+    async with asyncio.timeout(5):
+        await run.stop()
+
+
 async def test_a_job_that_is_over_is_over_again_where_the_store_has_lost_that(start: Start) -> None:
     run, session = await job_at(start, 4)
     await keep(run)
