@@ -139,7 +139,8 @@ class Relay(sessions_pb2_grpc.SessionsServicer):
     def Plans(self, request: sessions_pb2.PlansRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         stream, events = self._present(), queue.SimpleQueue[bytes | RefusedError | None]()
         stream.listen(request.session, events.put)
-        context.add_callback(lambda: stream.leave(request.session))
+        if not context.add_callback(lambda: stream.leave(request.session)):  # the rank has gone already, and none would come
+            stream.leave(request.session)
         while (message := events.get()) is not None:
             if isinstance(message, RefusedError):
                 context.abort(message.status, message.error)
