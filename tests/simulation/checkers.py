@@ -61,7 +61,7 @@ class Checkers:
         """`is_clock_true`: whether leases last as long as they should, which they do not where the store's clock jumped."""
         self.violations: list[str] = []
         self.digest = 0
-        """Of all changes of the job, and when they happened: the same for every run of a seed."""
+        """Digest of all changes of the job, and of when they happened: the same for every run of a seed."""
         self._world, self._trainers = world, trainers
         self._expected = expected
         self._is_clock_true = is_clock_true
