@@ -24,7 +24,7 @@ demo: setup  ## run the main job on the bundled example: one reorder service, tw
 test: setup lint  ## the whole suite
 	@$(BIN)/pytest -n 2 --dist loadfile
 
-test-slow: setup  ## what the suite leaves out for its time: more variants of some tests
+test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
 	@$(BIN)/pytest -n 2 --dist loadfile -m slow
 
 unit: setup  ## the fast tests only

@@ -68,7 +68,7 @@ class Size:
 NORMAL = Size(ranks=1024, preprocessors=256, steps=30, step_s=2.0, cpu_s=0.15)
 QUICK = Size(ranks=64, preprocessors=16, steps=10, step_s=2.0, cpu_s=0.15)
 LARGE = Size(ranks=10_000, preprocessors=2_000, steps=180, step_s=10.0, cpu_s=10.0)
-"""Thirty minutes, on one core."""
+"""The size of `--large`, which takes thirty minutes: CPU for a step every `step_s` is at most that of one core."""
 
 
 class Client:
@@ -84,7 +84,7 @@ class Client:
             raise RuntimeError(f"light ranks said {line!r} instead of 'open'")
 
     def result(self, text: str = "", *, end: bool = False) -> Any:
-        """What it prints at its end, given `text`; `end`: it is told to."""
+        """Wait for its end, and return the JSON that it has printed. `text`: for its standard input. `end`: whether to end it."""
         if end:
             self._popen.terminate()
         printed = self._popen.communicate(text)[0]
@@ -267,7 +267,7 @@ def _section(
 
 
 def _peak_mib(pid: int) -> float:
-    """The most memory that a process has had."""
+    """Return the most memory that a process has had, in MiB."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 

@@ -24,13 +24,14 @@ _SIZES = [
     (int(random.Random(n).lognormvariate(6.0, 0.8)) + 16, int(random.Random(~n).lognormvariate(6.5, 1.0)) // 4 * 4)
     for n in range(4096)
 ]
-"""(tokens, patches) of the samples, over and over."""
+"""(tokens, patches) of each sample, by its row; longer shards repeat the table."""
 
 
 class LightPreprocessor:
-    """One stream. `probed`: told the step of each sample that is reported."""
+    """One light preprocessor, with a stream of its own."""
 
     def __init__(self, number: int, probed: Callable[[int], None]) -> None:
+        """`probed`: called with the step of each sample whose size is reported."""
         self._name = f"light-{number:03d}"
         self._probed = probed
         self._reports = Outbox[fleet_pb2.FleetReport]()
@@ -38,7 +39,7 @@ class LightPreprocessor:
         self._global_batch = 0  # of the one job
 
     async def run(self, endpoint: str) -> None:
-        """Until the stream ends."""
+        """Do what the reorder service asks for, until it ends the stream."""
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=f"{self._name}:1", slots=SLOTS)
         self._reports.put(fleet_pb2.FleetReport(hello=hello))
         async with own_channel(endpoint) as channel:

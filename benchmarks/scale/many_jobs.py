@@ -42,7 +42,7 @@ GOAL_MIB = 512.0  # of which 300 are those of a service without a job, with its 
 LIST_GOAL_S = 5.0
 _SHARDS, _ROWS, _STEPS, _BATCH = 100, 10_000, 100, 64
 _AT_A_TIME = 1_000
-_POLL_S = 0.02
+_POLL_S, _PATIENCE_S = 0.02, 120.0
 
 
 def main() -> None:
@@ -76,7 +76,9 @@ def measure(*, quick: bool) -> Section:
             progress("the leader is killed")
             killed_s = time.monotonic()
             os.kill(leader.pid, signal.SIGKILL)
-            while not rpc.is_serving(endpoint, "headrace.v1.Jobs"):
+            while not rpc.is_serving(endpoint, rpc.JOBS):
+                if time.monotonic() > killed_s + _PATIENCE_S:
+                    raise RuntimeError(f"nobody serves {_PATIENCE_S:g} s after the leader was killed")
                 time.sleep(_POLL_S)
             took_s = time.monotonic() - killed_s
             lead_mib = _memory_mib(standby.pid)

@@ -27,7 +27,7 @@ CALL_TIMEOUT_S = 60.0
 
 
 class LightRank:
-    """What one session has been told, and when."""
+    """What one rank's session has been told, and when."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -41,7 +41,7 @@ class LightRank:
         self._ended = False
 
     async def wait_for(self, step: int) -> bool:
-        """Whether that step comes: true once all of its places are known."""
+        """Wait until all places of a step are known, and return whether they are: the job may have ended before it."""
         async with asyncio.timeout(CALL_TIMEOUT_S), self._arrived:
             await self._arrived.wait_for(lambda: step in self.places or self._ended)
         return step in self.places
@@ -70,7 +70,7 @@ class LightRank:
 
 
 class LightHost:
-    """One stream, for some ranks."""
+    """The ranks of one host, and the stream that they share."""
 
     def __init__(self, endpoint: str, ranks: list[LightRank], num_ranks: int, step_s: float) -> None:
         self._ranks, self._num_ranks, self._step_s = ranks, num_ranks, step_s
@@ -84,7 +84,7 @@ class LightHost:
             rank.session = (await self._stub.Open(request, timeout=OPEN_TIMEOUT_S)).session
 
     async def run(self, begin_s: float) -> None:
-        """Until the job has ended."""
+        """Train from `begin_s` on, by the monotonic clock, until the job has ended."""
         listening = asyncio.create_task(self._listen())
         async with asyncio.TaskGroup() as group:
             for rank in self._ranks:
@@ -147,7 +147,7 @@ async def _run(endpoint: str, job: str, first: int, count: int, num_ranks: int, 
 
 
 def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """An error that is not the cancellation of a call because of another error."""
+    """Return the error that began it, and not the cancellation of a call that followed from it."""
     inner = [_cause(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return next((e for e in inner if not (isinstance(e, grpc.RpcError) and e.code() == grpc.StatusCode.CANCELLED)), inner[0])
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scale.telling MODE LANES`: what plans and places of a step take of the reorder service's event loop.
+"""`python -m benchmarks.scale.telling MODE LANES`: how long telling a step's plan and places takes the event loop.
 
 The real sessions and the real gRPC service, without a fleet and without a store: steps are planned beforehand, and their parts
 are taken in BURSTS. Every HOST_RANKS ranks share a connection of benchmarks.scale.listeners, which reads and does not parse, so
@@ -34,7 +34,7 @@ OPEN_TIMEOUT_S, TOLD_TIMEOUT_S = 120.0, 60.0
 
 
 class Service:
-    """As much of a reorder service as its sessions need."""
+    """Stands in for the reorder service and its job, as far as the real servicer of sessions asks for them."""
 
     def __init__(self, sessions: Sessions) -> None:
         self.name, self.sessions, self.service = "scale", sessions, self
@@ -44,7 +44,7 @@ class Service:
 
 
 def open_sessions(mode: str, lanes: int) -> Sessions:
-    """Of a job whose ranks all connect."""
+    """Open the sessions of all ranks of a job. `mode`: of TOLD_MODES. `lanes`: replicas of the LLM."""
     sessions, ranks = Sessions("scale"), lanes * (STAGES + 1)
     for rank in range(ranks):
         if mode == "nodes":
@@ -57,7 +57,7 @@ def open_sessions(mode: str, lanes: int) -> Sessions:
 
 
 def make_step(index: int, lanes: int) -> PlannedStep:
-    """Planned, and cut into parts that nobody has taken."""
+    """Return a step that is planned, and cut into parts that no preprocessor has taken."""
     rng, count = np.random.default_rng(index), lanes * MICROBATCHES * SAMPLES
     ids = np.arange(index * count, (index + 1) * count)
     topology = Topology(replicas=lanes, microbatches=MICROBATCHES, stages={"vision": 1, "llm": STAGES})
@@ -70,7 +70,7 @@ def make_step(index: int, lanes: int) -> PlannedStep:
 
 
 class Turns:
-    """How long the event loop works at a time, at most: of the processor, so that others on this machine do not count."""
+    """Measures how long the event loop works at a time, in CPU seconds of its thread: what others do does not count."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0

@@ -10,12 +10,12 @@ HOST_RANKS = 8
 """Ranks of a host, which share a stream."""
 MICROBATCHES = 2
 RANK_SAMPLES = 8
-"""Of a rank in a step."""
+"""Samples of a rank in a step."""
 SHARDS, ROWS = 10_000, 10_000
 """The data set: 100 million samples."""
 SLOTS = 8
 TOLD_LANES = 64
-"""Of a job whose ranks are told whole plans: replicas of an LLM in 16 stages."""
+"""Replicas of the LLM, which has 16 stages, in the job whose ranks are told whole plans."""
 TOLD_MODES = {
     "equal lanes": "a pipeline whose units have equal numbers of replicas",
     "one lane": "a pipeline of which one unit has a replica less, so that samples of every replica meet there",
@@ -24,5 +24,5 @@ TOLD_MODES = {
 
 
 def own_channel(endpoint: str) -> grpc.aio.Channel:
-    """A connection that no other client of this process shares."""
+    """Return a channel over a connection that no other client of this process shares."""
     return grpc.aio.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1), *rpc.CHANNEL_OPTIONS])

@@ -36,11 +36,15 @@ def at_hand(text: str) -> str:
 
 
 def dump_store(client: Any, file: Path) -> None:
-    """Write all keys of a Redis database, of a client that decodes responses."""
+    """Write all keys of a Redis database, of a client that decodes responses.
+
+    A sorted set is {"sorted": [[member, score], ...]}.
+    """
     read = {
         "string": client.get,
         "hash": client.hgetall,
         "list": lambda key: client.lrange(key, 0, -1),
+        "zset": lambda key: {"sorted": client.zrange(key, 0, -1, withscores=True)},
     }
     keys = {key: read[client.type(key)](key) for key in sorted(client.keys("*")) if key not in _LEASE_KEYS}
     file.write_text(json.dumps(keys, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -49,7 +53,9 @@ def dump_store(client: Any, file: Path) -> None:
 def restore_store(client: Any, file: Path) -> None:
     """Write the keys of a recorded store into an empty database."""
     for key, value in json.loads(at_hand(file.read_text(encoding="utf-8"))).items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value.keys() == {"sorted"}:
+            client.zadd(key, dict(value["sorted"]))
+        elif isinstance(value, dict):
             client.hset(key, mapping=value)
         elif isinstance(value, list):
             client.rpush(key, *value)

@@ -1,6 +1,6 @@
 """Record what this release stores and sends, from real processes: python -m tests.histories.record VERSION
 
-A developer runs it once, at a release, and commits tests/histories/VERSION. It takes about a minute.
+A developer runs it once, at a release, and commits tests/histories/VERSION. It takes half a minute.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "measured": {"sources": [SMALL], "steps": 11, "global_batch": 4, "execution": {"trainer": "colocated"}},
     "reset": {"sources": [SMALL], "steps": 4},
+    "paged": {"sources": [SMALL], "steps": 130, "global_batch": 1},
     "nodes": {"sources": [SMALL], "steps": 3, "topology": {"replicas": 2, "microbatches": 4}},
     "done": {"sources": [DAMAGED], "epochs": 1, "global_batch": 8},
     "failed": {"sources": [{"path": f"{EXAMPLES}/nowhere"}]},
@@ -87,8 +88,8 @@ def consume_until(cluster: Cluster, job: str, last: int, **options: Any) -> None
         return
 
 
-def bring_into_states(cluster: Cluster) -> None:
-    """Bring the JOBS into the states that they are named after."""
+def bring_into_states(cluster: Cluster, store: Any) -> None:
+    """Bring the JOBS into the states that they are named after. `store`: a client of theirs."""
     for name, fields in JOBS.items():
         cluster.submit(make_spec(name, **fields))
     with cluster.client() as client:
@@ -106,6 +107,11 @@ def bring_into_states(cluster: Cluster) -> None:
         consume_until(cluster, "reset", 2)
         client.reset("reset", 1)
         cluster.wait_for_state("failed", "failed")
+    consume_until(cluster, "paged", 127)
+    deadline = time.monotonic() + PATIENCE_S
+    while not store.hexists("headrace:{paged}:job", "paged"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)  # polls a real service
     form_nodes(cluster, "nodes")
 
 
@@ -159,7 +165,7 @@ def record_messages(cluster: Cluster, folder: Path) -> dict[str, dict[str, Any]]
 def follow_pipeline(endpoint: str, job: str) -> None:
     """Commit all steps of a job as a process of a pipeline that has both replicas, and fetches nothing."""
     client = SessionClient(endpoint, job, 0, 1, replicas=(0, 1))
-    client.open()
+    client.open([])
     planned, placed, committed = set(), 0, 0
     for event in client.events():
         placed += event.HasField("location")
@@ -177,12 +183,12 @@ def end_of(client: JobsClient, job: str) -> dict[str, Any]:
     return {"ledger": ledger_sha256(client.ledger(job)), "refused": dict(sorted(refused.items()))}
 
 
-def finish(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    """Have the jobs of a recorded store go on to their ends, and return these."""
+def finish(cluster: Cluster, jobs: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Have these jobs of a recorded store go on to their ends, and return these."""
     ends = {}
     with cluster.client() as client:
         client.pause("paused", False)
-        for name in [*JOBS, "indexing"]:
+        for name in jobs:
             if name not in ("done", "failed", "cancelled"):
                 cluster.consume(name)
                 cluster.wait_for_state(name, "done")
@@ -212,13 +218,13 @@ def record(folder: Path, temporary: Path) -> None:
     try:
         with serving(temporary / "states") as (cluster, client):
             cluster.add_preprocessors(1)
-            bring_into_states(cluster)
+            bring_into_states(cluster, client)
             cluster.preprocessors[0].terminate()
             cluster.preprocessors[0].wait(5.0)
             cluster.submit(make_spec("indexing", sources=[SMALL], steps=2))
             dump_store(client, folder / "store.json")
             cluster.add_preprocessors(1)
-            ends = finish(cluster)
+            ends = finish(cluster, [*JOBS, "indexing"])
         with serving(temporary / "messages") as (cluster, _):
             ends |= record_messages(cluster, folder)
         (folder / "ends.json").write_text(json.dumps(ends, indent=1) + "\n")

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
 from headrace import trainer
 from headrace.errors import ConflictError, SupersededError, UserError
@@ -123,8 +124,10 @@ def test_no_node_is_lost_to_a_leading_service_that_hangs(cluster, spec, store, j
     assert (names(snapshot), snapshot.generation, snapshot.change) == ("abcde", 2, "e joined")
     assert all(member.wait(1, TIMEOUT_S) == snapshot for member in members)
     os.kill(services[0].pid, signal.SIGKILL)
-    os.kill(services[1].pid, signal.SIGSTOP)  # for longer than its lease, with none to stand by
-    time.sleep(2.5)
+    os.kill(services[1].pid, signal.SIGSTOP)
+    with redis.Redis(port=store.port) as client:
+        while client.exists("headrace:leader"):  # for longer than its lease, with none to stand by
+            time.sleep(0.02)  # polls a real server
     os.kill(services[1].pid, signal.SIGCONT)
     join(services[1].endpoint(), job, "f")
     snapshot = fifth.wait(2, TIMEOUT_S)

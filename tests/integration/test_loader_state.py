@@ -14,23 +14,12 @@ from torch.distributed.checkpoint.stateful import Stateful
 from headrace import trainer
 from headrace.errors import ConflictError
 from headrace.ledger import ledger_sha256
+from tests.integration.consuming import consume
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized"),
 ]
-
-
-def consume(loader: trainer.StepLoader, stop: int | None = None) -> list[int]:
-    """Read and commit steps up to `stop`; their numbers."""
-    done = []
-    for step in loader:
-        list(step)
-        loader.commit(step)
-        done.append(step.index)
-        if step.index + 1 == stop:
-            break
-    return done
 
 
 def saved_at_2_of_4(cluster: Any, job: str, folder: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from headrace import trainer
 from headrace.ledger import ledger_sha256
+from tests.integration.consuming import consume
 from tests.store_proxy import StoreProxy
 
 pytestmark = pytest.mark.integration
@@ -23,11 +24,6 @@ def proxy(store: Any) -> Iterator[StoreProxy]:
     made.close()
 
 
-def read(steps: Iterator[trainer.Step]) -> trainer.Step:
-    list(step := next(steps))
-    return step
-
-
 @pytest.mark.slow
 def test_a_reset_whose_answer_is_lost_and_whose_copy_comes_late_is_done_once(
     cluster: Any, proxy: StoreProxy, spec: Any, undisturbed: Any
@@ -36,23 +32,16 @@ def test_a_reset_whose_answer_is_lost_and_whose_copy_comes_late_is_done_once(
     cluster.add_preprocessors(1)
     job = cluster.submit(spec("late-reset", steps=STEPS))
     with trainer.connect(cluster.endpoint, job=job) as loader:
-        steps = iter(loader)
-        for _ in range(5):
-            loader.commit(read(steps))
+        consume(loader, 5)
     with cluster.client() as client:
         proxy.lose_answer_to(b'["HINCRBY"')
         status = client.reset(job, 2)
         assert proxy.caught.is_set()
         assert (status.committed_steps, status.generation) == (2, 2)
-        done = []
         with trainer.connect(cluster.endpoint, job=job) as loader:
-            for step in loader:
-                list(step)
-                loader.commit(step)
-                done.append(step.index)
-                if step.index == 6:
-                    proxy.deliver_copy()
-        assert done == list(range(2, STEPS))
+            assert consume(loader, 7) == list(range(2, 7))
+            proxy.deliver_copy()
+            assert consume(loader) == list(range(7, STEPS))
         assert client.show(job).generation == 2
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(STEPS)
 
@@ -66,12 +55,9 @@ def test_a_commit_whose_answer_is_lost_and_whose_copy_comes_behind_a_reset_commi
     cluster.add_preprocessors(1)
     job = cluster.submit(spec("late-commit", steps=STEPS))
     with trainer.connect(cluster.endpoint, job=job) as loader:
-        steps = iter(loader)
-        for index in range(4):
-            step = read(steps)
-            if index == 2:
-                proxy.lose_answer_to(b'["RPUSH"')
-            loader.commit(step)
+        consume(loader, 2)
+        proxy.lose_answer_to(b'["RPUSH"')
+        consume(loader, 4)
     assert proxy.caught.is_set()
     with cluster.client() as client:
         client.reset(job, 2)

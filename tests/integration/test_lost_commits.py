@@ -18,12 +18,15 @@ from headrace.errors import ConflictError, NotFoundError
 from headrace.ledger import ledger_sha256
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.topology import PipelineTopology
+from tests.integration.consuming import consume
 
 pytestmark = pytest.mark.integration
 
 
-def lose_commits(store: Any, job: str, step: int) -> None:
-    """As a fail-over to a replica that lags, or a machine that loses what was not on its disk."""
+def lose_commits(cluster: Any, store: Any, job: str, step: int) -> None:
+    """End the service and lose the commits from `step` on, as a machine does that loses what was not on its disk."""
+    cluster.reorder.terminate()
+    cluster.reorder.wait(5.0)
     with redis.Redis(port=store.port) as client:
         client.ltrim(f"headrace:{{{job}}}:ledger", 0, step - 1)
         client.hset(f"headrace:{{{job}}}:job", "cursor", step)
@@ -35,29 +38,15 @@ def content_of_step(cluster: Any, job: str, index: int) -> int:
         return next(step.content for step in loader if step.index == index)
 
 
-def consume(loader: trainer.StepLoader) -> list[int]:
-    done = []
-    for step in loader:
-        list(step)
-        loader.commit(step)
-        done.append(step.index)
-    return done
-
-
 @pytest.mark.slow
 def test_trainers_commit_again_what_the_store_has_lost(cluster: Any, store: Any, spec: Any, undisturbed: Any) -> None:
     cluster.start_reorder(store=store.url)
     cluster.add_preprocessors(1)
     job = cluster.submit(spec("set-back", steps=8))
     with trainer.connect(cluster.endpoint, job=job) as loader:
-        steps = iter(loader)
-        for _ in range(5):
-            list(step := next(steps))
-            loader.commit(step)
+        consume(loader, 5)
         state = loader.state_dict()
-    cluster.reorder.terminate()
-    cluster.reorder.wait(5.0)
-    lose_commits(store, job, 2)
+    lose_commits(cluster, store, job, 2)
     cluster.start_reorder(listen=cluster.endpoint, store=store.url)
 
     loader = trainer.connect(cluster.endpoint, job=job)
@@ -105,10 +94,7 @@ def test_a_job_of_a_store_that_was_emptied_is_submitted_again_and_goes_on_from_c
     cluster.add_preprocessors(1)
     job = cluster.submit(spec("emptied", steps=8))
     with trainer.connect(cluster.endpoint, job=job) as loader:
-        steps = iter(loader)
-        for _ in range(4):
-            list(step := next(steps))
-            loader.commit(step)
+        consume(loader, 4)
         state = loader.state_dict()
         with redis.Redis(port=store.port) as client:
             client.flushall()
@@ -131,13 +117,8 @@ def test_a_trainer_whose_service_comes_back_with_a_store_that_lost_commits_is_to
     cluster.add_preprocessors(1)
     job = cluster.submit(spec("came-back", steps=8))
     with trainer.connect(cluster.endpoint, job=job) as loader:
-        steps = iter(loader)
-        for _ in range(3):
-            list(step := next(steps))
-            loader.commit(step)
-        cluster.reorder.terminate()
-        cluster.reorder.wait(5.0)
-        lose_commits(store, job, 1)
+        consume(loader, 3)
+        lose_commits(cluster, store, job, 1)
         cluster.start_reorder(listen=cluster.endpoint, store=store.url)
         with pytest.raises(ConflictError, match="committed 3 steps of job 'came-back', whose store has lost all but 1 of them"):
             consume(loader)
@@ -222,9 +203,7 @@ def test_a_state_of_weights_that_the_store_has_lost_is_refused(cluster: Any, sto
                 client.set_weights(job, 4, {"a": 3, "b": 1})
             loader.commit(step)
         state = loader.state_dict()
-    cluster.reorder.terminate()
-    cluster.reorder.wait(5.0)
-    lose_commits(store, job, 2)
+    lose_commits(cluster, store, job, 2)
     with redis.Redis(port=store.port) as client:
         client.hset(f"headrace:{{{job}}}:job", "mixture", "[]")
         client.delete(f"headrace:{{{job}}}:window")

@@ -8,9 +8,10 @@ import pytest
 import redis
 
 from headrace.cli.jobs_client import state_name
+from headrace.reorder_service.store.redis_database import FORMAT
 from headrace.spec import load_topology_json
 from tests.histories.history import HISTORIES, restore_store
-from tests.histories.record import finish
+from tests.histories.record import JOBS, MESSAGES, finish, record
 
 pytestmark = pytest.mark.integration
 
@@ -33,4 +34,14 @@ def test_a_leader_of_today_continues_every_recorded_job_to_the_same_ledger(clust
                 assert load_topology_json(status.topology_json) == load_topology_json(fields["topology"])
     cluster.add_preprocessors(1)
     ends = json.loads((folder / "ends.json").read_text())
-    assert finish(cluster) == {job: ends[job] for job in jobs}
+    assert finish(cluster, jobs) == {job: ends[job] for job in jobs}
+
+
+@pytest.mark.slow
+def test_a_release_can_record_what_it_leaves_behind(tmp_path) -> None:
+    folder = tmp_path / "next"
+    folder.mkdir()
+    record(folder, tmp_path)
+    assert json.loads((folder / "ends.json").read_text()).keys() == {*JOBS, "indexing", *MESSAGES}
+    assert {file.name for file in folder.glob("*.jsonl")} == {f"{who}.jsonl" for who in ("preprocessor", "nodes", *MESSAGES)}
+    assert json.loads((folder / "store.json").read_text())["headrace:format"] == FORMAT

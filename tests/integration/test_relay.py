@@ -144,8 +144,9 @@ def test_what_the_service_refuses_is_refused_in_the_same_words(calm: Any, spec: 
         trainer.connect(calm.endpoint, job="nobody").open()
 
 
-def test_a_folder_that_others_can_use_is_not_used(temporary: Path) -> None:
-    (temporary / f"headrace-{os.getuid()}").mkdir(mode=0o755)
+@pytest.mark.parametrize("make", [lambda path: path.mkdir(mode=0o755), Path.touch, lambda path: path.symlink_to("/tmp")])
+def test_what_is_no_folder_that_only_this_user_can_use_is_not_used(temporary: Path, make: Callable[[Path], None]) -> None:
+    make(temporary / f"headrace-{os.getuid()}")
     with pytest.raises(UserError, match="not a folder that only this user can use: remove it, or set HEADRACE_RELAY=0"):
         trainer.connect("127.0.0.1:1", job="job")
 

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.errors import UnavailableError
 from headrace.reorder_service.fleet.fleet import SILENCE_S
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.ledger_pages import LedgerPage
@@ -62,7 +61,7 @@ class Checkers:
         """`is_clock_true`: whether leases last as long as they should, which they do not where the store's clock jumped."""
         self.violations: list[str] = []
         self.digest = 0
-        """Of all changes of the job, and when they happened: the same for every run of a seed."""
+        """Digest of all changes of the job, and of when they happened: the same for every run of a seed."""
         self._world, self._trainers = world, trainers
         self._expected = expected
         self._is_clock_true = is_clock_true
@@ -201,8 +200,7 @@ class Checkers:
     def look_at_errors(self) -> None:
         """Look for exceptions that nobody has caught, and for processes that ended without being told to."""
         for message, err in self._world.loop.errors:
-            if not isinstance(err, UnavailableError):  # of a shielded task whose caller was lost: it is only logged
-                self._violated(f"an exception that nobody caught: {message}: {err!r}")
+            self._violated(f"an exception that nobody caught: {message}: {err!r}")
         for server in self._world.servers:
             for error in server.errors:
                 self._violated(f"a call was answered by an internal error: {error}")

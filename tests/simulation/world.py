@@ -64,19 +64,19 @@ class Supervised:
             self._task = self.process.spawn(self._run(self.process))
 
     def kill(self) -> None:
-        """As by SIGKILL. It stays down until `start`."""
+        """Kill it, as SIGKILL does. It stays down until `start`."""
         self._is_wanted = False
         if self.process is not None and self.process.is_alive:
             self._gone(self.process)
 
     def end(self) -> None:
-        """As by SIGTERM: the process may put things in order first. It stays down until `start`."""
+        """End it, as SIGTERM does: it may put things in order first. It stays down until `start`."""
         self._is_wanted = False
         if self._task is not None:
             self._task.cancel()
 
     def pause(self, *, keepalive: bool) -> None:
-        """As by SIGSTOP. `keepalive`: its connections seem alive all the same, as where only its own code hangs."""
+        """Stop it for a while, as SIGSTOP does. `keepalive`: its connections seem alive, as where only its own code hangs."""
         if self.process is not None and self.process.is_alive:
             self.process.pause()
             if not keepalive:

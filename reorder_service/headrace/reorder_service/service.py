@@ -239,6 +239,10 @@ class ReorderService:
                     await retry_while_unavailable(run.write_again, database.check, job=run.name)
                 except NotFoundError:
                     await self._drop_lost(run.name)
+                except UnavailableError:  # an embedded store that will never answer: this process lets go
+                    raise
+                except Exception:  # such as a record that cannot be read; the other jobs, and later losses, still count
+                    log.exception("what the store has lost is not written again %s", pairs(job=run.name))
 
     async def _drop_lost(self, job: str) -> None:
         """Drop a job that the store has lost as a whole, if this process holds it, and tell its ranks."""

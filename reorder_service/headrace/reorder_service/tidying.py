@@ -45,7 +45,7 @@ class Tidying:
         self._delete = delete
         self._forget = forget
         self._compacted: dict[str, int] = {}
-        """Job -> its committed steps when its ledger was last compacted by this leader."""
+        """Job -> its committed steps when this leader last compacted its ledger, rounded down to whole pages."""
         self._noted: set[str] = set()
         """Jobs in memory that are over, and of which the store knows that."""
 
@@ -77,7 +77,7 @@ class Tidying:
                 continue
             while await self._store.compact_ledger(run.name, num_steps):
                 log.debug("compacted %s", pairs(job=run.name, steps=num_steps))
-            self._compacted[run.name] = committed
+            self._compacted[run.name] = committed // num_steps * num_steps
 
     async def note_ends(self, now_s: float) -> None:
         """Note in the store which of the jobs in memory are over."""

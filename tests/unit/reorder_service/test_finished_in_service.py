@@ -146,9 +146,22 @@ async def test_the_ledger_of_a_job_that_runs_is_compacted(start: Start, monkeypa
     assert await names(run) == before
     await consume(run, run.open_session(0, 1), stop=6)
     await service.tidying.compact_ledgers()
-    assert await client.hget("headrace:{job}:job", "paged") == "2"
+    assert await client.hget("headrace:{job}:job", "paged") == "4"
     await consume(run, run.open_session(0, 1))
     assert len(await names(run)) == 6
+
+
+async def test_a_page_is_made_as_soon_as_two_are_in_the_list_whenever_it_was_looked_at_before(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.reorder_service.tidying.steps_per_page", lambda _: 2)
+    service = await start()
+    run = await submit(service)
+    client = service.store.database.client
+    for step, paged in ((3, None), (4, "2")):
+        await consume(run, run.open_session(0, 1), stop=step)
+        await service.tidying.compact_ledgers()
+        assert await client.hget("headrace:{job}:job", "paged") == paged
 
 
 async def test_tidying_lives_through_an_error(

@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cancel.add_argument("job")
     delete = actions.add_parser(
         "delete",
-        help="delete jobs that are over, with their ledgers; their names are free then",
+        help="delete jobs that are over, with their ledgers; their names can be used again then",
         description="Delete jobs that are over with all that the store has of them: ledger, manifest and quarantine. Their names "
         "are free then. A job that runs is refused: cancel it first. Without this command finished jobs are dropped after the "
         "time that `headrace reorder --keep-finished` names.",

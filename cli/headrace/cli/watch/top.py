@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="look twice, print the rates in between and end; so it is where nobody watches: in a pipe",
+        help="look twice, print the rates in between, and end; a table is always printed so where the output is no terminal",
     )
     parser.add_argument(
         "--interval",

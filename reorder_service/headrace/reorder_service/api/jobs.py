@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +16,7 @@ from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import Session
+from headrace.reorder_service.jobs.stopping import to_its_end
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.finished_jobs import JobNote, Summary
@@ -92,13 +92,13 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @unary_method
     async def Delete(self, request: jobs_pb2.DeleteRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.DeleteReply:
-        await asyncio.shield(self._leadership.service.delete(request.job))
+        await to_its_end(self._leadership.service.delete(request.job))
         return jobs_pb2.DeleteReply()
 
     @unary_method
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = await self._leadership.service.load(request.job)
-        await asyncio.shield(run.cancel())
+        await to_its_end(run.cancel())
         return await self._status(run)
 
     @stream_method
@@ -118,19 +118,19 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     @unary_method
     async def Pause(self, request: jobs_pb2.PauseRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = await self._leadership.service.load(request.job)
-        await asyncio.shield(run.pause(request.paused))
+        await to_its_end(run.pause(request.paused))
         return await self._status(run)
 
     @unary_method
     async def Reset(self, request: jobs_pb2.ResetRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = await self._leadership.service.load(request.job)
-        await asyncio.shield(run.rewind(request.step))
+        await to_its_end(run.rewind(request.step))
         return await self._status(run)
 
     @unary_method
     async def SetWeights(self, request: jobs_pb2.WeightsRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = await self._leadership.service.load(request.job)
-        await asyncio.shield(run.set_weights(request.step, dict(request.weights)))
+        await to_its_end(run.set_weights(request.step, dict(request.weights)))
         return await self._status(run)
 
     @unary_method
@@ -138,7 +138,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         run = await self._leadership.service.load(request.job)
         generation = request.generation if request.HasField("generation") else None
         execution = load_execution_json(request.execution_json) if request.execution_json else None
-        await asyncio.shield(run.set_topology(load_topology_json(request.topology_json), generation, execution))
+        await to_its_end(run.set_topology(load_topology_json(request.topology_json), generation, execution))
         return await self._status(run)
 
     @stream_method

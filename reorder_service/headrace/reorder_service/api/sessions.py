@@ -17,7 +17,7 @@ from headrace.reorder_service.api.relayed_sessions import COMMIT_PATIENCE_S, Rel
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.resuming import ResumeState
-from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.jobs.stopping import stop_task, to_its_end
 from headrace.reorder_service.leadership import Leadership
 from headrace.rpc import stream_method, unary_method
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
@@ -74,12 +74,12 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             if awaited:
                 return sessions_pb2.OpenReply(waiting=awaited)
             if begin < run.cursor.committed:
-                await asyncio.shield(run.rewind(begin))
+                await to_its_end(run.rewind(begin))
         vocabulary = run.manifest.vocabulary
         if vocabulary is None:
             raise ConflictError(f"job {run.name!r} ended before it began: {run.cursor.message}")
         if run.formations and not (request.together or run.sessions.has_nodes):
-            await asyncio.shield(run.leave_formations())
+            await to_its_end(run.leave_formations())
         session = run.open_session(
             request.rank,
             request.num_ranks,

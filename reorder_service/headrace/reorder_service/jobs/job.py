@@ -25,7 +25,7 @@ from headrace.reorder_service.jobs.planner import Planner
 from headrace.reorder_service.jobs.resuming import Resuming
 from headrace.reorder_service.jobs.rewriting import Loss, write_again
 from headrace.reorder_service.jobs.sessions import Session, Sessions
-from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.jobs.stopping import stop_task, to_its_end
 from headrace.reorder_service.jobs.window import bytes_ahead, has_room
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
@@ -108,7 +108,7 @@ class JobRun:
                 self.start()
 
     async def rewind(self, step: int) -> None:
-        """Go back to `step`: its commit and all later ones are undone. Must be shielded from cancellation.
+        """Go back to `step`: its commit and all later ones are undone. Await it by `to_its_end`.
 
         Ranks that go back to the same step may all call this: the first call does it. A job that has failed or was cancelled
         stays as it is. Raises UserError where `step` is negative, and ConflictError where it lies ahead of the last commit.
@@ -195,19 +195,19 @@ class JobRun:
     async def _run(self) -> None:
         failure = ""
         while not self.cursor.is_over:
+            ending = bool(failure)
             try:
-                if failure:
-                    await self._end("FAILED", failure)
-                else:
-                    await self._work()
+                await (self._end("FAILED", failure) if ending else self._work())
             except* UnavailableError as group:
                 log.warning("waiting for the store %s", pairs(job=self.name, error=first_error(group)))
                 await asyncio.sleep(STORE_RETRY_S)
             except* HeadraceError as group:
-                failure = str(first_error(group))
+                failure = failure or str(first_error(group))
+                await asyncio.sleep(STORE_RETRY_S * ending)  # the end is not saved either, as where the store has lost the job
             except* Exception:
                 log.exception("job failed on an internal error %s", pairs(job=self.name))
-                failure = "internal error; see the reorder service's log"
+                failure = failure or "internal error; see the reorder service's log"
+                await asyncio.sleep(STORE_RETRY_S * ending)
 
     async def _work(self) -> None:
         """Work on the job from wherever it stands to its end. May be called again after an error."""
@@ -301,7 +301,7 @@ class JobRun:
     async def leave_formations(self) -> None:
         """Plan the uncommitted steps for the replicas of the topology again, where the job was trained by nodes before.
 
-        Must be shielded from cancellation.
+        Await it by `to_its_end`.
         """
         async with self.cursor.moving:
             if self.formations:
@@ -375,7 +375,7 @@ class JobRun:
         Repeating a commit is harmless. Waits and raises as `Cursor.note`.
         """
         if await self.cursor.note(session, index, commit) and self.cursor.may_advance(self.sessions.num_ranks):
-            await asyncio.shield(self._commit_ready())
+            await to_its_end(self._commit_ready())
         return index < self.cursor.committed
 
     async def _commit_ready(self) -> None:

@@ -126,7 +126,7 @@ class FinishedJobs:
                 await self._database.read(client.hmget(key, "state", "revision", "uid")),
             )
             if not exists and await self._database.read(client.lpos(JOBS, job)) is None:
-                raise NotFoundError(f"the store has no job {job!r}")
+                raise NotFoundError(f"the store has no job {job!r}: `headrace job list --all` names those that it has")
             if state not in FINAL and not even_unfinished:
                 raise ConflictError(unfinished(job, state))
             unchanged: list[Command] = [

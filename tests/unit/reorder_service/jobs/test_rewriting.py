@@ -155,6 +155,19 @@ async def test_a_job_that_the_store_has_lost_as_a_whole_is_dropped_and_may_be_su
     assert await consume(again, again.open_session(0, 1)) == [0, 1, 2, 3, 4, 5]
 
 
+async def test_a_job_whose_failure_cannot_be_saved_since_the_store_has_lost_it_does_not_flood_the_store(start: Start) -> None:
+    service = await start()
+    run = await submit(service, join=False)
+    client = run._store.database.client
+    await client.delete(*KEYS)
+    before = (await client.info("stats"))["total_commands_processed"]
+    Preprocessor(service=service).join()  # lists the shards, which the store refuses to keep
+    await asyncio.sleep(0.3)  # in which the store would answer a thousand commands
+    assert (await client.info("stats"))["total_commands_processed"] - before < 50
+    async with asyncio.timeout(5):
+        await run.stop()
+
+
 async def test_a_job_that_is_over_is_over_again_where_the_store_has_lost_that(start: Start) -> None:
     run, session = await job_at(start, 4)
     await keep(run)
@@ -165,3 +178,23 @@ async def test_a_job_that_is_over_is_over_again_where_the_store_has_lost_that(st
         while (await run._store.load_job("job")).state != "DONE":  # noqa: ASYNC110 - polls a real server
             await asyncio.sleep(0.01)
     assert len(await names(run)) == 6
+
+
+async def test_a_record_that_is_damaged_when_the_store_comes_back_keeps_no_other_job_from_being_written_again(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = await start()
+    damaged = await submit(service, name="damaged")
+    run = await submit(service, join=False)
+    await run.wait_ready()
+    await keep(run)
+    await consume(run, run.open_session(0, 1), stop=2)
+    for _ in range(2):  # the watch goes on
+        await damaged._store.database.client.hset("headrace:{damaged}:job", "mixture", "{")
+        await put_back(run)
+        assert len(await names(run)) == 0
+        service.store.database.put_back.set()
+        async with asyncio.timeout(10):
+            while len(await names(run)) < 2:  # noqa: ASYNC110 - polls a real server
+                await asyncio.sleep(0.01)
+    assert caplog.text.count("what the store has lost is not written again job=damaged") == 2

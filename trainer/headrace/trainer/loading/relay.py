@@ -8,6 +8,7 @@ clients, as if it were the reorder service. If its process ends, the lock is fre
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -94,10 +95,11 @@ os.register_at_fork(after_in_child=_SERVING.clear)
 
 
 def _private_folder() -> Path:
-    """Return a folder that only this user can use. Raises UserError where another user has made it."""
+    """Return a folder that only this user can use. Raises UserError where something else stands in its place."""
     temporary = tempfile.gettempdir()
     folder = Path(temporary if len(temporary) <= MOST_PATH else "/tmp") / f"headrace-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # is it a folder?
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise UserError(f"{folder} is not a folder that only this user can use: remove it, or set HEADRACE_RELAY=0")
@@ -139,7 +141,8 @@ class Relay(sessions_pb2_grpc.SessionsServicer):
     def Plans(self, request: sessions_pb2.PlansRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         stream, events = self._present(), queue.SimpleQueue[bytes | RefusedError | None]()
         stream.listen(request.session, events.put)
-        context.add_callback(lambda: stream.leave(request.session))
+        if not context.add_callback(lambda: stream.leave(request.session)):  # the rank has gone already, and none would come
+            stream.leave(request.session)
         while (message := events.get()) is not None:
             if isinstance(message, RefusedError):
                 context.abort(message.status, message.error)
