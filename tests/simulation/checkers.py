@@ -97,6 +97,8 @@ class Checkers:
         return int(job.get("cursor", 0))
 
     def _look_at_store(self, request: Request, redis: SimulatedRedis) -> None:
+        if redis.num_changes == self._num_changes:
+            return
         changed = redis.keys_changed_since(self._num_changes)
         self._num_changes = redis.num_changes
         if not changed:
