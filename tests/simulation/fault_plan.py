@@ -76,6 +76,8 @@ class Setting:
     services: int
     preprocessors: int
     ranks: int
+    host_ranks: int
+    """Ranks of a host, which share a relay; 0: each has a stream of its own."""
     steps: int
     window: int
     substitute: bool
@@ -102,6 +104,7 @@ def draw_setting(seed: int) -> Setting:
         services=random.choice((1, 2, 2, 2, 3)),
         preprocessors=random.choice((1, 2, 2, 3)),
         ranks=random.choice((1, 2, 2, 3)),
+        host_ranks=random.choice((0, 0, 2, 3)),
         steps=16,
         window=random.choice((2, 4)),
         substitute=random.random() < 0.3,
@@ -110,7 +113,9 @@ def draw_setting(seed: int) -> Setting:
     )
 
 
-_HERD = Setting(services=2, preprocessors=2, ranks=20, steps=6, window=2, substitute=False, step_s=(0.9, 1.1), together=False)
+_HERD = Setting(
+    services=2, preprocessors=2, ranks=20, host_ranks=0, steps=6, window=2, substitute=False, step_s=(0.9, 1.1), together=False
+)
 """Enough ranks to tell whether they come back at once when a leader is lost, which is what goes wrong then."""
 
 

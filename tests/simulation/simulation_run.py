@@ -47,7 +47,7 @@ def run(seed: int, setting: Setting, faults: tuple[Fault, ...], faulty: Faulty =
     spec = _spec(setting)
     expected = undisturbed(setting.ranks, setting.steps, setting.substitute)
     with faulty():
-        world = World(seed, services=setting.services, preprocessors=setting.preprocessors)
+        world = World(seed, services=setting.services, preprocessors=setting.preprocessors, host_ranks=setting.host_ranks)
         with world.running():
             trainers = Trainers(world, JOB, setting.ranks, step_s=setting.step_s, together=setting.together)
             striking = Striking(world, trainers, JOB, lambda: checkers.put_back())
@@ -76,6 +76,7 @@ def undisturbed(ranks: int, steps: int, substitute: bool) -> Expected:
         services=1,
         preprocessors=1,
         ranks=ranks,
+        host_ranks=0,
         steps=steps,
         window=2,
         substitute=substitute,

@@ -74,7 +74,7 @@ class _Task(asyncio.Task[Any]):
 
 
 class _Handle:
-    """A callback that is due, now or later, without what asyncio.Handle does besides: there are a hundred for each simulated second."""
+    """A callback that is due, now or later, with nothing of asyncio.Handle but this: each simulated second has a hundred."""
 
     __slots__ = ("args", "callback", "context", "is_cancelled")
 
