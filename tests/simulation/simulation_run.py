@@ -37,6 +37,9 @@ class Outcome:
     violations: tuple[str, ...]
     struck: tuple[str, ...]
     """Names of the faults that happened before the job ended."""
+    num_relayed: int
+    """Ranks that went by a relay."""
+    num_commits: int
     simulated_s: float
     digest: int
     """The same for every run with these faults."""
@@ -64,6 +67,8 @@ def run(seed: int, setting: Setting, faults: tuple[Fault, ...], faulty: Faulty =
         faults=faults,
         violations=tuple(checkers.violations),
         struck=tuple(fault.name for fault in striking.struck),
+        num_relayed=setting.ranks if setting.host_ranks else 0,
+        num_commits=checkers.num_commits,
         simulated_s=world.loop.time(),
         digest=checkers.digest ^ world.loop.num_callbacks,
     )
@@ -134,7 +139,7 @@ def _await_end(world: World, trainers: Trainers, checkers: Checkers, setting: Se
 
     def is_over() -> bool:
         checkers.look()
-        if trainers.are_done and not checkers.is_job_done():
+        if trainers.done and not checkers.is_job_done():
             trainers.train_again(checkers.cursor)
         return trainers.are_done or bool(checkers.violations or trainers.failed) or world.loop.num_callbacks > MOST_CALLBACKS
 
