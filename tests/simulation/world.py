@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
@@ -193,11 +194,13 @@ class World:
     def close(self) -> None:
         """Drop all that still runs, without letting it do anything."""
         self.loop.close()
-        for task in asyncio.all_tasks(self.loop):
-            coroutine = task.get_coro()
-            task._log_destroy_pending = False
-            with contextlib.suppress(BaseException):
-                coroutine.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # what they begin while they end is awaited by nobody
+            for task in asyncio.all_tasks(self.loop):
+                coroutine = task.get_coro()
+                task._log_destroy_pending = False
+                with contextlib.suppress(BaseException):
+                    coroutine.close()
 
     # -- what processes run -------------------------------------------------------------------------------------------
 
