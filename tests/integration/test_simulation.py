@@ -34,13 +34,14 @@ def test_runs_keep_every_promise_and_a_seed_gives_the_same_run_whatever_ran_befo
     many = [json.loads(line) for line in simulate("--stride", 1, "--first", 0, "--runs", 4).stdout.splitlines()]
     assert len(many) == 4
     assert [run for run in many if run["violations"]] == []
+    assert {run["relayed"] > 0 for run in many} == {False, True}
     again = [json.loads(line) for line in simulate("--stride", 1, "--first", 2, "--runs", 1).stdout.splitlines()]
     assert again == many[2:3]
 
 
 @pytest.mark.slow
 def test_faults_that_are_put_into_the_code_are_found() -> None:
-    done = simulate("--find-seeded", "two_leaders_write", "a_commit_before_its_samples", "a_lost_wake_up")
+    done = simulate("--find-seeded", "two_leaders_write", "a_lost_wake_up", "a_relay_of_the_former_leader")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

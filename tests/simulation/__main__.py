@@ -68,6 +68,8 @@ def work(first: int, stride: int, runs: int | None, minutes: float) -> int:
 def document(outcome: Any) -> dict[str, Any]:
     return {
         "seed": outcome.seed,
+        "relayed": outcome.num_relayed,
+        "commits": outcome.num_commits,
         "simulated_s": outcome.simulated_s,
         "digest": outcome.digest,
         "struck": outcome.struck,
@@ -86,13 +88,15 @@ def simulate(first: int, runs: int | None, minutes: float, processes: int) -> in
         share = [] if runs is None else ["--runs", str(len(range(number, runs, processes)))]
         workers.append(subprocess.Popen([*command, "--first", str(first + number), *share], stdout=subprocess.PIPE, text=True))
     struck: Counter[str] = Counter()
-    simulated_s, num_runs, violating, digest = 0.0, 0, 0, 0
+    simulated_s, num_runs, num_relayed, num_steps, violating, digest = 0.0, 0, 0, 0, 0, 0
     try:
         for worker in workers:
             assert worker.stdout is not None
             for line in worker.stdout:
                 run = json.loads(line)
                 num_runs += 1
+                num_relayed += run["relayed"] > 0
+                num_steps += run["commits"]
                 simulated_s += run["simulated_s"]
                 struck.update(run["struck"])
                 digest ^= run["digest"]
@@ -107,8 +111,9 @@ def simulate(first: int, runs: int | None, minutes: float, processes: int) -> in
     of_cpu = simulated_s / (used.ru_utime + used.ru_stime)
     print("\n".join(f"{name:34}{count:8}" for name, count in sorted(struck.items())))
     print(
-        f"{num_runs} runs, {sum(struck.values())} faults, {simulated_s / 3600:.1f} simulated hours in {took_s / 60:.1f} minutes "
-        f"({simulated_s / took_s:.0f} an hour, {of_cpu:.0f} an hour of processor time), "
+        f"{num_runs} runs, {num_relayed} of them by a relay: {num_steps} steps and {sum(struck.values())} faults in "
+        f"{simulated_s / 3600:.1f} simulated hours, which took {took_s / 60:.1f} minutes\n"
+        f"simulated hours: {simulated_s / took_s:.0f} an hour by the clock, {of_cpu:.0f} an hour of processor time\n"
         f"digest {digest:08x}; {violating} runs with violations"
     )
     return int(bool(violating) or any(died))

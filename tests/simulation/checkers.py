@@ -71,6 +71,8 @@ class Checkers:
         self._num_changes = 0
         self.cursor = 0
         """The job's committed steps."""
+        self.num_commits = 0
+        """Steps that were committed, those among them that a reset or an older store took back, and that were committed again."""
         self._first_leader: ReorderService | None = None
         self._silent: dict[ReorderService, set[str]] = {}
         """The service that led when it was last looked at -> members that it had not heard for long."""
@@ -96,6 +98,8 @@ class Checkers:
         return int(job.get("cursor", 0))
 
     def _look_at_store(self, request: Request, redis: SimulatedRedis) -> None:
+        if redis.num_changes == self._num_changes:
+            return
         changed = redis.keys_changed_since(self._num_changes)
         self._num_changes = redis.num_changes
         if not changed:
@@ -116,6 +120,7 @@ class Checkers:
         if paged + len(ledger) != cursor:
             self._violated(f"the ledger has {paged} steps in pages and {len(ledger)} behind them, and the job {cursor}")
         if cursor > self.cursor:
+            self.num_commits += cursor - self.cursor
             for step in range(self.cursor, cursor):
                 self._look_at_commit(step, _entry(ledger[step - paged]))
             if cursor > self.cursor + 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 SERVICE, PREPROCESSOR, RANK = "service", "preprocessor", "rank"
@@ -76,6 +76,8 @@ class Setting:
     services: int
     preprocessors: int
     ranks: int
+    host_ranks: int
+    """Ranks of a host, which share a relay; 0: each has a stream of its own."""
     steps: int
     window: int
     substitute: bool
@@ -96,12 +98,13 @@ _HERD_SHARE = 0.05  # of the runs: they take ten times as long as others
 def draw_setting(seed: int) -> Setting:
     random = Random(f"{seed} setting")
     if random.random() < _HERD_SHARE:
-        return _HERD
+        return replace(_HERD, host_ranks=random.choice((0, 8)))
     usual_s = random.choice((0.3, 2.0, 8.0, 20.0))
     return Setting(
         services=random.choice((1, 2, 2, 2, 3)),
         preprocessors=random.choice((1, 2, 2, 3)),
         ranks=random.choice((1, 2, 2, 3)),
+        host_ranks=random.choice((0, 0, 2, 3)),
         steps=16,
         window=random.choice((2, 4)),
         substitute=random.random() < 0.3,
@@ -110,14 +113,16 @@ def draw_setting(seed: int) -> Setting:
     )
 
 
-_HERD = Setting(services=2, preprocessors=2, ranks=20, steps=6, window=2, substitute=False, step_s=(0.9, 1.1), together=False)
+_HERD = Setting(
+    services=2, preprocessors=2, ranks=20, host_ranks=0, steps=6, window=2, substitute=False, step_s=(0.9, 1.1), together=False
+)
 """Enough ranks to tell whether they come back at once when a leader is lost, which is what goes wrong then."""
 
 
 def draw_faults(seed: int, setting: Setting, kinds: Sequence[str] = KINDS) -> tuple[Fault, ...]:
     """Some faults, often close to each other: what they do together is found by no test of one."""
     random = Random(f"{seed} faults")
-    if setting is _HERD:
+    if setting.ranks == _HERD.ranks:
         return (Fault(kind="kill", target="leader", at_s=random.uniform(3.0, 6.0), lasts_s=4.0, amount=0.0),)
     faults, at_s = [], random.uniform(0.0, setting.lasts_s)
     for _ in range(random.choice((1, 2, 2, 3, 3, 4, 5))):

@@ -1,6 +1,7 @@
 """Blocking code in the event loop: a function runs as a fiber, which other code may run beside whenever it waits.
 
-`Threading` stands in for the module `threading` in the trainer's client, so that the client's own code runs unchanged.
+`Threading`, `SimpleQueue` and `Future` stand in for those of the standard library in the trainer's client, so that the
+client's own code runs unchanged.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from greenlet import getcurrent, greenlet
+
+from tests.simulation.virtual_loop import PROCESS
 
 _T = TypeVar("_T")
 
@@ -98,8 +101,51 @@ class _Event:
         return self._event.is_set() or wait_for(waiting())
 
 
+class _Thread:
+    """threading.Thread as a fiber of the process that starts it."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...] = (), **_: Any) -> None:
+        self._target, self._args = target, args
+
+    def start(self) -> None:
+        process = PROCESS.get()
+        assert process is not None
+        process.spawn(in_fiber(self._target, *self._args))
+
+
 class Threading:
     """What the trainer's client uses of the module `threading`."""
 
     Lock = _Lock
     Event = _Event
+    Thread = _Thread
+
+
+class SimpleQueue(Generic[_T]):
+    """queue.SimpleQueue between fibers."""
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[_T] = asyncio.Queue()
+        self.put, self.empty = self._items.put_nowait, self._items.empty
+
+    def get(self) -> _T:
+        return wait_for(self._items.get())
+
+
+class Future(Generic[_T]):
+    """concurrent.futures.Future between fibers."""
+
+    def __init__(self) -> None:
+        self._future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self.set_result = self._future.set_result
+
+    def set_exception(self, error: Exception) -> None:
+        self._future.set_exception(error)
+        self._future.exception()  # nobody need ask for it, as with the real one
+
+    def result(self, timeout: float | None = None) -> _T:
+        async def waiting() -> _T:
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(self._future)
+
+        return wait_for(waiting())

@@ -1,6 +1,7 @@
 """Known faults, put into the code on purpose: the simulation has to find each of them.
 
-The first four are those of version 0.1 after which leadership and the store's writes were made what they are now.
+The first four are those of version 0.1 after which leadership and the store's writes were made what they are now, and the last
+one is one that the simulation found.
 """
 
 from __future__ import annotations
@@ -154,6 +155,11 @@ def a_leader_beyond_its_lease() -> list[Replacement]:
     return [(Leadership, "service", property(service))]
 
 
+def a_relay_of_the_former_leader() -> list[Replacement]:
+    """The stream of a host's relay stays with a service that leads no more, as its process stands by."""
+    return [(service_module.ReorderService, "has_stopped", property(lambda _self: False, lambda _self, _value: None))]
+
+
 SEEDED: tuple[Callable[[], list[Replacement]], ...] = (
     two_leaders_write,
     a_late_copy_undoes,
@@ -165,6 +171,7 @@ SEEDED: tuple[Callable[[], list[Replacement]], ...] = (
     a_lost_wake_up,
     a_watch_that_died,
     a_leader_beyond_its_lease,
+    a_relay_of_the_former_leader,
 )
 
 NAMES = tuple(seeded.__name__ for seeded in SEEDED)

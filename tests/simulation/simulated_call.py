@@ -30,17 +30,19 @@ class RpcError(AioRpcError):
         super().__init__(code, Metadata(), Metadata(), details=details)
 
 
-class _AbortedError(Exception):
+class AbortedError(Exception):
     """Raised by ServicerContext.abort."""
 
 
-class _Context:
+class Context:
+    """grpc.aio.ServicerContext, of which handlers use `abort`."""
+
     def __init__(self, call: Call) -> None:
-        self._call = call
+        self.call = call
 
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
-        self._call.end_at_server((code, details))
-        raise _AbortedError
+        self.call.end_at_server((code, details))
+        raise AbortedError
 
 
 class Details:
@@ -51,15 +53,18 @@ class Details:
 class Call:
     """One call over one connection: both of its sides, and what is under way between them."""
 
-    def __init__(self, network: Network, connection: Connection, method: str, metadata: Any) -> None:
+    def __init__(self, network: Network, connection: Connection, method: str, metadata: Any, ends_s: float | None = None) -> None:
+        """`ends_s`: the call's deadline on the simulation's clock; None: it has none."""
         self._network = network
         self.connection = connection
         self._method = method
         self._metadata = metadata
+        self._ends_s = ends_s
         self._up, self._down = Stream(), Stream()
         self._requests: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._handling: asyncio.Task[Any] | None = None
         self._is_over_at_server = False
+        self._when_over: list[Callable[[], None]] = []
         self.replies: deque[bytes] = deque()
         self.status: Status | None = None
         """At the client; None while the call lasts."""
@@ -110,7 +115,7 @@ class Call:
     def broken(self, side: Process) -> None:
         if side is self.connection.client:
             self._end_at_client((grpc.StatusCode.UNAVAILABLE, "the connection is broken"))
-        else:
+        if side is self.connection.server:  # as well, where a process calls itself
             self._cancel_at_server()
 
     def _to_server(self, act: Callable[[], None]) -> None:
@@ -148,7 +153,7 @@ class Call:
             if handler is None:
                 self.end_at_server((grpc.StatusCode.UNIMPLEMENTED, "Method not found!"))
                 return
-            context = _Context(self)
+            context = Context(self)
             requests = self._decoded(handler.request_deserializer)
             given = requests if handler.request_streaming else await anext(requests)
             if handler.response_streaming:
@@ -158,7 +163,7 @@ class Call:
                 reply = await (handler.stream_unary or handler.unary_unary)(given, context)
                 await self._reply(handler.response_serializer(reply))
             self.end_at_server(_OK)
-        except _AbortedError:
+        except AbortedError:
             pass
         except Exception as err:
             server.errors.append(f"{self._method}: {type(err).__name__}: {err}")
@@ -189,8 +194,19 @@ class Call:
             self._over_at_server()
             self._to_client(lambda: self._end_at_client(status))
 
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline; None: the call has none."""
+        return None if self._ends_s is None else max(0.0, self._ends_s - self.connection.server.loop.time())
+
+    def when_over_at_server(self, act: Callable[[], None]) -> None:
+        """Call `act` when the call has ended at the server, in whatever way."""
+        self._when_over.append(act)
+
     def _over_at_server(self) -> None:
         self._is_over_at_server = True
+        acts, self._when_over = self._when_over, []
+        for act in acts:
+            act()
         if self.status is not None:
             self.connection.calls.pop(self, None)
 

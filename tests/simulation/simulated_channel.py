@@ -6,14 +6,14 @@ A channel to several endpoints takes those that report SERVING, in turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 from grpc.aio import EOF
 
-from tests.simulation.fibers import wait_for
-from tests.simulation.network import Connection, Network, Stream
+from tests.simulation.fibers import in_fiber, wait_for
+from tests.simulation.network import Connection, Network
 from tests.simulation.simulated_call import Call, RpcError
 from tests.simulation.virtual_loop import PROCESS
 
@@ -45,13 +45,7 @@ class SimulatedChannel:
         for call in self._calls:
             call.cancel()
         for connection in self._connections.values():
-            connection.open_at[self._process] = False
-            self._network.transmit(
-                Stream(),
-                self._process,
-                connection.server,
-                lambda c=connection: self._network.break_connection(c, c.server),
-            )
+            self._network.break_connection(connection, self._process)
 
     async def _connected(self, endpoint: str) -> Connection | None:
         """The connection to an endpoint, made if there is none; None where nobody answers."""
@@ -78,14 +72,18 @@ class SimulatedChannel:
             connection.believed[_JOBS] = server.serves(_JOBS)
         return connection.believed.get(_JOBS, False)
 
-    async def call(self, method: str, metadata: Any) -> Call:
+    async def is_reached(self, endpoint: str) -> bool:
+        """Whether there is a connection to an endpoint, after trying to make one."""
+        return await self._connected(endpoint) is not None
+
+    async def call(self, method: str, metadata: Any, ends_s: float | None = None) -> Call:
         """Begin a call with whoever serves. Raises RpcError where nobody does."""
         self._turn += 1
         for number in range(len(self._endpoints)):
             endpoint = self._endpoints[(self._turn + number) % len(self._endpoints)]
             connection = await self._connected(endpoint)
             if connection is not None and (len(self._endpoints) == 1 or self._serves(endpoint, connection)):
-                call = Call(self._network, connection, method, metadata)
+                call = Call(self._network, connection, method, metadata, ends_s)
                 self._calls = [*(one for one in self._calls if one.status is None), call]
                 call.begin()
                 return call
@@ -100,7 +98,7 @@ class SimulatedChannel:
             call: Call | None = None
             try:
                 async with asyncio.timeout_at(ends_s):
-                    call = await self.call(method, metadata)
+                    call = await self.call(method, metadata, ends_s)
                     call.send_request(request)
                     call.send_request(None)
                     reply = await call.next_reply()
@@ -212,10 +210,19 @@ class BlockingChannel:
         ask = self._channel.unary_stream(*args, **options)
         return lambda request, **how: BlockingStream(ask(request, **how))
 
-    def stream_stream(self, *args: Any, **options: Any) -> None:
-        """No client that blocks sends a stream here; stubs only ask for the method."""
+    def stream_stream(self, *args: Any, **options: Any) -> Any:
+        ask = self._channel.stream_stream(*args, **options)
 
-    stream_unary = stream_stream
+        def call(requests: Iterator[Any], **how: Any) -> BlockingStream:
+            stream, process = ask(**how), PROCESS.get()
+            assert process is not None
+            process.spawn(in_fiber(_send_all, stream, requests))
+            return BlockingStream(stream)
+
+        return call
+
+    def stream_unary(self, *_: Any, **__: Any) -> None:
+        """No client that blocks uses such a method; stubs only ask for it."""
 
     def close(self) -> None:
         wait_for(self._channel.close())
@@ -225,6 +232,16 @@ class BlockingChannel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _send_all(stream: StreamCall, requests: Iterator[Any]) -> None:
+    """Send each request as soon as there is one, as gRPC does in a thread. Who reads the replies hears what goes wrong."""
+    try:
+        for request in requests:
+            wait_for(stream.write(request))
+        wait_for(stream.done_writing())
+    except (RpcError, asyncio.InvalidStateError):
+        pass
 
 
 class BlockingStream:

@@ -122,7 +122,7 @@ class SimulatedRedis:
             self._ends_s[key] = end_s
 
     def _command(self, words: Sequence[Any]) -> Any:
-        name, *args = (str(word) for word in words)
+        name, *args = map(str, words)
         name = name.upper()
         if (act := _READS.get(name)) is not None:
             self._expire(args[:1])
@@ -152,7 +152,7 @@ class SimulatedRedis:
 
     def _expire(self, keys: Sequence[str]) -> None:
         for key in keys:
-            if self._ends_s.get(key, float("inf")) <= self.now_s():
+            if key in self._ends_s and self._ends_s[key] <= self.now_s():
                 del self._ends_s[key], self.data[key]
 
 

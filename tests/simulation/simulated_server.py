@@ -40,7 +40,7 @@ class SimulatedServer:
     def add_insecure_port(self, listen: str) -> int:
         self._network.listeners[listen] = self
         self.is_closed = True  # until it starts
-        return int(listen.rpartition(":")[2])
+        return 0 if listen.startswith("unix:") else int(listen.rpartition(":")[2])
 
     async def start(self) -> None:
         self.is_closed = False

@@ -37,6 +37,9 @@ class Outcome:
     violations: tuple[str, ...]
     struck: tuple[str, ...]
     """Names of the faults that happened before the job ended."""
+    num_relayed: int
+    """Ranks that went by a relay."""
+    num_commits: int
     simulated_s: float
     digest: int
     """The same for every run with these faults."""
@@ -47,7 +50,7 @@ def run(seed: int, setting: Setting, faults: tuple[Fault, ...], faulty: Faulty =
     spec = _spec(setting)
     expected = undisturbed(setting.ranks, setting.steps, setting.substitute)
     with faulty():
-        world = World(seed, services=setting.services, preprocessors=setting.preprocessors)
+        world = World(seed, services=setting.services, preprocessors=setting.preprocessors, host_ranks=setting.host_ranks)
         with world.running():
             trainers = Trainers(world, JOB, setting.ranks, step_s=setting.step_s, together=setting.together)
             striking = Striking(world, trainers, JOB, lambda: checkers.put_back())
@@ -64,6 +67,8 @@ def run(seed: int, setting: Setting, faults: tuple[Fault, ...], faulty: Faulty =
         faults=faults,
         violations=tuple(checkers.violations),
         struck=tuple(fault.name for fault in striking.struck),
+        num_relayed=setting.ranks if setting.host_ranks else 0,
+        num_commits=checkers.num_commits,
         simulated_s=world.loop.time(),
         digest=checkers.digest ^ world.loop.num_callbacks,
     )
@@ -76,6 +81,7 @@ def undisturbed(ranks: int, steps: int, substitute: bool) -> Expected:
         services=1,
         preprocessors=1,
         ranks=ranks,
+        host_ranks=0,
         steps=steps,
         window=2,
         substitute=substitute,
@@ -133,7 +139,7 @@ def _await_end(world: World, trainers: Trainers, checkers: Checkers, setting: Se
 
     def is_over() -> bool:
         checkers.look()
-        if trainers.are_done and not checkers.is_job_done():
+        if trainers.done and not checkers.is_job_done():
             trainers.train_again(checkers.cursor)
         return trainers.are_done or bool(checkers.violations or trainers.failed) or world.loop.num_callbacks > MOST_CALLBACKS
 

@@ -107,12 +107,13 @@ class Trainers:
         self._begin_again([number])
 
     def train_again(self, step: int) -> None:
-        """Begin again with checkpoints of this step or earlier ones: the job has gone back after all ranks were done."""
-        self.done.clear()
-        for number in range(self.num_ranks):
+        """Let ranks that were done begin again, with checkpoints of this step or earlier ones: the job has gone back since."""
+        numbers = [*range(self.num_ranks)] if self.together else sorted(self.done)
+        for number in numbers:
             self.kill(number)
             self.checkpoints[number] = {at: saved for at, saved in self.checkpoints[number].items() if at <= step}
-        self._begin_again([*range(self.num_ranks)])
+        self.done.clear()
+        self._begin_again(numbers)
 
     def _failed(self, number: int, process: Process, error: HeadraceError) -> None:
         self.errors.append(f"rank {number}: {type(error).__name__}: {error}")

@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
@@ -34,7 +35,7 @@ class Process:
         self.booted_s = booted_s
         self.is_alive = True
         self.is_paused = False
-        self.held: list[asyncio.Handle] = []
+        self.held: list[_Handle] = []
         """Callbacks that were due while it was paused."""
         self.tasks: list[asyncio.Task[Any]] = []
         self.context = contextvars.copy_context()
@@ -72,21 +73,21 @@ class _Task(asyncio.Task[Any]):
         return self._number
 
 
-class _Handle(asyncio.Handle):
-    """A callback that is due, now or later, without asyncio's checks: there are hundreds for each simulated second."""
+class _Handle:
+    """A callback that is due, now or later, with nothing of asyncio.Handle but this: each simulated second has a hundred."""
 
-    __slots__ = ()
+    __slots__ = ("args", "callback", "context", "is_cancelled")
 
-    def __init__(
-        self, callback: Callable[..., Any], args: tuple[Any, ...], loop: VirtualLoop, context: contextvars.Context | None
-    ) -> None:
-        self._context = contextvars.copy_context() if context is None else context
-        self._loop, self._callback, self._args = loop, callback, args
-        self._cancelled = False
-        self._repr = self._source_traceback = None
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None) -> None:
+        self.context = contextvars.copy_context() if context is None else context
+        self.callback, self.args, self.is_cancelled = callback, args, False
 
     def cancel(self) -> None:
-        self._cancelled, self._callback, self._args = True, None, None
+        self.is_cancelled, self.callback, self.args = True, _nothing, ()
+
+
+def _nothing() -> None:
+    """What a callback that was cancelled does."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -98,7 +99,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Handle]] = []
         self._numbers = itertools.count()
         self._now_s = 0.0
-        self.ready = self._ready
+        self.ready: deque[_Handle] = deque()
         """The callbacks that run next, in order."""
         self.num_callbacks = 0
         """Callbacks that have run so far."""
@@ -116,19 +117,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        timer = _Handle(callback, args, self, context)
+        timer = _Handle(callback, args, context)
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
-        timer = _Handle(callback, args, self, context)
+        timer = _Handle(callback, args, context)
         heapq.heappush(self._timers, (self._now_s + delay, next(self._numbers), timer))
         return timer
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> _Handle:
-        handle = _Handle(callback, args, self, context)
+        handle = _Handle(callback, args, context)
         self.ready.append(handle)
         return handle
 
@@ -152,22 +153,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def _run_once(self) -> None:
+        """Run what is due, and then let time pass to the next timer, again and again until the loop is stopped."""
         ready, timers = self.ready, self._timers
-        if not ready:
-            while timers and timers[0][2]._cancelled:
-                heapq.heappop(timers)
-            if not timers:
+        while not self._stopping:
+            if ready:
+                handle = ready.popleft()
+            elif timers:
+                when_s, _, handle = heapq.heappop(timers)
+                if when_s > self._now_s and not handle.is_cancelled:
+                    self._now_s = when_s
+            else:
                 raise StalledError("nothing is left to do")
-            self._now_s = max(self._now_s, timers[0][0])
-        while timers and timers[0][0] <= self._now_s:
-            ready.append(heapq.heappop(timers)[2])
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
+            if handle.is_cancelled:
                 continue
-            process = handle._context.get(PROCESS)
+            process = handle.context.get(PROCESS)
             if process is None or (process.is_alive and not process.is_paused):
                 self.num_callbacks += 1
-                handle._run()
+                try:
+                    handle.context.run(handle.callback, *handle.args)
+                except Exception as err:
+                    self.call_exception_handler({"message": f"Exception in callback {handle.callback}", "exception": err})
             elif process.is_alive:
                 process.held.append(handle)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from random import Random
@@ -24,12 +25,13 @@ from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store import redis_database
-from headrace.trainer.loading import session
+from headrace.trainer.loading import relay, relay_stream, session
 from tests.simulation import determinism, fibers
 from tests.simulation.data_set import SimulatedJobWork, list_shards
 from tests.simulation.network import Network
 from tests.simulation.simulated_channel import BlockingChannel, SimulatedChannel
 from tests.simulation.simulated_preprocessor import run_preprocessor
+from tests.simulation.simulated_relay import BlockingServer, SimulatedPlace
 from tests.simulation.simulated_server import SimulatedServer
 from tests.simulation.store_link import StoreClient, StoreServer
 from tests.simulation.virtual_loop import PROCESS, Process, VirtualLoop
@@ -109,8 +111,10 @@ class Supervised:
 class World:
     """All parts of one simulation. Only within `running` do they work."""
 
-    def __init__(self, seed: int, *, services: int = 2, preprocessors: int = 2) -> None:
+    def __init__(self, seed: int, *, services: int = 2, preprocessors: int = 2, host_ranks: int = 0) -> None:
+        """`host_ranks`: ranks of a host, which share a relay; 0: each has a stream of its own."""
         self.seed = seed
+        self._host_ranks = host_ranks
         self.loop = VirtualLoop(self.random("threads"))
         self.context = Process("simulation", self.loop).context
         self.network = Network(self.loop, self.random("network"))
@@ -149,7 +153,15 @@ class World:
                 (health_pb2_grpc, "add_HealthServicer_to_server", add_health),
                 (rpc, "channel", channel),
                 (rpc.reflection, "enable_server_reflection", lambda _names, _server: None),
+                (grpc, "server", lambda _executor, options: self._blocking_server()),
                 (session, "threading", fibers.Threading),
+                (session, "is_relayed", lambda: self._host_ranks > 0),
+                (session, "RelayPlace", self._relay_place),
+                (relay, "threading", fibers.Threading),
+                (relay, "queue", fibers),
+                (relay_stream, "threading", fibers.Threading),
+                (relay_stream, "queue", fibers),
+                (relay_stream, "Future", fibers.Future),
                 (redis_database, "_client", lambda _url: StoreClient(self.store, options())),
                 (reorder_server, "_warm_up", _nothing),
                 (reorder_server, "print", _quiet),
@@ -183,17 +195,30 @@ class World:
     def close(self) -> None:
         """Drop all that still runs, without letting it do anything."""
         self.loop.close()
-        for task in asyncio.all_tasks(self.loop):
-            coroutine = task.get_coro()
-            task._log_destroy_pending = False
-            with contextlib.suppress(BaseException):
-                coroutine.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # what they begin while they end is awaited by nobody
+            for task in asyncio.all_tasks(self.loop):
+                coroutine = task.get_coro()
+                task._log_destroy_pending = False
+                with contextlib.suppress(BaseException):
+                    coroutine.close()
 
     # -- what processes run -------------------------------------------------------------------------------------------
 
     def _server(self, options: Any = (), interceptors: Any = ()) -> SimulatedServer:
         self.servers.append(SimulatedServer(self.network, interceptors))
         return self.servers[-1]
+
+    def _blocking_server(self) -> BlockingServer:
+        server = BlockingServer(self.network)
+        self.servers.append(server)
+        return server
+
+    def _relay_place(self, endpoint: str, _token: str | None) -> SimulatedPlace:
+        process = PROCESS.get()
+        assert process is not None
+        host = int(process.name.rpartition("-")[2]) // self._host_ranks
+        return SimulatedPlace(self.network, f"unix:/host-{host}", endpoint)
 
     def _leadership(self) -> Leadership:
         leadership, process = Leadership(), PROCESS.get()

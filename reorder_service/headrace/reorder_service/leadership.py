@@ -72,14 +72,15 @@ async def wait_until_leader(database: Database, name: str, leadership: Leadershi
     """Try to become the leader, and return once this process is. `name`: its endpoint, and an id unique to the process."""
     stands_by = False
     while True:
-        asked_s = time.monotonic()
         try:
-            if await database.lead(name):
+            leader = await database.leader() if stands_by else ""  # it costs the store less than an attempt to lead
+            asked_s = time.monotonic()
+            if leader in ("", name) and await database.lead(name):
                 leadership.leader, leadership.lease_ends_s, leadership.trouble = name, asked_s + LEASE_S, ""
                 metrics.TERMS.set(database.term)
                 log.info("leading %s", pairs(term=database.term))
                 return
-            leader = await database.leader()
+            leader = leader or await database.leader()
             if leader and leader != leadership.leader:
                 log.info("standing by %s", pairs(leader=leader.split()[0]))
             leadership.leader, leadership.trouble, stands_by = leader, "", True

@@ -52,6 +52,8 @@ class ReorderService:
         self.set_aside: dict[str, str] = {}
         """Job -> a sentence why its record cannot be read. Such a job stays as it is, and all others go on."""
         self.began_s = time.monotonic()
+        self.has_stopped = False
+        """Whether this process leads no more, or is about to: sessions that are opened from now on are another service's."""
         self._submitting = asyncio.Lock()
         self._used_s: dict[str, float] = {}
         """Finished job in memory -> time on the monotonic clock when it was last asked for."""
@@ -83,6 +85,7 @@ class ReorderService:
 
     async def stop(self) -> None:
         """Stop all jobs and disconnect everybody. The next leader, here or elsewhere, continues the jobs from the store."""
+        self.has_stopped = True
         if self._watching is not None:
             self._watching.cancel()
         await stop_task(self._settling)

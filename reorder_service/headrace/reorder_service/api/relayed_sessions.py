@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 import grpc
 
 from headrace import message_codec
-from headrace.errors import HeadraceError, UserError, status_of
+from headrace.errors import HeadraceError, UnavailableError, UserError, status_of
 from headrace.reorder_service.api.plan_events import compressed_plan_events, plan_events
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import RankCommit
@@ -82,8 +82,13 @@ class RelayedSessions:
             self._speak()
 
     async def replies(self) -> AsyncIterator[bytes]:
-        """Yield serialized RelayReply messages whenever there is something to say, until the host's side has ended."""
+        """Yield serialized RelayReply messages whenever there is something to say, until the host's side has ended.
+
+        Raises UnavailableError once this process leads no more, though it may stand by: the host has to find out who leads.
+        """
         while not self._ended:
+            if self._service.has_stopped:
+                raise UnavailableError("this reorder service has stopped leading")
             self._wake.clear()
             self._go_on.clear()
             self._collect()

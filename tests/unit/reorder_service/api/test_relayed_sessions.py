@@ -26,7 +26,7 @@ class Host:
         self._requests = asyncio.Queue[sessions_pb2.RelayRequest | None]()
         self.replies: list[sessions_pb2.RelayReply] = []
         self._heard = asyncio.Condition()
-        self._reading = asyncio.create_task(self._read())
+        self.reading = asyncio.create_task(self._read())
 
     async def open(self, run: JobRun, **request: object) -> str:
         return str((await self.stub.Open(sessions_pb2.OpenRequest(job=run.name, **request))).session)  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ class Host:
 
     async def end(self) -> None:
         self._requests.put_nowait(None)
-        await self._reading
+        await self.reading
 
 
 async def test_ranks_of_different_replicas_each_hear_their_own_and_both_commit_over_the_stream(start: Start) -> None:
@@ -146,6 +146,25 @@ async def test_a_step_that_was_never_planned_is_refused_and_another_rank_is_answ
         await host.end()
 
 
+async def test_the_stream_ends_when_its_service_leads_no_more_since_sessions_of_the_next_leader_are_unknown_to_it(
+    start: Start,
+) -> None:
+    service = await start()
+    run = await planned(service)
+    async with served(service) as stub:
+        listening, silent = Host(stub), Host(stub)
+        silent.say()
+        session = await listening.open(run, rank=0, num_ranks=REPLICAS)
+        listening.say(listen=[session])
+        await listening.until(lambda: listening.plans(session) == [0, 1])
+        await service.stop()
+        silent.say(commits=[sessions_pb2.CommitRequest(session="of the next leader", step=0)])
+        for host in (listening, silent):
+            with pytest.raises(grpc.aio.AioRpcError, match="has stopped leading") as refused:
+                await host.reading
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_ranks_of_a_stream_that_breaks_are_connected_no_more(start: Start) -> None:
     service = await start()
     run = await planned(service)
@@ -155,8 +174,8 @@ async def test_ranks_of_a_stream_that_breaks_are_connected_no_more(start: Start)
         host.say(listen=[only])
         await host.until(lambda: host.plans(only) == list(range(STEPS)))
         assert run.sessions.by_rank[0].streaming
-        host._reading.cancel()
+        host.reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await host._reading
+            await host.reading
         while run.sessions.by_rank[0].streaming:  # noqa: ASYNC110 - the service's own view
             await asyncio.sleep(0.01)

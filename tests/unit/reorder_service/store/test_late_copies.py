@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import NotFoundError
+from headrace.errors import ConflictError, NotFoundError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
 from headrace.reorder_service.store.finished_jobs import Summary
+from headrace.reorder_service.store.job_change import change_job
 from headrace.reorder_service.store.progress import StepRecord
+from headrace.reorder_service.store.redis_database import Command
 from headrace.reorder_service.store.state import StateStore
 
 TABLE = ShardTable.of([ShardInfo(source=0, url="/d/a.tar", name="d/a")])
@@ -120,6 +122,31 @@ async def test_a_change_whose_answer_was_lost_is_done_once(store: StateStore, mo
         await store.set_paused("job", True)
     record = await store.load_job("job")
     assert (record.generation, record.cursor, record.paused) == (2, 3, True)
+
+
+async def test_a_change_that_has_read_half_of_another_one_is_prepared_again(store: StateStore) -> None:
+    await store.create_job("job", "{}")
+    failures = [ConflictError("half of it"), None]
+
+    async def prepare() -> list[Command]:
+        if (failure := failures.pop(0)) is not None:
+            await store.set_paused("job", True)
+            raise failure
+        return [("HSET", "headrace:{job}:job", "topology", "another")]
+
+    await change_job(store.database, "job", prepare)
+    assert (await store.load_job("job")).topology_json == "another"
+    assert failures == []
+
+
+async def test_a_change_that_conflicts_with_what_stays_there_is_refused(store: StateStore) -> None:
+    await store.create_job("job", "{}")
+
+    async def prepare() -> list[Command]:
+        raise ConflictError("all of it")
+
+    with pytest.raises(ConflictError, match="all of it"):
+        await change_job(store.database, "job", prepare)
 
 
 async def test_a_job_that_there_is_not_cannot_change(store: StateStore) -> None:
