@@ -102,6 +102,7 @@ class World:
 
     async def end(self) -> None:
         """End the service, and all clients with it."""
+        await self.settle()  # what is cancelled while it waits for the store may need time to end, and none passes any more
         await self.stop()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             await stop_task(task)

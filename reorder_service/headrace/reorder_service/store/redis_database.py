@@ -181,8 +181,14 @@ class Database:
             self._turns.release()
 
     async def _answer(self, command: Awaitable[Any]) -> Any:
+        task = asyncio.current_task()
+        assert task is not None, "coroutines run in tasks"
+        cancelled = task.cancelling()
         try:
-            return await command
+            answer = await command
+            if task.cancelling() > cancelled:  # the client awaits by `asyncio.wait_for`, which may drop this before Python 3.12
+                raise asyncio.CancelledError
+            return answer
         except RedisError as err:  # raised also by a server that is full, read-only or loading
             if "WRONGTYPE" in str(err):  # this does not pass by itself
                 raise ConflictError(f"the state store was changed by somebody else: {err}") from err

@@ -282,3 +282,22 @@ async def test_a_pause_survives(store: StateStore) -> None:
     assert (await store.load_job("job")).paused
     await store.set_paused("job", False)
     assert not (await store.load_job("job")).paused
+
+
+async def test_a_cancellation_that_the_client_drops_is_carried_out(store: StateStore) -> None:
+    """`asyncio.wait_for` drops one that comes together with the answer, before Python 3.12."""
+    begun = asyncio.Event()
+
+    async def drops() -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "the answer"
+        return ""
+
+    task = asyncio.create_task(store.database.read(drops()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
