@@ -36,6 +36,8 @@ OPEN_TIMEOUT_S, TOLD_TIMEOUT_S = 120.0, 60.0
 class Service:
     """Stands in for the reorder service and its job, as far as the real servicer of sessions asks for them."""
 
+    has_stopped = False
+
     def __init__(self, sessions: Sessions) -> None:
         self.name, self.sessions, self.service = "scale", sessions, self
 
