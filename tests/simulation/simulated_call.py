@@ -198,9 +198,11 @@ class Call:
         """Seconds until the deadline; None: the call has none."""
         return None if self._ends_s is None else max(0.0, self._ends_s - self.connection.server.loop.time())
 
-    def when_over_at_server(self, act: Callable[[], None]) -> None:
-        """Call `act` when the call has ended at the server, in whatever way."""
-        self._when_over.append(act)
+    def when_over_at_server(self, act: Callable[[], None]) -> bool:
+        """Call `act` when the call has ended at the server, in whatever way; return False, and do not, where it has already."""
+        if not self._is_over_at_server:
+            self._when_over.append(act)
+        return not self._is_over_at_server
 
     def _over_at_server(self) -> None:
         self._is_over_at_server = True

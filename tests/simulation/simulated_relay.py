@@ -103,11 +103,11 @@ class BlockingContext:
     def time_remaining(self) -> float | None:
         return self._call.time_remaining()
 
-    def add_callback(self, callback: Callable[[], None]) -> None:
+    def add_callback(self, callback: Callable[[], None]) -> bool:
         server = self._call.connection.server
 
         def act() -> None:
             if not server.loop.is_closed():  # else the simulation is over
                 server.spawn(in_fiber(callback))
 
-        self._call.when_over_at_server(act)
+        return self._call.when_over_at_server(act)
