@@ -83,6 +83,7 @@ def test_a_job_that_cannot_begin_fails_with_a_sentence(calm, spec, name: str, fi
         calm.consume(job)
 
 
+@pytest.mark.slow
 def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(calm, spec, tmp_path: Path) -> None:
     """Lone surrogates in a value, in a field's name and in a turn; names of members that clear the screen and begin a line."""
     texts, members = tmp_path / "lines", tmp_path / "members"

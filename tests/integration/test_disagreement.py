@@ -57,6 +57,7 @@ def whole(calm: Any, spec: Any) -> str:
     return ledger_sha256(calm.ledger(job))
 
 
+@pytest.mark.slow
 def test_what_one_of_two_can_decode_is_trained_on_by_all_ranks(cluster: Any, spec: Any, whole: str, tmp_path: Path) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(1)

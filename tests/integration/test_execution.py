@@ -58,6 +58,7 @@ def test_a_job_whose_batches_are_too_small_for_its_stages_is_told_how_large_they
     assert "global_batch" in warning
 
 
+@pytest.mark.slow
 def test_trainers_that_run_something_else_are_told_before_their_first_step_until_the_job_is_planned_for_them(
     calm, spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def test_who_stands_by_goes_on_for_a_leader_that_is_killed_ends_or_hangs(cluster
         assert client.show(job).leader == services[1].endpoint()
 
 
+@pytest.mark.slow
 def test_both_may_be_killed_and_the_store_too(cluster, spec, store, undisturbed) -> None:
     services = cluster.start_reorders(store.url)
     cluster.add_preprocessors(1)

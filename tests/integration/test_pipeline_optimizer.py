@@ -51,6 +51,7 @@ def same(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> bool:
     return some.keys() == others.keys() and all(np.array_equal(some[name], others[name]) for name in some)
 
 
+@pytest.mark.slow
 def test_owners_agree_to_the_bit_and_every_parameter_has_two(processes: Processes) -> None:
     _, *replicas = steps(processes, range(3))
     assert all(same(replica.weights, replicas[0].weights) for replica in replicas)

@@ -37,6 +37,7 @@ def test_a_pipeline_trains_as_one_process_does(calm, spec, tmp_path: Path) -> No
         assert of_rank == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_its_newest_checkpoint(calm, spec, tmp_path: Path) -> None:
     """The last one was never finished: its step is trained again, and with the same result."""
     units: Units = {"encoder": {}, "llm": {}}

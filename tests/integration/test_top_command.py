@@ -28,6 +28,7 @@ def command(cluster, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "headrace.cli", "top", "--endpoint", cluster.endpoint, *interval, *arguments]
 
 
+@pytest.mark.slow
 def test_once_tells_of_a_running_job(cluster, spec) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(2)
