@@ -94,6 +94,7 @@ SERVER_OPTIONS = [
     # All ranks of a job call at the same moment. Above 1,000 gRPC would begin to turn some of them away at random.
     ("grpc.server.max_pending_requests", 1 << 16),
     ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
+    ("grpc.server_max_unrequested_time_in_server", 600),  # default 30 s, after which a call that waits for its turn is cancelled
 ]
 
 _T = TypeVar("_T")

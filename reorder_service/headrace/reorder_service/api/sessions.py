@@ -88,7 +88,8 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
             unit=request.unit or LLM,
             together=request.together,
         )
-        session.opened_at_step = begin
+        if begin is not None:
+            run.sessions.note_begun(session, begin)
         return sessions_pb2.OpenReply(
             session=session.id,
             generation=run.generation,

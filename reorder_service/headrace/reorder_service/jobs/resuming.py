@@ -8,6 +8,7 @@ store, which may have lost commits: ranks then commit the steps between again, w
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class Resuming:
         self._on_awaited = on_awaited
         self._now_s = now_s
         self._offers: dict[int, tuple[float, tuple[int, ...]]] = {}  # rank -> when it has offered the states of which steps
+        self._agreed = -math.inf, 0  # when all ranks' offers were last compared, and the newest step that they have in common
 
     def begin(self, rank: int, num_ranks: int, states: Sequence[ResumeState]) -> tuple[int, str]:
         """Return the step from which a rank goes on, and what the rank has to wait for before that is known; empty: nothing.
@@ -88,19 +90,25 @@ class Resuming:
             self._cursor.awaited_step = unknown
             self._on_awaited()
             return 0, f"the preprocessors count the shards up to step {unknown}, with which its state ends"
-        begun = self._sessions.opened_at_step()
         if len(states) <= 1:
             step = steps[0] if steps else self._cursor.committed
-            self._check_begun(rank, step, begun)
+            self._check_begun(rank, step)
             return step, ""
         now_s = self._now_s()
+        offered_s, offered = self._offers.get(rank, (-math.inf, ()))
         self._offers[rank] = now_s, steps
+        if offered != steps or now_s - min(offered_s, self._agreed[0]) >= OFFER_S:
+            self._agreed = -math.inf, 0
+        elif self._agreed[1] in steps and self._sessions.begun_elsewhere(rank, self._agreed[1]) is None:
+            return self._agreed[1], ""
+        begun = self._sessions.opened_at_step()
         offers = {one: offered for one, (at_s, offered) in self._offers.items() if now_s - at_s < OFFER_S and one < num_ranks}
         offers |= {one: (step,) for one, step in begun.items() if one != rank and step is not None}
         awaited = (one for one in range(num_ranks) if one not in offers and one not in begun)
         if missing := list(itertools.islice(awaited, AWAITED_RANKS)):
             return 0, f"the states of rank {', '.join(map(str, missing))}, to go on from the newest step that all have"
-        return newest_common(offers), ""
+        self._agreed = now_s, newest_common(offers)
+        return self._agreed[1], ""
 
     def state_at(self, step: int) -> ResumeState:
         """Return the state of a trainer that begins with a step up to which it is known what samples there are."""
@@ -154,15 +162,15 @@ class Resuming:
             self._batches.set_up_order()
         return self._batches.knows(step)
 
-    def _check_begun(self, rank: int, step: int, begun: Mapping[int, int | None]) -> None:
+    def _check_begun(self, rank: int, step: int) -> None:
         """Raise ConflictError where another rank has begun from another step, and has not gone on since.
 
         A rank that comes back alone takes the others, which have gone on, back with it.
         """
-        for other, at_step in begun.items():
-            if other != rank and at_step not in (None, step):
-                raise ConflictError(
-                    f"rank {rank} goes on from step {step}, and rank {other} from step {at_step}: load that of step "
-                    f"{min(step, at_step or 0)} in all ranks, or give every rank its last states, to choose one that all have: "
-                    "`StepLoader.load_newest_common`"
-                )
+        if (begun := self._sessions.begun_elsewhere(rank, step)) is not None:
+            other, at_step = begun
+            raise ConflictError(
+                f"rank {rank} goes on from step {step}, and rank {other} from step {at_step}: load that of step "
+                f"{min(step, at_step)} in all ranks, or give every rank its last states, to choose one that all have: "
+                "`StepLoader.load_newest_common`"
+            )

@@ -130,23 +130,19 @@ class Session:
         """Return whether a process is connected, or opened the session so recently that it may be about to."""
         return self.streaming or not (self.has_streamed or time.monotonic() > self.opened_s + OPENING_S)
 
-    def takes(self, replica: int) -> bool:
-        """Return whether this rank takes the samples of a replica of its unit."""
-        return replica % self.num_ranks == self.rank if self.replicas is None else replica in self.replicas
-
     def replicas_of(self, count: int) -> Sequence[int]:
         """Return the replicas that this rank takes, of as many as its unit has, in rising order."""
         return range(self.rank, count, self.num_ranks) if self.replicas is None else sorted(self.replicas)
 
-    def needs(self, part: PlannedPart) -> bool:
-        """Return whether this rank takes any sample of a part."""
-        return any(unit == self.unit and self.takes(replica) for unit, replica in part.places)
+    def parts_of(self, step: PlannedStep) -> Collection[PlannedPart]:
+        """Return the parts of a planned step of which this rank takes any sample."""
+        places = ((self.unit, replica) for replica in self.replicas_of(len(step.sizes)))
+        return {part.ticket: part for place in places for part in step.parts_at.get(place, ())}.values()
 
     def tell_planned(self, steps: Sequence[PlannedStep]) -> None:
         """Tell the session which steps were planned, and where their parts are, before it was opened."""
-        parts = [part for step in steps for part in step.parts.values() if part.lease and self.needs(part)]
         if steps:
-            self.hear(EventBatch([*steps, *parts]))
+            self.hear(EventBatch([*steps, *(part for step in steps for part in self.parts_of(step) if part.lease)]))
             self.wake()
 
     def hear(self, batch: EventBatch) -> None:
@@ -204,6 +200,7 @@ class Sessions:
         """Number of ranks that must commit a step: what the latest session said."""
         self._lanes: dict[Hashable, Lane] = {}
         self._lanes_at: dict[Place, list[Lane]] = {}  # replica of a unit -> lanes that take it
+        self._begun: dict[int, dict[int, Session]] = {}  # step -> rank -> its session, if its process began with the step
 
     @property
     def share_parts(self) -> bool:
@@ -264,11 +261,10 @@ class Sessions:
                 "context-parallel ranks one connects, with rank= and num_ranks= of the data-parallel group), "
                 f"or `headrace job topology {self._job} --replicas {num_ranks}`"
             )
-        kind = (num_ranks, bool(named), together)
-        others = [s for s in self.by_rank.values() if (s.num_ranks, bool(s.replicas), s.together) != kind]
-        streaming = [s for s in others if s.streaming]
-        if streaming:
-            one = streaming[0]
+        one = next(iter(self.by_rank.values()), None)  # all sessions are of its kind
+        is_other = one is not None and (one.num_ranks, bool(one.replicas), one.together) != (num_ranks, bool(named), together)
+        others = list(self.by_rank.values()) if is_other else []
+        if (one := next((session for session in others if session.streaming), None)) is not None:
             raise ConflictError(
                 f"rank {rank} of {_company(num_ranks, together=together)} cannot open while rank {one.rank} of "
                 f"{_company(one.num_ranks, together=one.together)} is connected: stop it first"
@@ -323,6 +319,28 @@ class Sessions:
             self._lanes_at[place].remove(lane)
             if not self._lanes_at[place]:
                 del self._lanes_at[place]
+
+    def note_begun(self, session: Session, step: int) -> None:
+        """Note that a new process of a rank begins with a step."""
+        session.opened_at_step = step
+        self._begun.setdefault(step, {})[session.rank] = session
+
+    def begun_elsewhere(self, rank: int, step: int) -> tuple[int, int] | None:
+        """Return another connected rank whose process has begun with another step and has not gone on since, and that step.
+
+        None where there is no such rank. Sessions that count no more are forgotten, so that all ranks of a job may ask in turn.
+        """
+        for at_step, sessions in list(self._begun.items()):
+            if at_step == step:
+                continue
+            for session in list(sessions.values()):
+                if self.by_rank.get(session.rank) is not session or session.next_step > at_step:
+                    del sessions[session.rank]
+                elif session.rank != rank and session.is_live():
+                    return session.rank, at_step
+            if not sessions:
+                del self._begun[at_step]
+        return None
 
     def opened_at_step(self) -> dict[int, int | None]:
         """Return the step from which each connected rank's process has begun; None where it has gone on since."""

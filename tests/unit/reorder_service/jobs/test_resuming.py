@@ -77,7 +77,7 @@ async def test_a_state_beyond_the_job_s_end_and_one_before_its_begin_are_refused
 
 async def test_ranks_that_begin_at_different_steps_are_told_the_older_one(start: Start) -> None:
     run = await job_at(start, 3)
-    run.open_session(0, 2).opened_at_step = 3
+    run.sessions.note_begun(run.open_session(0, 2), 3)
     with pytest.raises(ConflictError, match="rank 1 goes on from step 2, and rank 0 from step 3: load that of step 2"):
         run.resuming.begin(1, 2, [state(run, 2)])
     assert run.resuming.begin(1, 2, []) == (3, ""), "also where it has no state, as long as it begins there"
@@ -86,7 +86,8 @@ async def test_ranks_that_begin_at_different_steps_are_told_the_older_one(start:
 async def test_a_rank_that_comes_back_alone_takes_those_back_with_it_that_have_gone_on(start: Start) -> None:
     run = await job_at(start, 3)
     session = run.open_session(0, 2)
-    session.opened_at_step, session.next_step = 2, 4
+    run.sessions.note_begun(session, 2)
+    session.next_step = 4
     assert run.resuming.begin(1, 2, [state(run, 2)]) == (2, "")
 
 
@@ -101,7 +102,7 @@ async def test_ranks_with_several_states_go_on_from_the_newest_that_all_have(sta
 
 async def test_a_rank_with_several_states_follows_one_that_has_begun(start: Start) -> None:
     run = await job_at(start, 2)
-    run.open_session(0, 2).opened_at_step = 2
+    run.sessions.note_begun(run.open_session(0, 2), 2)
     assert run.resuming.begin(1, 2, [state(run, 2), state(run, 3)]) == (2, "")
 
 
@@ -122,6 +123,27 @@ async def test_an_offer_counts_as_long_as_its_rank_repeats_it(start: Start) -> N
     now_s[0] = OFFER_S + 1
     assert resuming.begin(1, 2, both)[1], "rank 0 may have died since"
     assert resuming.begin(0, 2, both) == (3, "")
+
+
+async def test_ranks_that_offer_other_states_than_before_agree_anew(start: Start) -> None:
+    run = await job_at(start, 3)
+    old, new = [state(run, 1), state(run, 2)], [state(run, 2), state(run, 3)]
+    for rank, agreed in ((0, 0), (1, 2), (0, 2)):
+        assert run.resuming.begin(rank, 2, old)[0] == agreed
+    assert run.resuming.begin(0, 2, new) == (2, ""), "of which rank 1 has a state, too"
+    assert run.resuming.begin(1, 2, new) == (3, "")
+    assert run.resuming.begin(0, 2, new) == (3, "")
+
+
+async def test_what_ranks_have_agreed_on_holds_no_more_once_one_has_begun_elsewhere(start: Start) -> None:
+    run = await job_at(start, 3)
+    both = [state(run, 2), state(run, 3)]
+    run.resuming.begin(0, 2, both)
+    assert run.resuming.begin(1, 2, both) == (3, "")
+    session = run.open_session(0, 2)
+    session.next_step = 2
+    run.sessions.note_begun(session, 2)
+    assert run.resuming.begin(1, 2, both) == (2, "")
 
 
 async def test_the_shards_that_a_newer_state_ends_in_are_counted_first(start: Start) -> None:

@@ -96,7 +96,7 @@ def test_tickets_are_the_same_whenever_a_step_is_planned_again() -> None:
 def test_ranks_share_the_replicas() -> None:
     sessions = Sessions("job")
     ranks = [sessions.open(rank, 3, 5) for rank in range(3)]
-    taken = [[r for r in range(5) if session.takes(r)] for session in ranks]
+    taken = [list(session.replicas_of(5)) for session in ranks]
     assert taken == [[0, 3], [1, 4], [2]]
 
 
