@@ -11,7 +11,9 @@ import json
 import random
 import signal
 import sys
+import uuid
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from time import monotonic
 
 import grpc
@@ -19,6 +21,8 @@ import grpc
 from benchmarks.scale.workload import ROWS, SHARDS, SLOTS, own_channel
 from headrace.outbox import Outbox
 from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
+
+HEARTBEAT_S = 1.0
 
 _SIZES = [
     (int(random.Random(n).lognormvariate(6.0, 0.8)) + 16, int(random.Random(~n).lognormvariate(6.5, 1.0)) // 4 * 4)
@@ -30,22 +34,39 @@ _SIZES = [
 class LightPreprocessor:
     """One light preprocessor, with a stream of its own."""
 
-    def __init__(self, number: int, probed: Callable[[int], None]) -> None:
-        """`probed`: called with the step of each sample whose size is reported."""
+    def __init__(self, number: int, turns: asyncio.Lock, probed: Callable[[int], None]) -> None:
+        """`turns`: shared by all, which obey a message after the other. `probed`: called with the step of each sample whose size
+        is reported."""
         self._name = f"light-{number:03d}"
+        self._instance = uuid.uuid4().hex
+        self._turns = turns
         self._probed = probed
         self._reports = Outbox[fleet_pb2.FleetReport]()
-        self._heartbeat: asyncio.Task[None] | None = None
         self._global_batch = 0  # of the one job
 
     async def run(self, endpoint: str) -> None:
-        """Do what the reorder service asks for, until it ends the stream."""
-        hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=f"{self._name}:1", slots=SLOTS)
-        self._reports.put(fleet_pb2.FleetReport(hello=hello))
+        """Do what the reorder service asks for, until cancelled."""
         async with own_channel(endpoint) as channel:
-            async for message in fleet_pb2_grpc.FleetStub(channel).Work(self._drain()):
-                for order in message.orders:
-                    self._obey(order)
+            while True:
+                with suppress(grpc.RpcError):
+                    await self._stream(fleet_pb2_grpc.FleetStub(channel))
+                await asyncio.sleep(random.random())
+
+    async def _stream(self, stub: fleet_pb2_grpc.FleetStub) -> None:
+        """Do what the reorder service asks for, until it ends the stream."""
+        self._reports = Outbox[fleet_pb2.FleetReport]()
+        self._report(
+            hello=fleet_pb2.Hello(preprocessor=self._name, endpoint=f"{self._name}:1", slots=SLOTS, instance=self._instance)
+        )
+        heartbeat = asyncio.create_task(self._beat())
+        try:
+            async for message in stub.Work(self._drain()):
+                async with self._turns:
+                    for order in message.orders:
+                        self._obey(order)
+                    await asyncio.sleep(0)  # or the heartbeats of all would wait for the orders of all
+        finally:
+            heartbeat.cancel()
 
     async def _drain(self) -> AsyncIterator[fleet_pb2.FleetReports]:
         async for reports in self._reports.batches():
@@ -63,8 +84,6 @@ class LightPreprocessor:
             self._report(shards_listed=_listed(order.list_shards.lease))
         elif kind == "job_opened":
             self._global_batch = json.loads(order.job_opened.spec_json)["global_batch"]
-        elif kind == "welcome":
-            self._heartbeat = asyncio.create_task(self._beat(order.welcome.heartbeat_s))
 
     def _report(self, **report: object) -> None:
         self._reports.put(fleet_pb2.FleetReport(**report))  # type: ignore[arg-type]
@@ -86,11 +105,11 @@ class LightPreprocessor:
             self._probed(ref.sample_id // self._global_batch)
         return fleet_pb2.SamplesProbed(lease=order.lease, probes=probes)
 
-    async def _beat(self, pause_s: float) -> None:
-        await asyncio.sleep(random.random() * pause_s)  # not all at once
+    async def _beat(self) -> None:
+        await asyncio.sleep(random.random() * HEARTBEAT_S)  # not all at once
         while True:
             self._report(heartbeat=fleet_pb2.Heartbeat(store_budget_bytes=1 << 30))
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(HEARTBEAT_S)
 
 
 def _listed(lease: str) -> fleet_pb2.ShardsListed:
@@ -107,15 +126,14 @@ async def _run(endpoint: str, count: int) -> dict[int, float]:
     def probed(step: int) -> None:
         last[step] = monotonic()
 
-    tasks = [asyncio.create_task(LightPreprocessor(number, probed).run(endpoint)) for number in range(count)]
+    turns = asyncio.Lock()
+    tasks = [asyncio.create_task(LightPreprocessor(number, turns, probed).run(endpoint)) for number in range(count)]
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     await ended.wait()
     for task in tasks:
         task.cancel()
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, grpc.RpcError):
-            print(f"a light preprocessor's stream broke: {result}", file=sys.stderr)
+    await asyncio.gather(*tasks, return_exceptions=True)
     return last
 
 

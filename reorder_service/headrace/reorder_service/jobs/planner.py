@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-PLACED_AT_A_TIME = 512  # parts handed out before the event loop gets a turn: tens of milliseconds; orders share messages
+PLACED_AT_A_TIME = 128  # parts handed out before the event loop gets a turn: some ten milliseconds; orders share messages
 MOST_PLANNING_S = 600.0  # of a step: no trainer waits for longer, and what headrace.limits allows is planned in a tenth of it
 MOST_TRIES = 16  # rows tried to find a substitute; a shard with so many bad samples in a row is no source of good ones
 

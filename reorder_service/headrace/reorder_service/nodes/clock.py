@@ -6,6 +6,8 @@ import asyncio
 import math
 import time
 
+TICK_S = 0.1  # the clock goes on by hardly more in a turn of the event loop, in which one message of each stream can be read
+LATE = 1.2
 HELD_UP_S = 0.8  # below a second, the shortest silence for which any client gives this service up
 
 
@@ -24,16 +26,19 @@ class Clock:
         return self._latest_s
 
     async def sleep(self, pause_s: float) -> None:
-        """Sleep for `pause_s`, and leave whatever it took beyond twice that out of the clock.
+        """Sleep for `pause_s` and, of every TICK_S of it, leave what took more than LATE times as long out of the clock.
 
         The clock notices hold-ups only while somebody sleeps here, so this has to be called in a loop.
         """
-        began_s = time.monotonic()
-        self._due_s = began_s + pause_s
-        await asyncio.sleep(pause_s)
-        if self.held_up(0.0):
-            self._resumed_s = time.monotonic()
-        self._held_up_s += max(0.0, time.monotonic() - began_s - 2 * pause_s)
+        while pause_s > 0:
+            tick_s = min(TICK_S, pause_s)
+            pause_s -= tick_s
+            began_s = time.monotonic()
+            self._due_s = began_s + tick_s
+            await asyncio.sleep(tick_s)
+            if self.held_up(0.0):
+                self._resumed_s = time.monotonic()
+            self._held_up_s += max(0.0, time.monotonic() - began_s - LATE * tick_s)
 
     def held_up(self, within_s: float) -> bool:
         """Whether the event loop was just held up for more than HELD_UP_S, or ran again after that less than `within_s` ago."""
