@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,11 +19,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import quantiles
-from typing import Any
 
 from benchmarks.preprocess.meter import tree_cpu_s
 from benchmarks.report import RESULTS, Report, Row, Section, at_most
-from benchmarks.scale import ledger_growth, many_jobs
+from benchmarks.scale import leader_change, ledger_growth, many_jobs
+from benchmarks.scale.light_clients import Client, job_spec
 from benchmarks.scale.workload import (
     HOST_RANKS,
     MICROBATCHES,
@@ -33,20 +32,18 @@ from benchmarks.scale.workload import (
     SHARDS,
     TOLD_LANES,
     TOLD_MODES,
+    WINDOW,
 )
 from benchmarks.timing import progress
 from headrace import rpc
-from headrace.child_process import with_parent_death_signal
 from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import Process, ProcessGroup
-from headrace.spec import parse_spec
 
 RANK_PROCESSES = 2
 GOAL_S = 0.1
 COMMIT_S = 0.05
 TOLD_MB = 20
 TOLD_GOAL_S = 0.15  # the goal for all CPU of a step, of which this is the part that whole plans take
-WINDOW = 4
 PLANNED_TIMEOUT_S = 60.0
 BEGIN_S = 2.0  # from a window of planned steps to the first commit
 _FIRST = WINDOW  # steps that are not counted: their plans are made at once when the job begins
@@ -71,33 +68,6 @@ LARGE = Size(ranks=10_000, preprocessors=2_000, steps=180, step_s=10.0, cpu_s=10
 """The size of `--large`, which takes thirty minutes: CPU for a step every `step_s` is at most that of one core."""
 
 
-class Client:
-    """A process of light clients."""
-
-    def __init__(self, module: str, *arguments: object) -> None:
-        command = with_parent_death_signal([sys.executable, "-m", module, *map(str, arguments)], signal.SIGKILL)
-        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def wait_open(self) -> None:
-        assert self._popen.stdout is not None
-        if (line := self._popen.stdout.readline().strip()) != "open":
-            raise RuntimeError(f"light ranks said {line!r} instead of 'open'")
-
-    def result(self, text: str = "", *, end: bool = False) -> Any:
-        """Wait for its end, and return the JSON that it has printed. `text`: for its standard input. `end`: whether to end it."""
-        if end:
-            self._popen.terminate()
-        printed = self._popen.communicate(text)[0]
-        if not printed:
-            raise RuntimeError(f"light clients ended with {self._popen.returncode}")
-        return json.loads(printed)
-
-    def begin(self, at_s: float) -> None:
-        assert self._popen.stdin is not None
-        self._popen.stdin.write(f"{at_s}\n")
-        self._popen.stdin.flush()
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
@@ -113,6 +83,7 @@ def main() -> None:
     size = replace(size, steps=options.steps or size.steps)
     sections = [] if options.told_only else [_measure(size)]
     if options.large:
+        sections.append(leader_change.measure(quick=options.quick))
         sections.append(ledger_growth.measure(quick=options.quick))
     else:
         sections.append(_measure_telling(TOLD_LANES // (16 if options.quick else 1)))
@@ -166,7 +137,7 @@ def _measure(size: Size) -> Section:
         progress(f"{size.preprocessors} preprocessors join")
         fleet = Client("benchmarks.scale.fleet", endpoint, size.preprocessors)
         with JobsClient(endpoint) as client:
-            job = client.submit(_spec(size))
+            job = client.submit(job_spec(size.ranks, size.steps))
         progress(f"{size.ranks} ranks connect")
         each = size.ranks // RANK_PROCESSES
         ranks = [
@@ -195,19 +166,6 @@ def _wait_for_window(endpoint: str, job: str) -> None:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"only {planned} of {WINDOW} steps were planned within {PLANNED_TIMEOUT_S:g} s")
             time.sleep(0.1)
-
-
-def _spec(size: Size) -> Any:
-    document = {
-        "name": "scale",
-        "sources": [{"path": "memory://shards"}],
-        "global_batch": size.ranks * RANK_SAMPLES,
-        "window": WINDOW,
-        "window_bytes": 1 << 40,  # nothing is decoded
-        "topology": {"replicas": size.ranks, "microbatches": MICROBATCHES},
-        "steps": size.steps,
-    }
-    return parse_spec(document)
 
 
 def _section(

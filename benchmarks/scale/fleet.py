@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scale.fleet ENDPOINT COUNT`: light preprocessors, which speak the real protocol and decode nothing.
+"""`python -m benchmarks.scale.fleet ENDPOINTS COUNT`: light preprocessors, which speak the real protocol and decode nothing.
 
 Each has a connection and a stream of its own. They list shards that do not exist, and report sizes from a table for what
 they are to probe. At SIGTERM: one JSON object on standard output, step -> when the last of its samples was reported.
@@ -7,6 +7,7 @@ they are to probe. At SIGTERM: one JSON object on standard output, step -> when 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import signal
@@ -19,10 +20,12 @@ from time import monotonic
 import grpc
 
 from benchmarks.scale.workload import ROWS, SHARDS, SLOTS, own_channel
+from headrace.herd import retry_pause_s
 from headrace.outbox import Outbox
 from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 
 HEARTBEAT_S = 1.0
+RECONNECT_S = 0.1
 
 _SIZES = [
     (int(random.Random(n).lognormvariate(6.0, 0.8)) + 16, int(random.Random(~n).lognormvariate(6.5, 1.0)) // 4 * 4)
@@ -42,15 +45,16 @@ class LightPreprocessor:
         self._turns = turns
         self._probed = probed
         self._reports = Outbox[fleet_pb2.FleetReport]()
+        self._num_preprocessors = 1
         self._global_batch = 0  # of the one job
 
-    async def run(self, endpoint: str) -> None:
+    async def run(self, endpoints: str) -> None:
         """Do what the reorder service asks for, until cancelled."""
-        async with own_channel(endpoint) as channel:
-            while True:
-                with suppress(grpc.RpcError):
+        for endpoint in itertools.cycle(endpoints.split(",")):
+            with suppress(grpc.RpcError):
+                async with own_channel(endpoint) as channel:
                     await self._stream(fleet_pb2_grpc.FleetStub(channel))
-                await asyncio.sleep(random.random())
+            await asyncio.sleep(retry_pause_s(RECONNECT_S, self._num_preprocessors, random.random()))
 
     async def _stream(self, stub: fleet_pb2_grpc.FleetStub) -> None:
         """Do what the reorder service asks for, until it ends the stream."""
@@ -67,6 +71,7 @@ class LightPreprocessor:
                     await asyncio.sleep(0)  # or the heartbeats of all would wait for the orders of all
         finally:
             heartbeat.cancel()
+            self._reports.end()
 
     async def _drain(self) -> AsyncIterator[fleet_pb2.FleetReports]:
         async for reports in self._reports.batches():
@@ -82,6 +87,8 @@ class LightPreprocessor:
             self._report(shard_indexed=fleet_pb2.ShardIndexed(lease=order.index_shard.lease, num_samples=ROWS))
         elif kind == "list_shards":
             self._report(shards_listed=_listed(order.list_shards.lease))
+        elif kind == "welcome":
+            self._num_preprocessors = order.welcome.num_preprocessors
         elif kind == "job_opened":
             self._global_batch = json.loads(order.job_opened.spec_json)["global_batch"]
 
@@ -120,14 +127,14 @@ def _listed(lease: str) -> fleet_pb2.ShardsListed:
     return fleet_pb2.ShardsListed(lease=lease, shards=shards, vocabulary=vocabulary)
 
 
-async def _run(endpoint: str, count: int) -> dict[int, float]:
+async def _run(endpoints: str, count: int) -> dict[int, float]:
     last: dict[int, float] = {}
 
     def probed(step: int) -> None:
         last[step] = monotonic()
 
     turns = asyncio.Lock()
-    tasks = [asyncio.create_task(LightPreprocessor(number, turns, probed).run(endpoint)) for number in range(count)]
+    tasks = [asyncio.create_task(LightPreprocessor(number, turns, probed).run(endpoints)) for number in range(count)]
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     await ended.wait()

@@ -32,6 +32,7 @@ class LightRank:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.session = ""
+        self.generation: int | None = None
         self.plans: dict[int, float] = {}
         self.places: dict[int, float] = {}
         self.commits: dict[int, float] = {}
@@ -79,18 +80,26 @@ class LightHost:
         self._commits = Outbox[sessions_pb2.CommitRequest]()
 
     async def open(self, job: str) -> None:
+        """Open a session for each rank, which continues its former one if it had any."""
         for rank in self._ranks:
-            request = sessions_pb2.OpenRequest(job=job, rank=rank.rank, num_ranks=self._num_ranks)
-            rank.session = (await self._stub.Open(request, timeout=OPEN_TIMEOUT_S)).session
+            request = sessions_pb2.OpenRequest(
+                job=job, rank=rank.rank, num_ranks=self._num_ranks, generation=rank.generation, continues=rank.session
+            )
+            reply = await self._stub.Open(request, timeout=OPEN_TIMEOUT_S)
+            rank.session, rank.generation = reply.session, reply.generation
 
     async def run(self, begin_s: float) -> None:
         """Train from `begin_s` on, by the monotonic clock, until the job has ended."""
-        listening = asyncio.create_task(self._listen())
+        listening = asyncio.create_task(self.listen())
         async with asyncio.TaskGroup() as group:
             for rank in self._ranks:
                 group.create_task(self._train(rank, begin_s))
         self._commits.end()
         await listening
+        await self.close()
+
+    async def close(self) -> None:
+        self._commits.end()
         await self._channel.close()
 
     async def _train(self, rank: LightRank, begin_s: float) -> None:
@@ -99,18 +108,22 @@ class LightHost:
             await asyncio.sleep(begin_s + step * self._step_s - monotonic())
             began_s, committed = monotonic(), asyncio.get_running_loop().create_future()
             rank.committed[step] = committed
-            self._commits.put(sessions_pb2.CommitRequest(session=rank.session, step=step, loss=1.0, wait=True))
+            self._commit(rank.session, step)
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 await committed
             rank.commits[step] = monotonic() - began_s
             step += 1
+
+    def _commit(self, session: str, step: int) -> None:
+        self._commits.put(sessions_pb2.CommitRequest(session=session, step=step, loss=1.0, wait=True))
 
     async def _send(self) -> AsyncIterator[sessions_pb2.RelayRequest]:
         yield sessions_pb2.RelayRequest(listen=[rank.session for rank in self._ranks])
         async for commits in self._commits.batches():
             yield sessions_pb2.RelayRequest(commits=commits)
 
-    async def _listen(self) -> None:
+    async def listen(self) -> None:
+        """Hear what the ranks are told, until the stream ends. Raises RpcError where it breaks."""
         by_session = {rank.session: rank for rank in self._ranks}
         async for reply in self._stub.Relay(self._send()):
             now_s = monotonic()
@@ -123,10 +136,13 @@ class LightHost:
                 if end.status:
                     raise RuntimeError(f"session {end.session} ended: {end.error}")
             for answer in reply.commits:
-                if answer.status or not answer.reply.committed:
+                if answer.status:
                     raise RuntimeError(f"step {answer.step} was not committed: {answer}")
                 for session in answer.sessions:
-                    by_session[session].committed.pop(answer.step).set_result(None)
+                    if answer.reply.committed:
+                        by_session[session].committed.pop(answer.step).set_result(None)
+                    else:  # other ranks take long
+                        self._commit(session, answer.step)
 
 
 async def _run(endpoint: str, job: str, first: int, count: int, num_ranks: int, step_s: float) -> dict[str, list[list[float]]]:

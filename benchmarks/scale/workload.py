@@ -14,6 +14,8 @@ RANK_SAMPLES = 8
 SHARDS, ROWS = 10_000, 10_000
 """The data set: 100 million samples."""
 SLOTS = 8
+WINDOW = 4
+"""Steps that are planned ahead."""
 TOLD_LANES = 64
 """Replicas of the LLM, which has 16 stages, in the job whose ranks are told whole plans."""
 TOLD_MODES = {

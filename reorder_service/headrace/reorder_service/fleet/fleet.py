@@ -370,7 +370,7 @@ class Fleet:
         _NEAR.inc(num_near)
         _NEW.inc(num_samples - num_near)
         self._roster.note(member.row, ((work.job, shard) for shard in work.shards))
-        self._roster.forget(member.row, member.will_read(work))
+        self._roster.forget(member.row, member.will_read(work, len(self.members)))
         if work.job not in member.jobs:
             member.jobs.add(work.job)
             member.send(member.introduce(work.job))

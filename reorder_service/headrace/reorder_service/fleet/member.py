@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from headrace.reorder_service.fleet.pace import Pace
 from headrace.reorder_service.fleet.roster import ShardKey
 
-REMEMBERED_SHARDS = 4096  # shards read most recently that are remembered for each member
+MOST_REMEMBERED = 1 << 18  # shards read most recently that are remembered, for all members together
+REMEMBERED_SHARDS = 64, 4096  # and for each member: at least, at most
 FULL = 0.9  # share of its budget from which a member's store counts as full
 
 Order = Any  # a FleetOrder, which the fleet passes on without looking into it
@@ -149,9 +150,14 @@ class Member:
         """Number of the work's samples that lie in shards the member read recently."""
         return sum(samples for shard, samples in work.shards.items() if (work.job, shard) in self.shards)
 
-    def will_read(self, work: Work) -> list[ShardKey]:
-        """Note the shards of a work that the member takes; return the shards that are forgotten to make room for them."""
+    def will_read(self, work: Work, num_members: int) -> list[ShardKey]:
+        """Note the shards of a work that the member takes; return the shards that are forgotten to make room for them.
+
+        `num_members`: among which the memory for all shards is shared.
+        """
+        least, most = REMEMBERED_SHARDS
+        kept = max(least, min(most, MOST_REMEMBERED // num_members))
         for shard in work.shards:
             self.shards[work.job, shard] = None
             self.shards.move_to_end((work.job, shard))
-        return [self.shards.popitem(last=False)[0] for _ in range(len(self.shards) - REMEMBERED_SHARDS)]
+        return [self.shards.popitem(last=False)[0] for _ in range(len(self.shards) - kept)]

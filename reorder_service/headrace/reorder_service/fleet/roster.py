@@ -5,6 +5,7 @@ Members are rows of arrays here, so that hundreds are compared in some microseco
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class Roster:
 
     def __init__(self) -> None:
         self._vacant: list[int] = []
-        self._names: dict[int, str] = {}
+        self._by_name: list[tuple[str, int]] = []  # (name, row) of each member, in order
         self._free = {keep: np.empty(0, np.float64) for keep in (False, True)}  # -inf where there is no member
         # The score of a member that has read nothing of a work: free slots and rank, less _FULL where no slot is free.
         self._score = {keep: np.empty(0, np.float64) for keep in (False, True)}
@@ -52,11 +53,11 @@ class Roster:
         if not self._vacant:
             self._grow()
         row = self._vacant.pop()
-        self._names[row] = name
         self._slots[row] = slots
-        for rank, known in enumerate(sorted(self._names, key=self._names.__getitem__)):
-            for ranks in self._rank.values():
-                ranks[known] = _TURN * rank
+        insort(self._by_name, (name, row))
+        rows = np.fromiter((known for _, known in self._by_name), np.int64, len(self._by_name))
+        for ranks in self._rank.values():
+            ranks[rows] = _TURN * np.arange(len(rows))
         for keep in (False, True):
             self._score_all(keep)
         return row
@@ -64,7 +65,7 @@ class Roster:
     def remove(self, row: int, shards: Iterable[ShardKey]) -> None:
         """Remove a member from its row, with all the shards that were noted for it."""
         self.forget(row, shards)
-        del self._names[row]
+        self._by_name = [known for known in self._by_name if known[1] != row]
         for keep in (False, True):
             self._free[keep][row] = self._score[keep][row] = -np.inf
             self._open[keep].discard(row)

@@ -21,6 +21,7 @@ from headrace.reorder_service.store.state import JobRecord, StateStore
 log = logging.getLogger(__name__)
 
 RECENT_PLANS = 16  # committed steps whose plans can still be shown
+RECENT_SAMPLES = 1 << 19  # in all of these plans together: one of 80,000 samples takes some 100 MB
 
 
 class Cursor:
@@ -190,6 +191,8 @@ class Cursor:
             log.warning("quarantined %s", pairs(job=self._job, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]
         self.recent.append(step)
+        while len(self.recent) > 1 and sum(len(kept.refs) for kept in self.recent) > RECENT_SAMPLES:
+            self.recent.popleft()
         self.committed += 1
         self.progress = self.progress.after(record)
         if step.is_compared:

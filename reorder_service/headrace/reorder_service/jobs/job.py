@@ -395,5 +395,5 @@ class JobRun:
         if sentence := self.cursor.progress.judged(self.spec.sources):
             self._order_failed(sentence)
         self._fleet.broadcast(self.name, fleet_messages.step_committed(self.name, step.index))
-        self._fleet.release([part.work for part in step.parts.values() if part.work is not None])
+        self._fleet.release(step.take_works())
         self._changed.set()

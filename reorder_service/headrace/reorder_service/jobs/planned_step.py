@@ -176,6 +176,13 @@ class PlannedStep:
         self.plan, self.formation, self._whole = plan, formation, b""
         self.messages.clear()
 
+    def take_works(self) -> list[Work]:
+        """Return the works of all parts, which forget them: the fleet is to drop them."""
+        works = [part.work for part in self.parts.values() if part.work is not None]
+        for part in self.parts.values():
+            part.work = None
+        return works
+
     @property
     def seconds(self) -> list[float]:
         """Predicted seconds of each microbatch of the plan, replica by replica, in all units together."""

@@ -233,14 +233,14 @@ class Orders:
         `on_placed`: called each time that a preprocessor takes it. `on_failed`: called with a sentence where none can decode it,
         after some pauses. `urgent`: whether trainers wait for the part now. `wanted`: whether a retry is still worthwhile.
         """
-        part.work = _PartDecoding(self, step, part, on_placed, on_failed, urgent, wanted).work
+        part.work = _PartDecoding(self, step, part, on_placed, on_failed, wanted).start(urgent)
         self.fleet.submit(part.work)
 
 
 class _PartDecoding:
     """The decoding of one part: its order, and what follows where preprocessors fail at it or differ about its samples."""
 
-    __slots__ = ("_on_failed", "_on_placed", "_orders", "_part", "_priority", "_retry", "_step", "_waits", "_wanted", "work")
+    __slots__ = ("_on_failed", "_on_placed", "_orders", "_part", "_priority", "_retry", "_step", "_waits", "_wanted")
 
     def __init__(
         self,
@@ -249,7 +249,6 @@ class _PartDecoding:
         part: PlannedPart,
         on_placed: Callable[[PlannedPart], None],
         on_failed: Callable[[str], None],
-        urgent: Callable[[], bool],
         wanted: Callable[[], bool],
     ) -> None:
         self._orders, self._step, self._part = orders, step, part
@@ -257,10 +256,14 @@ class _PartDecoding:
         self._priority = (step << 40) + (part.microbatch << 20) + part.replica
         self._waits = iter(RETRY_PAUSES_S)
         self._retry: Callable[[str], None] | None = None
-        self.work = Work(
+
+    def start(self, urgent: Callable[[], bool]) -> Work:
+        """Return the work to submit. The part has it from then on; as it is the only one that has, all of it can be let go."""
+        orders, part = self._orders, self._part
+        return Work(
             job=orders.job,
             share=orders.share,
-            priority=(step, WorkKind.DECODE, part.microbatch, part.replica),
+            priority=(self._step, WorkKind.DECODE, part.microbatch, part.replica),
             order=self._order,
             answer_kind=ANSWERS["decode_part"],
             on_done=self._done,
@@ -273,6 +276,11 @@ class _PartDecoding:
             probed_by=part.probed_by,
             trials=self._trials,
         )
+
+    @property
+    def _work(self) -> Work:
+        assert self._part.work is not None, "the step is not committed"
+        return self._part.work
 
     def _order(self, lease: str) -> FleetOrder:
         part, orders = self._part, self._orders
@@ -292,7 +300,7 @@ class _PartDecoding:
         return self._part.agreed.claim(preprocessor, [item for item in items if item.sample_id in of_part])
 
     def _failed(self, error: str) -> None:
-        agreed, work = self._part.agreed, self.work
+        agreed, work = self._part.agreed, self._work
         if not agreed.claims or agreed.decoded_by:
             if self._retry is None:
                 self._retry = self._orders.after_pauses(RETRY_PAUSES_S, self._again, self._given_up, self._is_open)
@@ -320,19 +328,19 @@ class _PartDecoding:
     def _leave_out(self) -> None:
         for item in self._part.agreed.leave_out():
             log.warning("left out %s", pairs(job=self._orders.job, part=self._part.name, sample=item.name, reason=item.reason))
-        self.work.late = dict.fromkeys(self.work.late, False)  # answers to former orders do not count any more
-        self._orders.fleet.submit(self.work)
+        self._work.late = dict.fromkeys(self._work.late, False)  # answers to former orders do not count any more
+        self._orders.fleet.submit(self._work)
 
     def _is_open(self) -> bool:
-        return self._wanted() and self.work.lease is None
+        return self._wanted() and self._work.lease is None
 
     def _ask_again(self) -> None:
         if self._is_open():
             self._orders.fleet.submit(self._again())
 
     def _again(self) -> Work:
-        self.work.avoid |= self._part.agreed.claims.keys()
-        return self.work
+        self._work.avoid |= self._part.agreed.claims.keys()
+        return self._work
 
     def _trials(self) -> list[Trial]:
         return [self._trial(ref) for ref in self._part.samples if not self._orders.killed([ref])]
@@ -343,4 +351,4 @@ class _PartDecoding:
         def order(lease: str) -> FleetOrder:
             return fleet_messages.try_sample(lease, orders.job, part, ref, self._step, self._priority, orders.manifest.message)
 
-        return orders.trial(self.work, ref, order)
+        return orders.trial(self._work, ref, order)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.observability import metrics
-from headrace.reorder_service.fleet.member import REMEMBERED_SHARDS, Work
+from headrace.reorder_service.fleet.member import MOST_REMEMBERED, REMEMBERED_SHARDS, Work
 from tests.unit.reorder_service.fleet.fleet_world import Bench, finish
 
 
@@ -109,10 +109,17 @@ def test_a_member_that_alone_has_a_free_slot_takes_what_is_nearest_to_it_of_what
 def test_only_the_latest_shards_count() -> None:
     bench = Bench()
     p = bench.join("p", slots=9)
-    bench.submit("many", shards=dict.fromkeys(range(REMEMBERED_SHARDS + 1), 1))
-    assert len(p.shards) == REMEMBERED_SHARDS
+    bench.submit("many", shards=dict.fromkeys(range(REMEMBERED_SHARDS[1] + 1), 1))
+    assert len(p.shards) == REMEMBERED_SHARDS[1]
     assert p.num_near(bench.work("old", shards={0: 1})) == 0
     assert p.num_near(bench.work("half", shards={0: 1, 1: 1})) == 1
+
+
+def test_members_share_the_memory_for_shards() -> None:
+    bench = Bench()
+    members = [bench.join(f"m{n}", slots=1) for n in range(128)]
+    bench.submit("many", shards=dict.fromkeys(range(REMEMBERED_SHARDS[1]), 1))
+    assert sum(len(member.shards) for member in members) == MOST_REMEMBERED // 128
 
 
 def test_a_member_that_hangs_on_its_work_gets_no_more_than_its_slots() -> None:
