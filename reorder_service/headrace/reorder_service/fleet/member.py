@@ -65,8 +65,8 @@ class Work:
     """The kind of report that ends the work, named as in the protocol; empty: any."""
     deaths: int = 0
     """Number of members that died while they had the work."""
-    trials: Callable[[], list[Trial]] | None = None
-    """Returns trials of the work's samples, one by one, to find the sample that kills members; None: they cannot be tried."""
+    trials: Callable[[Work], list[Trial]] | None = None
+    """Returns trials of this work's samples, one by one, to find the sample that kills members; None: they cannot be tried."""
     is_disputed: bool = False
     """Whether a member considered part of the work damaged; a late result then counts even though other members have failed."""
     late: dict[str, bool] = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Trials:
             return False
         log.warning("on trial %s", pairs(job=work.job, deaths=work.deaths, samples=work.num_samples))
         work.lease = None  # a member with an overdue lease may still finish it
-        self._suspects.append(_Suspect(work, deque(work.trials())))
+        self._suspects.append(_Suspect(work, deque(work.trials(work))))
         if len(self._suspects) == 1:
             self._go_on()
         return True

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from headrace.errors import JobFailedError
@@ -116,6 +117,15 @@ class Orders:
             if not future.done():
                 future.set_exception(JobFailedError(error))
 
+        def on_guilty(work: Work, deaths: int) -> None:
+            """Leave the shard out as a whole, or fail the job where the order was to list the data set."""
+            made = order("")
+            if made.WhichOneof("order") == "index_shard":
+                done(fleet_messages.deadly_shard(made.index_shard.shard.name, deaths), "")
+            else:
+                failed(f"listing the data set of job {self.job!r} killed {deaths} preprocessors, one after the other")
+            self.fleet.release([work])
+
         work = Work(
             job=self.job,
             share=self.share,
@@ -125,18 +135,8 @@ class Orders:
             on_done=done,
             on_failed=failed,
             shards=shards or {},
+            trials=lambda work: [Trial(self._attempt(work, order, work.shards), partial(on_guilty, work))],
         )
-
-        def on_guilty(deaths: int) -> None:
-            """Leave the shard out as a whole, or fail the job where the order was to list the data set."""
-            made = order("")
-            if made.WhichOneof("order") == "index_shard":
-                done(fleet_messages.deadly_shard(made.index_shard.shard.name, deaths), "")
-            else:
-                failed(f"listing the data set of job {self.job!r} killed {deaths} preprocessors, one after the other")
-            self.fleet.release([work])
-
-        work.trials = lambda: [Trial(self._attempt(work, order, work.shards), on_guilty)]
         self.fleet.submit(work)
         return await future
 
@@ -152,45 +152,10 @@ class Orders:
         `order`: makes the order for a lease and some of the samples. `take`: called with every report and its preprocessor's
         name until it returns True, when it has all. The same samples may be reported twice.
         """
-        shards = [ref.shard for ref in samples]
-        all_taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def done(report: Any, preprocessor: str) -> None:
-            if not all_taken.done() and take(report, preprocessor):
-                all_taken.set_result(None)
-
-        def given_up(error: str) -> None:
-            if not all_taken.done():
-                all_taken.set_exception(JobFailedError(error))
-
-        def piece(begin: int, end: int, pauses_s: Sequence[float] = RETRY_PAUSES_S) -> Work:
-            def cut(num_samples: int) -> tuple[Work, Work | None]:
-                middle = begin + num_samples
-                return piece(begin, min(middle, end), pauses_s), piece(middle, end, pauses_s) if middle < end else None
-
-            work = Work(
-                job=self.job,
-                share=self.share,
-                priority=(*priority, begin),
-                order=lambda lease: order(lease, samples[begin:end]),
-                answer_kind=ANSWERS["probe_samples"],
-                on_done=done,
-                on_failed=self.after_pauses(
-                    pauses_s[:1], lambda: piece(begin, end, pauses_s[1:]), given_up, wanted=lambda: not all_taken.done()
-                ),
-                cut=cut,
-                shards=Counter(shards[begin : min(end, begin + MOST_SAMPLES)]),
-            )
-
-            def trial(ref: SampleRef) -> Trial:
-                return self.trial(work, ref, lambda lease: order(lease, [ref]))
-
-            work.trials = lambda: [trial(ref) for ref in samples[begin:end] if not self.killed([ref])]
-            return work
-
         if samples:
-            self.fleet.submit(piece(0, len(samples)))
-            await all_taken
+            pieces = _Pieces(self, priority, samples, order, take)
+            self.fleet.submit(pieces.work(0, len(samples)))
+            await pieces.all_taken
 
     def after_pauses(
         self,
@@ -235,6 +200,66 @@ class Orders:
         """
         part.work = _PartDecoding(self, step, part, on_placed, on_failed, wanted).start(urgent)
         self.fleet.submit(part.work)
+
+
+class _Pieces:
+    """Samples on which preprocessors carry out an order, each on as many at a time as suit it; see `Orders.ask_in_pieces`.
+
+    No work refers to itself, so that all is let go with the last of them: full garbage collections are rare.
+    """
+
+    def __init__(
+        self,
+        orders: Orders,
+        priority: tuple[int, ...],
+        samples: Sequence[SampleRef],
+        order: Callable[[str, Sequence[SampleRef]], FleetOrder],
+        take: Callable[[Any, str], bool],
+    ) -> None:
+        self.all_taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._orders, self._priority, self._samples, self._make, self._take = orders, priority, samples, order, take
+        self._shards = [ref.shard for ref in samples]
+
+    def work(self, begin: int, end: int, pauses_s: Sequence[float] = RETRY_PAUSES_S) -> Work:
+        """Return the work on the samples from `begin` to `end`."""
+        again = partial(self.work, begin, end, pauses_s[1:])
+        return Work(
+            job=self._orders.job,
+            share=self._orders.share,
+            priority=(*self._priority, begin),
+            order=partial(self._order, begin, end),
+            answer_kind=ANSWERS["probe_samples"],
+            on_done=self._done,
+            on_failed=self._orders.after_pauses(pauses_s[:1], again, self._given_up, self._is_wanted),
+            cut=partial(self._cut, begin, end, pauses_s),
+            shards=Counter(self._shards[begin : min(end, begin + MOST_SAMPLES)]),
+            trials=partial(self._trials, begin, end),
+        )
+
+    def _order(self, begin: int, end: int, lease: str) -> FleetOrder:
+        return self._make(lease, self._samples[begin:end])
+
+    def _cut(self, begin: int, end: int, pauses_s: Sequence[float], num_samples: int) -> tuple[Work, Work | None]:
+        middle = min(begin + num_samples, end)
+        return self.work(begin, middle, pauses_s), self.work(middle, end, pauses_s) if middle < end else None
+
+    def _is_wanted(self) -> bool:
+        return not self.all_taken.done()
+
+    def _done(self, report: Any, preprocessor: str) -> None:
+        if self._is_wanted() and self._take(report, preprocessor):
+            self.all_taken.set_result(None)
+
+    def _given_up(self, error: str) -> None:
+        if self._is_wanted():
+            self.all_taken.set_exception(JobFailedError(error))
+
+    def _trials(self, begin: int, end: int, work: Work) -> list[Trial]:
+        samples, orders = self._samples[begin:end], self._orders
+        return [orders.trial(work, ref, partial(self._try, ref)) for ref in samples if not orders.killed([ref])]
+
+    def _try(self, ref: SampleRef, lease: str) -> FleetOrder:
+        return self._make(lease, [ref])
 
 
 class _PartDecoding:
@@ -342,13 +367,10 @@ class _PartDecoding:
         self._work.avoid |= self._part.agreed.claims.keys()
         return self._work
 
-    def _trials(self) -> list[Trial]:
-        return [self._trial(ref) for ref in self._part.samples if not self._orders.killed([ref])]
+    def _trials(self, work: Work) -> list[Trial]:
+        orders = self._orders
+        return [orders.trial(work, ref, partial(self._try, ref)) for ref in self._part.samples if not orders.killed([ref])]
 
-    def _trial(self, ref: SampleRef) -> Trial:
-        orders, part = self._orders, self._part
-
-        def order(lease: str) -> FleetOrder:
-            return fleet_messages.try_sample(lease, orders.job, part, ref, self._step, self._priority, orders.manifest.message)
-
-        return orders.trial(self._work, ref, order)
+    def _try(self, ref: SampleRef, lease: str) -> FleetOrder:
+        orders = self._orders
+        return fleet_messages.try_sample(lease, orders.job, self._part, ref, self._step, self._priority, orders.manifest.message)

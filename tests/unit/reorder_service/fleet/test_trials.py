@@ -22,7 +22,7 @@ class World:
         for _ in range(num_members):
             self.join()
         self.work = self.bench.work("part", keep=True)
-        self.work.trials = lambda: [self._trial(n) for n in range(4) if n not in self.guilty]
+        self.work.trials = lambda _work: [self._trial(n) for n in range(4) if n not in self.guilty]
         self.bench.fleet.submit(self.work)
 
     def join(self, name: str = "") -> Member:
@@ -92,7 +92,7 @@ def test_a_suspect_that_is_released_where_it_is_found_leaves_the_next_ones_trial
         world.guilty[100] = deaths
         fleet.release([index])
 
-    index.trials = lambda: [Trial(world.bench.work("try 100"), guilty)]
+    index.trials = lambda _work: [Trial(world.bench.work("try 100"), guilty)]
     fleet.release([world.work])
     fleet.submit(index)
     for _ in range(MOST_DEATHS):
@@ -108,7 +108,7 @@ def test_the_last_suspect_may_be_released_where_it_is_found() -> None:
     fleet = world.bench.fleet
     fleet.release([world.work])
     index = world.bench.work("try 100")
-    index.trials = lambda: [Trial(world.bench.work("try 100"), lambda deaths: fleet.release([index]))]
+    index.trials = lambda _work: [Trial(world.bench.work("try 100"), lambda deaths: fleet.release([index]))]
     fleet.submit(index)
     for _ in range(100):
         world.turn()
