@@ -70,7 +70,7 @@ bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 
 simulate: setup  ## run the control plane in virtual time with faults drawn from seeds, and check every promise (ten minutes)
 	@$(BIN)/python -m tests.simulation --minutes 10
 
-bench-scale-large: setup  ## the same with 10,000 ranks and 2,000 preprocessors, and a ledger of 100 million samples (an hour, 16 GiB of memory)
+bench-scale-large: setup  ## the same with 10,000 ranks and 2,000 preprocessors, their leader killed, and a ledger of 100 million samples (an hour, 16 GiB of memory)
 	@$(BIN)/python -m benchmarks.scale --large
 
 chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)

@@ -24,7 +24,6 @@ from headrace.herd import retry_pause_s
 from headrace.outbox import Outbox
 from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc
 
-HEARTBEAT_S = 1.0
 RECONNECT_S = 0.1
 
 _SIZES = [
@@ -45,7 +44,7 @@ class LightPreprocessor:
         self._turns = turns
         self._probed = probed
         self._reports = Outbox[fleet_pb2.FleetReport]()
-        self._num_preprocessors = 1
+        self._heartbeat_s, self._num_preprocessors = 1.0, 1
         self._global_batch = 0  # of the one job
 
     async def run(self, endpoints: str) -> None:
@@ -88,7 +87,7 @@ class LightPreprocessor:
         elif kind == "list_shards":
             self._report(shards_listed=_listed(order.list_shards.lease))
         elif kind == "welcome":
-            self._num_preprocessors = order.welcome.num_preprocessors
+            self._heartbeat_s, self._num_preprocessors = order.welcome.heartbeat_s, order.welcome.num_preprocessors
         elif kind == "job_opened":
             self._global_batch = json.loads(order.job_opened.spec_json)["global_batch"]
 
@@ -113,10 +112,10 @@ class LightPreprocessor:
         return fleet_pb2.SamplesProbed(lease=order.lease, probes=probes)
 
     async def _beat(self) -> None:
-        await asyncio.sleep(random.random() * HEARTBEAT_S)  # not all at once
+        await asyncio.sleep(random.random())  # not all at once
         while True:
             self._report(heartbeat=fleet_pb2.Heartbeat(store_budget_bytes=1 << 30))
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(self._heartbeat_s)
 
 
 def _listed(lease: str) -> fleet_pb2.ShardsListed:

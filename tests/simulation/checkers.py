@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.reorder_service.fleet.fleet import SILENCE_S
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.ledger_pages import LedgerPage
 from tests.simulation.simulated_redis import SimulatedRedis, SortedSet
@@ -27,7 +26,7 @@ from tests.simulation.world import World
 MOST_EVENTS_A_STEP = 64  # of a session's queue, for each step of the window: a plan, and its parts as often as they move
 
 HERD_S, HERD_RANKS = 0.01, 12  # an instant, and the fewest ranks of which it means something that most come in it
-MOST_SILENT_S = 1.0  # beyond SILENCE_S, until a member that is not heard has to be gone
+MOST_SILENT_S = 1.0  # beyond `Member.silence_s`, until a member that is not heard has to be gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +156,9 @@ class Checkers:
 
     def _look_at_fleet(self, service: ReorderService) -> None:
         fleet, holders = service.fleet, dict[int, str]()
-        silent = {name for name, member in fleet.members.items() if fleet._now_s() - member.heard_s > SILENCE_S + MOST_SILENT_S}
+        silent = {
+            name for name, member in fleet.members.items() if fleet._now_s() - member.heard_s > member.silence_s + MOST_SILENT_S
+        }
         for name in silent & self._silent.get(service, set()):
             self._violated(f"{name} has been silent for so long, and is still a member")
         self._silent = {service: silent}

@@ -103,7 +103,7 @@ class Engine:
         self._order_threads = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
         self._jobs = KnownJobs(cache, self._media)
         self._outbox = Outbox[FleetReport]()
-        self._num_preprocessors = 1  # that may lose the reorder service together with this one
+        self._heartbeat_s, self._num_preprocessors = 1.0, 1  # as the reorder service says
         self._samples_decoded = 0
         self._bytes_decoded = 0
 
@@ -174,14 +174,15 @@ class Engine:
         worked, error = False, None
         try:
             async for message in messages:
-                worked = True
                 for order in message.orders:
                     kind = order.WhichOneof("order")
                     if kind == "welcome":
-                        log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
-                        self._forget_jobs_but(order.welcome.jobs)
-                        self._num_preprocessors = order.welcome.num_preprocessors
-                        start(self._heartbeat(order.welcome.heartbeat_s))
+                        self._heartbeat_s, self._num_preprocessors = order.welcome.heartbeat_s, order.welcome.num_preprocessors
+                        if not worked:
+                            log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
+                            self._forget_jobs_but(order.welcome.jobs)
+                            start(self._heartbeat())
+                        worked = True
                     else:
                         self._obey(kind, getattr(order, kind), start)
         except grpc.aio.AioRpcError as err:
@@ -357,7 +358,7 @@ class Engine:
     def _report_decoded(self, lease: str) -> None:
         self._report(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=lease)))
 
-    async def _heartbeat(self, interval_s: float) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             beat = fleet_pb2.Heartbeat(
                 samples_decoded=self._samples_decoded,
@@ -367,7 +368,7 @@ class Engine:
                 occupancy=self._occupancy(),
             )
             self._report(FleetReport(heartbeat=beat))
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(self._heartbeat_s)
 
     def _occupancy(self) -> Occupancy:
         parts = self._store.stage_parts

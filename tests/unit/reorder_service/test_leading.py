@@ -114,7 +114,7 @@ async def test_a_leader_that_was_replaced_writes_nothing(open_another: Open) -> 
         former.set_state("job", "FAILED"),
         former.rewind("job", 0),
         former.create_job("other", "{}"),
-        former.save_probes("job", 0, {}, [], []),
+        former.save_probes("job", 0, [], [], []),
         former.set_paused("job", True),
         former.set_topology("job", "{}", "", "", 2),
     ):

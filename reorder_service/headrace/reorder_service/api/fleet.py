@@ -14,7 +14,7 @@ from headrace.message_codec import rejection_value
 from headrace.observability.logs import pairs
 from headrace.outbox import Outbox
 from headrace.reorder_service.api.shard_lists import ShardLists
-from headrace.reorder_service.fleet.member import Member
+from headrace.reorder_service.fleet.member import Member, heartbeat_s
 from headrace.reorder_service.fleet.reports import check_hello, check_report
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.leadership import Leadership
@@ -24,7 +24,6 @@ from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
 HELLO_S = 10.0  # in which a stream must have said hello: until then nobody looks whether it is silent
 LOST = "connection closed"
 
@@ -44,10 +43,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     ) -> AsyncIterator[fleet_pb2.FleetOrders]:
         service = self._leadership.service
         outbox = Outbox[fleet_pb2.FleetOrder]()
-        welcome = fleet_pb2.Welcome(
-            heartbeat_s=HEARTBEAT_S, jobs=service.running_jobs(), num_preprocessors=len(service.fleet.members)
-        )
-        outbox.put(fleet_pb2.FleetOrder(welcome=welcome))
+        outbox.put(_welcome(service, heartbeat_s(len(service.fleet.members))))
         reader = asyncio.create_task(_read(service, aiter(messages), outbox, self._lists))
         try:
             async for orders in outbox.batches():
@@ -97,6 +93,20 @@ async def _read(
         outbox.end()
 
 
+def _welcome(service: ReorderService, pause_s: float) -> fleet_pb2.FleetOrder:
+    jobs, members = service.running_jobs(), service.fleet.members
+    return fleet_pb2.FleetOrder(welcome=fleet_pb2.Welcome(heartbeat_s=pause_s, jobs=jobs, num_preprocessors=len(members)))
+
+
+def _lengthen_pauses(service: ReorderService) -> None:
+    """Welcome those members again that should pause twice as long between heartbeats as they were told, or longer."""
+    pause_s = heartbeat_s(len(service.fleet.members))
+    for member in service.fleet.members.values():
+        if 2 * member.heartbeat_s <= pause_s:
+            member.heartbeat_s = pause_s
+            member.send(_welcome(service, pause_s))
+
+
 def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_pb2.FleetOrder]) -> Member:
     check_hello(hello)
 
@@ -112,8 +122,10 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
         introduce=introduce,
         dismiss=outbox.end,
         instance=hello.instance,
+        heartbeat_s=heartbeat_s(len(service.fleet.members)),
     )
     service.fleet.join(member)
+    _lengthen_pauses(service)
     return member
 
 

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 AHEAD = 8  # waiting works that the only member with a free slot may choose from: trainers need the ones behind them later
-SILENCE_S = 3.0  # a member not heard for so long is gone: three heartbeats, on a clock that leaves this process's own pauses out
 _NEAR, _NEW = metrics.SAMPLES_PLACED.labels("near"), metrics.SAMPLES_PLACED.labels("new")
 
 
@@ -38,6 +37,7 @@ class Fleet:
     """The connected preprocessors, their leases, and the work that waits for a slot. Call all methods from one event loop."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        """`now_s`: a clock that leaves this process's own pauses out, by which members are silent."""
         self.members: dict[str, Member] = {}
         self._now_s = now_s
         self._roster = Roster()
@@ -237,8 +237,8 @@ class Fleet:
         now_s, members = self._now_s(), self.members.values()
         self._trials.look()
         self._died = {name: died for name, died in self._died.items() if now_s - died[0] < GONE_S}
-        for member in [member for member in members if now_s - member.heard_s > SILENCE_S]:
-            self.leave(member, f"silent for {SILENCE_S:g} s")
+        for member in [member for member in members if now_s - member.heard_s > member.silence_s]:
+            self.leave(member, f"silent for {member.silence_s:g} s")
             member.dismiss()
         patience_s = {keep: patience(members, keep=keep) for keep in self._waiting}
         for member in assess(members, now_s, patience_s):

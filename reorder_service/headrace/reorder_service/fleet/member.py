@@ -12,6 +12,9 @@ from headrace.reorder_service.fleet.roster import ShardKey
 
 MOST_REMEMBERED = 1 << 18  # shards read most recently that are remembered, for all members together
 REMEMBERED_SHARDS = 64, 4096  # and for each member: at least, at most
+HEARTBEAT_S = 1.0  # from one heartbeat of a member to the next, in a small fleet
+HEARTBEATS_PER_S = 500  # of all members together: they lengthen their pauses in a larger fleet
+SILENT_HEARTBEATS = 3  # that are missed by a member that counts as gone
 FULL = 0.9  # share of its budget from which a member's store counts as full
 
 Order = Any  # a FleetOrder, which the fleet passes on without looking into it
@@ -52,7 +55,7 @@ class Work:
     """Splits the work into its first samples, at most the given number, and the others, if any. None: it cannot be split."""
     lease: str | None = None
     shards: Mapping[int, int] = field(default_factory=dict)
-    """Shard of the job -> how many of its samples the work reads. Of work that can be cut: for its first lease, or more."""
+    """Shard of the job -> how many of its samples the work reads. Of work that can be cut: of its first samples."""
     probed_by: Mapping[str, int] = field(default_factory=dict)
     """Member name -> how many of the samples it has probed, and may not have to read again."""
     share: float = 1.0
@@ -92,6 +95,11 @@ class Trial(NamedTuple):
     """Called with the number of members that died, if the sample turns out to be what they died of."""
 
 
+def heartbeat_s(num_members: int) -> float:
+    """Return the seconds from one heartbeat to the next of each of so many members."""
+    return max(HEARTBEAT_S, num_members / HEARTBEATS_PER_S)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Member:
     """A connected preprocessor. `send` never blocks; what it queues is bounded by the slots and the urgent work.
@@ -119,6 +127,8 @@ class Member:
     paces: dict[bool, Pace] = field(default_factory=lambda: {False: Pace(), True: Pace()})
     allowed: int | None = None
     """How many of its decoding slots a member that is slower than others may fill; None: all."""
+    heartbeat_s: float = HEARTBEAT_S
+    """From one heartbeat to the next, as the member was told."""
     heard_s: float = 0.0
     """Time of the member's latest message, by the fleet's clock."""
     silent: bool = False
@@ -140,6 +150,11 @@ class Member:
         if self.silent:
             return -self.slots - self.taken[keep]
         return (self.allowed if keep and self.allowed is not None else self.slots) - self.taken[keep]
+
+    @property
+    def silence_s(self) -> float:
+        """How long a member is not heard that is gone."""
+        return SILENT_HEARTBEATS * self.heartbeat_s
 
     @property
     def is_full(self) -> bool:

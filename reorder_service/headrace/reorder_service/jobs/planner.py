@@ -25,6 +25,7 @@ from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec
 from headrace.ticket import make_ticket
+from headrace.v1 import common_pb2
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,11 @@ class Planner:
             step.probes, step.rejected, substitutes = found
             step.substitutes = {ref.sample_id: ref for ref in substitutes}
         else:
-            step.rejected = await probe(step, step.refs, self._job, self._orders)
-            await self._substitute(step)
-            found = step.probes, step.rejected, list(step.substitutes.values())
-            saving = asyncio.create_task(self._store.save_probes(self._job, step.index, *found))
+            answers: list[common_pb2.Probe] = []
+            step.rejected = await probe(step, step.refs, self._job, self._orders, answers)
+            await self._substitute(step, answers)
+            saved = self._store.save_probes(self._job, step.index, answers, step.rejected, step.substitutes.values())
+            saving = asyncio.create_task(saved)
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
 
         def ticket(part: str) -> str:
@@ -175,12 +177,12 @@ class Planner:
                 await asyncio.sleep(0)  # lets plans go out and messages be handled
             self._orders.decode(step.index, part, on_placed=on_placed, on_failed=on_failed, urgent=urgent, wanted=wanted)
 
-    async def _substitute(self, step: PlannedStep) -> None:
-        """Find good samples for the places of refused ones, where their source asks for substitutes."""
+    async def _substitute(self, step: PlannedStep, answers: list[common_pb2.Probe]) -> None:
+        """Find good samples for the places of refused ones, where their source asks for substitutes. `answers`: as in `probe`."""
         asking = {source.name for source in self._spec.sources if source.on_bad == "substitute"}
         empty = [ref for ref in step.refs if ref.sample_id not in step.probes and self._manifest.source_of(ref.shard) in asking]
         for distance in range(1, MOST_TRIES + 1):
             tried = [self._manifest.successor(ref, distance) for ref in empty]
-            await probe(step, tried, self._job, self._orders)  # what is refused here is quarantined at its own place
+            await probe(step, tried, self._job, self._orders, answers)  # what is refused here is quarantined at its own place
             step.substitutes |= {ref.sample_id: ref for ref in tried if ref.sample_id in step.probes}
             empty = [ref for ref in empty if ref.sample_id not in step.probes]

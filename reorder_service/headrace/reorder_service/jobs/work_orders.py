@@ -15,7 +15,7 @@ from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Trial, Work
-from headrace.reorder_service.fleet.pace import MOST_SAMPLES
+from headrace.reorder_service.fleet.pace import FIRST_SAMPLES
 from headrace.reorder_service.fleet.reports import ANSWERS
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.counted_shards import CountedShards
@@ -154,7 +154,7 @@ class Orders:
         """
         if samples:
             pieces = _Pieces(self, priority, samples, order, take)
-            self.fleet.submit(pieces.work(0, len(samples)))
+            self.fleet.submit(pieces.rest(0, len(samples)))
             await pieces.all_taken
 
     def after_pauses(
@@ -220,9 +220,12 @@ class _Pieces:
         self._orders, self._priority, self._samples, self._make, self._take = orders, priority, samples, order, take
         self._shards = [ref.shard for ref in samples]
 
-    def work(self, begin: int, end: int, pauses_s: Sequence[float] = RETRY_PAUSES_S) -> Work:
-        """Return the work on the samples from `begin` to `end`."""
-        again = partial(self.work, begin, end, pauses_s[1:])
+    def rest(self, begin: int, end: int, pauses_s: Sequence[float] = RETRY_PAUSES_S) -> Work:
+        """Return a work on the samples from `begin` to `end` that is to be cut. Its first samples tell whom it is near to."""
+        return self._work(begin, end, pauses_s, Counter(self._shards[begin : min(end, begin + FIRST_SAMPLES)]))
+
+    def _work(self, begin: int, end: int, pauses_s: Sequence[float], shards: Mapping[int, int]) -> Work:
+        again = partial(self.rest, begin, end, pauses_s[1:])
         return Work(
             job=self._orders.job,
             share=self._orders.share,
@@ -232,7 +235,7 @@ class _Pieces:
             on_done=self._done,
             on_failed=self._orders.after_pauses(pauses_s[:1], again, self._given_up, self._is_wanted),
             cut=partial(self._cut, begin, end, pauses_s),
-            shards=Counter(self._shards[begin : min(end, begin + MOST_SAMPLES)]),
+            shards=shards,
             trials=partial(self._trials, begin, end),
         )
 
@@ -241,7 +244,8 @@ class _Pieces:
 
     def _cut(self, begin: int, end: int, pauses_s: Sequence[float], num_samples: int) -> tuple[Work, Work | None]:
         middle = min(begin + num_samples, end)
-        return self.work(begin, middle, pauses_s), self.work(middle, end, pauses_s) if middle < end else None
+        piece = self._work(begin, middle, pauses_s, Counter(self._shards[begin:middle]))
+        return piece, self.rest(middle, end, pauses_s) if middle < end else None
 
     def _is_wanted(self) -> bool:
         return not self.all_taken.done()

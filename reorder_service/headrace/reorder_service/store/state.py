@@ -23,7 +23,7 @@ import base64
 import itertools
 import json
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from headrace.errors import ConflictError, JobFailedError, NotFoundError
 from headrace.ledger import LedgerEntry
 from headrace.manifest import MAX_SHARD_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
-from headrace.message_codec import probe_message, probe_value, ref_message, ref_value, rejection_message, rejection_value
+from headrace.message_codec import probe_value, ref_message, ref_value, rejection_message, rejection_value
 from headrace.quarantine import Rejected, refusal
 from headrace.reorder_service.store.fatal_jobs import FatalJobs
 from headrace.reorder_service.store.finished_jobs import FINAL, NOTE_FIELDS, FinishedJobs
@@ -44,6 +44,7 @@ from headrace.reorder_service.store.redis_database import Command, Database
 from headrace.reorder_service.store.step_ledger import StepLedger
 from headrace.sample import Probe, SampleRef
 from headrace.ticket import make_key
+from headrace.v1 import common_pb2
 from headrace.v1.fleet_pb2 import StepProbed
 
 _NAMES_PAGE = 1_000  # entries of the quarantine read or written at a time; a script's command has at most some 8,000 words
@@ -249,11 +250,16 @@ class StateStore:
         await self.database.write(("SETRANGE", job_key(job, "indexed"), _DIGITS * shard, f"{num_rows:0{_DIGITS}x}"))
 
     async def save_probes(
-        self, job: str, step: int, probes: Mapping[int, Probe], rejected: Iterable[Rejected], substitutes: Iterable[SampleRef]
+        self,
+        job: str,
+        step: int,
+        probes: Iterable[common_pb2.Probe],
+        rejected: Iterable[Rejected],
+        substitutes: Iterable[SampleRef],
     ) -> None:
         """Save the results of probing a step's samples: a new leader makes the same plan from them at once."""
         message = StepProbed(
-            probes=[probe_message(sample_id, probe) for sample_id, probe in probes.items()],
+            probes=probes,
             rejections=[rejection_message(item) for item in rejected],
             substitutes=[ref_message(ref) for ref in substitutes],
         )

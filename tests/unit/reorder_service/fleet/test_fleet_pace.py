@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.reorder_service.fleet.fleet import SILENCE_S
 from headrace.reorder_service.fleet.lateness import LATE, LEAST_LATE_S, START_S
-from headrace.reorder_service.fleet.member import Member
+from headrace.reorder_service.fleet.member import Member, heartbeat_s
 from headrace.reorder_service.fleet.pace import FIRST_SAMPLES, LEASE_S, LEAST_SAMPLES, MOST_SAMPLES, Pace
 from tests.unit.reorder_service.fleet.fleet_world import Bench, report, work_at
 
@@ -28,9 +27,9 @@ def test_a_member_without_a_heartbeat_is_gone_in_seconds() -> None:
     silent = bench.join("silent")
     bench.submit("part")
     bench.join("other")
-    overdue_by(bench, SILENCE_S)
+    overdue_by(bench, silent.silence_s)
     assert set(bench.fleet.members) == {"silent", "other"}
-    bench.now_s += SILENCE_S
+    bench.now_s += silent.silence_s
     bench.fleet.hear(bench.fleet.members["other"])
     bench.now_s += 0.1
     bench.fleet.look()
@@ -306,3 +305,19 @@ def test_a_member_that_is_slow_by_nature_has_longer_leases_than_most_before_it_i
     assert len(bench.placed["part"]) == 1
     overdue_by(bench, 0.3 * LATE * 0.2)
     assert len(bench.placed["part"]) == 2
+
+
+def test_a_member_that_is_to_pause_longer_between_heartbeats_is_gone_later() -> None:
+    bench = Bench()
+    bench.join("often")
+    bench.join("rarely").heartbeat_s = 4.0
+    bench.now_s += 11.9
+    bench.fleet.look()
+    assert set(bench.fleet.members) == {"rarely"}
+    bench.now_s += 0.2
+    bench.fleet.look()
+    assert not bench.fleet.members
+
+
+def test_a_large_fleet_pauses_longer_between_heartbeats() -> None:
+    assert [heartbeat_s(num_members) for num_members in (0, 100, 500, 2_000)] == [1.0, 1.0, 1.0, 4.0]

@@ -23,7 +23,7 @@ async def make_job(store: StateStore, job: str, state: str = "DONE") -> None:
     for step in range(5):
         await store.commit_step(job, step, StepRecord(samples=("a", "b"), loss=1.0, step_s=1.0, data_wait_s=0.0), [])
     await store.compact_ledger(job, 2)
-    await store.save_probes(job, 5, {}, [], [])
+    await store.save_probes(job, 5, [], [], [])
     await store.save_correction(job, 4, "{}")
     await store.save_membership(job, "{}")
     await store.set_state(job, state)

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
 from headrace.manifest import PAGE_SHARDS, UNCOUNTED, ShardInfo, ShardTable, Vocabulary
+from headrace.message_codec import probe_message
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.store import state, step_ledger
 from headrace.reorder_service.store.progress import Progress, StepRecord
@@ -257,7 +258,8 @@ async def test_what_was_probed_is_kept_until_its_step_is_committed_or_undone(sto
     probes = {7: Probe(name="d/ü", num_tokens=9, num_targets=4, image_patches=(16, 4), mel_frames=(100,))}
     substitutes = [SampleRef(sample_id=8, shard=0, row=3)]
     for step in (0, 1):
-        await store.save_probes("job", step, probes, [rejected("bad", 8)], substitutes)
+        answers = [probe_message(sample_id, probe) for sample_id, probe in probes.items()]
+        await store.save_probes("job", step, answers, [rejected("bad", 8)], substitutes)
     assert await store.load_probes("job", 0) == (probes, [rejected("bad", 8)], substitutes)
     await store.commit_step("job", 0, step_record("d/ü"), [])
     assert await store.load_probes("job", 0) is None
