@@ -219,7 +219,7 @@ def _section(
     title = (
         f"{size.ranks:,} ranks (each {RANK_SAMPLES} samples in {MICROBATCHES} microbatches, {HOST_RANKS} a host), "
         f"{size.preprocessors:,} light preprocessors, {SHARDS * ROWS:,} samples in {SHARDS:,} shards, "
-        f"a step every {size.step_s:g} s"
+        f"{size.steps} steps, one every {size.step_s:g} s"
     )
     return Section(title=title, rows=rows)
 

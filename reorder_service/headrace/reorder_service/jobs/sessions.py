@@ -366,6 +366,7 @@ class Sessions:
         for session in self.by_rank.values():
             session.end(error)
         self.by_rank.clear()
+        self._begun.clear()
 
 
 def _company(num_ranks: int, *, together: bool) -> str:
