@@ -20,6 +20,7 @@ from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
+from headrace.reorder_service.jobs.turns import Turns
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.sample import SampleRef
@@ -49,6 +50,7 @@ class Planner:
         self._orders = orders
         self._corrections = Corrections(record.job, store)
         self._batch_size = BatchSize(spec.window)
+        self._turns = Turns()
 
     @property
     def warning(self) -> str:
@@ -59,9 +61,9 @@ class Planner:
         """Return a new step, of which only the samples are known."""
         return PlannedStep(index=index, refs=refs, trace=f"{self._job}/{self._uid}/{generation}/{index}")
 
-    async def in_worker_thread(self, work: Callable[..., _T], *args: Any) -> _T:
-        """Run some planning work of the job, and return its result."""
-        async with self._store.fatal_jobs.guard_planning(self._job):
+    async def in_worker_thread(self, step: int, work: Callable[..., _T], *args: Any) -> _T:
+        """Run some planning work of a step, and return its result. Earlier steps go first: side by side, all would be late."""
+        async with self._turns.turn(step), self._store.fatal_jobs.guard_planning(self._job):
             return await asyncio.to_thread(work, *args)
 
     async def plan(
@@ -76,7 +78,7 @@ class Planner:
         `spec`: as the job is planned now. The plan is for its topology's replicas, so that the parts are the same whoever plans
         the step; `plan_again` makes that for the pipelines of nodes. `committed`: the latest steps, by which costs are corrected.
         """
-        step.content = await self.in_worker_thread(content_of, step.refs)
+        step.content = await self.in_worker_thread(step.index, content_of, step.refs)
         saving: asyncio.Task[None] | None = None
         if (found := await self._store.load_probes(self._job, step.index)) is not None:
             step.probes, step.rejected, substitutes = found
@@ -115,7 +117,7 @@ class Planner:
             ),
         )
         if self._batch_size.add(step.costs):
-            await self.in_worker_thread(self._batch_size.judge, spec)
+            await self.in_worker_thread(step.index, self._batch_size.judge, spec)
             if self.warning:
                 log.warning("could be planned better %s", pairs(job=self._job, why=self.warning))
 
@@ -153,7 +155,7 @@ class Planner:
         """
         try:
             async with asyncio.timeout(MOST_PLANNING_S):
-                return await self.in_worker_thread(work, *args)
+                return await self.in_worker_thread(step.index, work, *args)
         except TimeoutError as err:
             raise JobFailedError(
                 f"planning step {step.index} of job {self._job!r} takes more than {MOST_PLANNING_S:g} s: lower global_batch or "
