@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time
 
@@ -54,3 +54,8 @@ def time_calls(call: Callable[[], object], *, budget_s: float, least: int = 3, m
 def progress(text: str) -> None:
     """Say on standard error what is being measured."""
     print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return a percentile of two values or more, interpolated between those next to it."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import quantiles
 
 from benchmarks.preprocess.meter import tree_cpu_s
 from benchmarks.report import RESULTS, Report, Row, Section, at_most
@@ -34,7 +33,7 @@ from benchmarks.scale.workload import (
     TOLD_MODES,
     WINDOW,
 )
-from benchmarks.timing import progress
+from benchmarks.timing import percentile, progress
 from headrace import rpc
 from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import Process, ProcessGroup
@@ -188,22 +187,22 @@ def _section(
     rows = [
         Row(
             name="a rank waits for its next plan, places of the parts included, p99",
-            value=_percentile(waits, 99),
+            value=percentile(waits, 99),
             unit="s",
             goal=at_most(GOAL_S),
             detail=f"{sum(wait > 0 for wait in waits):,} of {len(waits):,} waited; {_spread(waits)}",
         ),
         Row(
             name="from the last sample's probe to a rank's plan, p99",
-            value=_percentile(plans, 99),
+            value=percentile(plans, 99),
             unit="s",
             goal=at_most(GOAL_S),
             detail=_spread(plans),
         ),
-        Row(name="and to the places of all its parts, p99", value=_percentile(places, 99), unit="s", detail=_spread(places)),
+        Row(name="and to the places of all its parts, p99", value=percentile(places, 99), unit="s", detail=_spread(places)),
         Row(
             name="a rank's commit, where all commit at once, p99",
-            value=_percentile(commits, 99),
+            value=percentile(commits, 99),
             unit="s",
             goal=at_most(COMMIT_S),
             detail=_spread(commits),
@@ -230,12 +229,8 @@ def _peak_mib(pid: int) -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def _percentile(values: list[float], percent: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
 def _spread(values: list[float]) -> str:
-    return f"median {_percentile(values, 50):.3f}, longest {max(values):.3f} s"
+    return f"median {percentile(values, 50):.3f}, longest {max(values):.3f} s"
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import quantiles
 
 from benchmarks.report import Report, Row, Section, at_most
 from benchmarks.scale.light_clients import Client, job_spec
 from benchmarks.scale.workload import WINDOW
-from benchmarks.timing import progress
+from benchmarks.timing import percentile, progress
 from headrace import rpc
 from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import Process, ProcessGroup
@@ -79,14 +78,14 @@ def measure(*, quick: bool) -> Section:
     rows = [
         Row(
             name="from the leader's death until a rank has its next plan, p99",
-            value=_percentile(plans, 99),
+            value=percentile(plans, 99),
             unit="s",
             goal=at_most(GOAL_S),
             detail=_spread(plans),
         ),
         Row(
             name="and until it knows where all of its parts are, p99",
-            value=_percentile(places, 99),
+            value=percentile(places, 99),
             unit="s",
             detail=_spread(places),
         ),
@@ -95,12 +94,8 @@ def measure(*, quick: bool) -> Section:
     return Section(title=f"a leader that is killed, with {ranks:,} ranks and {preprocessors:,} light preprocessors", rows=rows)
 
 
-def _percentile(values: list[float], percent: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
 def _spread(waits_s: list[float]) -> str:
-    return f"first {min(waits_s):.2f}, median {_percentile(waits_s, 50):.2f}, longest {max(waits_s):.2f} s"
+    return f"first {min(waits_s):.2f}, median {percentile(waits_s, 50):.2f}, longest {max(waits_s):.2f} s"
 
 
 if __name__ == "__main__":

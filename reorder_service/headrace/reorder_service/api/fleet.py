@@ -14,7 +14,7 @@ from headrace.message_codec import rejection_value
 from headrace.observability.logs import pairs
 from headrace.outbox import Outbox
 from headrace.reorder_service.api.shard_lists import ShardLists
-from headrace.reorder_service.fleet.member import Member, heartbeat_s
+from headrace.reorder_service.fleet.member import HEARTBEAT_S, Member, heartbeat_s
 from headrace.reorder_service.fleet.reports import check_hello, check_report
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.leadership import Leadership
@@ -43,8 +43,9 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     ) -> AsyncIterator[fleet_pb2.FleetOrders]:
         service = self._leadership.service
         outbox = Outbox[fleet_pb2.FleetOrder]()
-        outbox.put(_welcome(service, heartbeat_s(len(service.fleet.members))))
-        reader = asyncio.create_task(_read(service, aiter(messages), outbox, self._lists))
+        pause_s = heartbeat_s(len(service.fleet.members))
+        outbox.put(_welcome(service, pause_s))
+        reader = asyncio.create_task(_read(service, aiter(messages), outbox, self._lists, pause_s))
         try:
             async for orders in outbox.batches():
                 yield fleet_pb2.FleetOrders(orders=orders)
@@ -60,8 +61,12 @@ async def _read(
     messages: AsyncIterator[fleet_pb2.FleetReports],
     outbox: Outbox[fleet_pb2.FleetOrder],
     lists: ShardLists,
+    pause_s: float = HEARTBEAT_S,
 ) -> None:
-    """Handle the reports of one preprocessor until its stream ends. It leaves the fleet then, unless it was dismissed before."""
+    """Handle the reports of one preprocessor until its stream ends. It leaves the fleet then, unless it was dismissed before.
+
+    `pause_s`: from one heartbeat to the next, as it was told.
+    """
     member: Member | None = None
     why = LOST
     hello_due = asyncio.get_running_loop().call_later(HELLO_S, outbox.end)
@@ -77,7 +82,7 @@ async def _read(
                 if (member is None) != (kind == "hello"):
                     raise UserError(f"the stream of a preprocessor begins with its one hello, got {kind or 'nothing'}")
                 if member is None:
-                    member = _join(service, report.hello, outbox)
+                    member = _join(service, report.hello, outbox, pause_s)
                     hello_due.cancel()
                 elif kind is not None:
                     _hear(service, member, kind, getattr(report, kind), lists)
@@ -107,7 +112,7 @@ def _lengthen_pauses(service: ReorderService) -> None:
             member.send(_welcome(service, pause_s))
 
 
-def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_pb2.FleetOrder]) -> Member:
+def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_pb2.FleetOrder], pause_s: float) -> Member:
     check_hello(hello)
 
     def introduce(job: str) -> fleet_pb2.FleetOrder:
@@ -122,7 +127,7 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
         introduce=introduce,
         dismiss=outbox.end,
         instance=hello.instance,
-        heartbeat_s=heartbeat_s(len(service.fleet.members)),
+        heartbeat_s=pause_s,
     )
     service.fleet.join(member)
     _lengthen_pauses(service)

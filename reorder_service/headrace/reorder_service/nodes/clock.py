@@ -7,7 +7,7 @@ import math
 import time
 
 TICK_S = 0.1  # the clock goes on by hardly more in a turn of the event loop, in which one message of each stream can be read
-LATE = 1.2
+LATE = 1.2  # times TICK_S: what a tick may take until the rest of it counts as a hold-up
 HELD_UP_S = 0.8  # below a second, the shortest silence for which any client gives this service up
 
 

@@ -13,7 +13,7 @@ from headrace.outbox import Outbox
 from headrace.reorder_service.api.fleet import _join, _read
 from headrace.reorder_service.api.shard_lists import ShardLists
 from headrace.reorder_service.fleet.fleet import Fleet, Work
-from headrace.reorder_service.fleet.member import HEARTBEATS_PER_S
+from headrace.reorder_service.fleet.member import HEARTBEAT_S, HEARTBEATS_PER_S
 from headrace.v1 import common_pb2, fleet_pb2
 
 
@@ -81,9 +81,9 @@ async def test_members_are_welcomed_again_where_the_fleet_has_grown_so_that_they
     service: Any = SimpleNamespace(fleet=Fleet(), running_jobs=lambda: ["job"])
     outboxes = [Outbox[fleet_pb2.FleetOrder]() for _ in range(2 * HEARTBEATS_PER_S)]
     for number, outbox in enumerate(outboxes):
-        _join(service, fleet_pb2.Hello(preprocessor=f"p{number}", endpoint="p:1", slots=1), outbox)
+        _join(service, fleet_pb2.Hello(preprocessor=f"p{number}", endpoint="p:1", slots=1), outbox, HEARTBEAT_S)
     for outbox in outboxes:
         outbox.end()
     told = [[order.welcome async for batch in outbox.batches() for order in batch] for outbox in (outboxes[0], outboxes[-1])]
-    assert told == [[fleet_pb2.Welcome(heartbeat_s=2.0, jobs=["job"], num_preprocessors=2 * HEARTBEATS_PER_S)], []]
+    assert told == [[fleet_pb2.Welcome(heartbeat_s=2.0, jobs=["job"], num_preprocessors=2 * HEARTBEATS_PER_S)]] * 2
     assert min(member.heartbeat_s for member in service.fleet.members.values()) > 1.0
