@@ -26,19 +26,22 @@ RETRY_S = 0.5
 
 async def _stay(endpoints: str, job: str, ranks: list[LightRank], num_ranks: int, opened_again: asyncio.Event) -> None:
     """Have the sessions of one host's ranks with whoever leads, until cancelled."""
-    for endpoint in itertools.cycle(endpoints.split(",")):
+    several = endpoints.split(",")
+    for tried, endpoint in enumerate(itertools.cycle(several), 1):
         host = LightHost(endpoint, ranks, num_ranks, 0.0)
         continues = any(rank.session for rank in ranks)
         with suppress(grpc.RpcError):
             await host.open(job)
             if continues:
                 opened_again.set()
-            await host.listen()
+            host.listen()
+            await host.wait()
         await host.close()
         for rank in ranks:
             rank.plans.clear()
             rank.places.clear()
-        await asyncio.sleep(retry_pause_s(RETRY_S, num_ranks, random.random()))
+        if tried % len(several) == 0:  # real ones ask the one that says that it leads
+            await asyncio.sleep(retry_pause_s(RETRY_S, num_ranks // HOST_RANKS, random.random()))
 
 
 async def _know(ranks: list[LightRank], steps: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from headrace.spec import JobSpec, parse_spec
 
 
 class Client:
-    """A process of light clients."""
+    """A process of light clients. It leaves a core of this machine to the service: real ones run on other machines."""
 
     def __init__(self, module: str, *arguments: object) -> None:
         command = with_parent_death_signal([sys.executable, "-m", module, *map(str, arguments)], signal.SIGKILL)
         self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if others := sorted(os.sched_getaffinity(0))[1:]:
+            os.sched_setaffinity(self._popen.pid, others)
 
     def wait_open(self) -> None:
         assert self._popen.stdout is not None

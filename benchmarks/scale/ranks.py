@@ -77,29 +77,51 @@ class LightHost:
         self._ranks, self._num_ranks, self._step_s = ranks, num_ranks, step_s
         self._channel = own_channel(endpoint)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
-        self._commits = Outbox[sessions_pb2.CommitRequest]()
+        self._requests = Outbox[sessions_pb2.RelayRequest]()
+        self._opened: dict[int, asyncio.Future[sessions_pb2.OpenReply]] = {}
+        self._by_session: dict[str, LightRank] = {}
+        self._hearing = asyncio.create_task(self._hear())
 
     async def open(self, job: str) -> None:
-        """Open a session for each rank, which continues its former one if it had any."""
+        """Open a session for each rank, which continues its former one if it had any. Raises RpcError where the stream breaks."""
+        loop = asyncio.get_running_loop()
         for rank in self._ranks:
+            self._opened[rank.rank] = loop.create_future()
             request = sessions_pb2.OpenRequest(
                 job=job, rank=rank.rank, num_ranks=self._num_ranks, generation=rank.generation, continues=rank.session
             )
-            reply = await self._stub.Open(request, timeout=OPEN_TIMEOUT_S)
+            asked = sessions_pb2.RelayedOpenRequest(call=rank.rank, request=request)
+            self._requests.put(sessions_pb2.RelayRequest(opens=[asked]))
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            await asyncio.wait((self._hearing, asyncio.gather(*self._opened.values())), return_when=asyncio.FIRST_COMPLETED)
+        if self._hearing.done():
+            self._hearing.result()
+        for rank in self._ranks:
+            reply = self._opened[rank.rank].result()
             rank.session, rank.generation = reply.session, reply.generation
+            self._by_session[rank.session] = rank
+
+    def listen(self) -> None:
+        """Have the ranks told their plans."""
+        self._requests.put(sessions_pb2.RelayRequest(listen=self._by_session))
+
+    async def wait(self) -> None:
+        """Wait until the stream ends. Raises RpcError where it breaks."""
+        await self._hearing
 
     async def run(self, begin_s: float) -> None:
         """Train from `begin_s` on, by the monotonic clock, until the job has ended."""
-        listening = asyncio.create_task(self.listen())
+        self.listen()
         async with asyncio.TaskGroup() as group:
             for rank in self._ranks:
                 group.create_task(self._train(rank, begin_s))
-        self._commits.end()
-        await listening
+        self._requests.end()
+        await self.wait()
         await self.close()
 
     async def close(self) -> None:
-        self._commits.end()
+        self._requests.end()
+        self._hearing.cancel()
         await self._channel.close()
 
     async def _train(self, rank: LightRank, begin_s: float) -> None:
@@ -115,18 +137,24 @@ class LightHost:
             step += 1
 
     def _commit(self, session: str, step: int) -> None:
-        self._commits.put(sessions_pb2.CommitRequest(session=session, step=step, loss=1.0, wait=True))
+        commit = sessions_pb2.CommitRequest(session=session, step=step, loss=1.0, wait=True)
+        self._requests.put(sessions_pb2.RelayRequest(commits=[commit]))
 
     async def _send(self) -> AsyncIterator[sessions_pb2.RelayRequest]:
-        yield sessions_pb2.RelayRequest(listen=[rank.session for rank in self._ranks])
-        async for commits in self._commits.batches():
-            yield sessions_pb2.RelayRequest(commits=commits)
+        async for requests in self._requests.batches():
+            merged = requests[0]
+            for further in requests[1:]:
+                merged.MergeFrom(further)
+            yield merged
 
-    async def listen(self) -> None:
-        """Hear what the ranks are told, until the stream ends. Raises RpcError where it breaks."""
-        by_session = {rank.session: rank for rank in self._ranks}
+    async def _hear(self) -> None:
+        by_session = self._by_session
         async for reply in self._stub.Relay(self._send()):
             now_s = monotonic()
+            for opened in reply.opened:
+                if opened.status:
+                    raise RuntimeError(f"rank {opened.call} has no session: {opened.error}")
+                self._opened[opened.call].set_result(opened.reply)
             for told in reply.events:
                 written = zlib.decompress(told.events) if told.compressed else told.events
                 events = sessions_pb2.PlanEvents.FromString(written)

@@ -20,6 +20,7 @@ from headrace.plan import Topology
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import Session, Sessions
+from headrace.reorder_service.jobs.turns import Turns
 from headrace.reorder_service.planning.strategies import plan
 from headrace.rpc import Server
 from headrace.sample import Probe, SampleRef
@@ -36,10 +37,10 @@ OPEN_TIMEOUT_S, TOLD_TIMEOUT_S = 120.0, 60.0
 class Service:
     """Stands in for the reorder service and its job, as far as the real servicer of sessions asks for them."""
 
-    has_stopped = False
+    has_stopped, num_relays = False, 0
 
     def __init__(self, sessions: Sessions) -> None:
-        self.name, self.sessions, self.service = "scale", sessions, self
+        self.name, self.sessions, self.service, self.turns = "scale", sessions, self, Turns()
 
     def find_session(self, session_id: str) -> tuple[Service, Session]:
         return self, next(session for session in self.sessions.by_rank.values() if session.id == session_id)
@@ -71,7 +72,7 @@ def make_step(index: int, lanes: int) -> PlannedStep:
     return step
 
 
-class Turns:
+class LongestTurn:
     """Measures how long the event loop works at a time, in CPU seconds of its thread: what others do does not count."""
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ async def _tell(sessions: Sessions, step: PlannedStep) -> None:
 
 async def _run(mode: str, lanes: int) -> dict[str, Any]:
     steps = [make_step(index, lanes) for index in range(1 + STEPS)]
-    sessions, turns = open_sessions(mode, lanes), Turns()
+    sessions, turns = open_sessions(mode, lanes), LongestTurn()
     servicer = SessionsServicer(Service(sessions))  # type: ignore[arg-type]
     server = Server("127.0.0.1:0", {"headrace.v1.Sessions": lambda grpc_server: add_to_server(servicer, grpc_server)})
     await server.start()

@@ -256,24 +256,50 @@ class CloseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class RelayRequest(_message.Message):
-    __slots__ = ("listen", "leave", "commits")
+    __slots__ = ("listen", "leave", "commits", "opens")
     LISTEN_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
     listen: _containers.RepeatedScalarFieldContainer[str]
     leave: _containers.RepeatedScalarFieldContainer[str]
     commits: _containers.RepeatedCompositeFieldContainer[CommitRequest]
-    def __init__(self, listen: _Optional[_Iterable[str]] = ..., leave: _Optional[_Iterable[str]] = ..., commits: _Optional[_Iterable[_Union[CommitRequest, _Mapping]]] = ...) -> None: ...
+    opens: _containers.RepeatedCompositeFieldContainer[RelayedOpenRequest]
+    def __init__(self, listen: _Optional[_Iterable[str]] = ..., leave: _Optional[_Iterable[str]] = ..., commits: _Optional[_Iterable[_Union[CommitRequest, _Mapping]]] = ..., opens: _Optional[_Iterable[_Union[RelayedOpenRequest, _Mapping]]] = ...) -> None: ...
+
+class RelayedOpenRequest(_message.Message):
+    __slots__ = ("call", "request")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    request: OpenRequest
+    def __init__(self, call: _Optional[int] = ..., request: _Optional[_Union[OpenRequest, _Mapping]] = ...) -> None: ...
 
 class RelayReply(_message.Message):
-    __slots__ = ("events", "ends", "commits")
+    __slots__ = ("events", "ends", "commits", "opened", "opens")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    OPENS_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[RelayedEvents]
     ends: _containers.RepeatedCompositeFieldContainer[RelayedEnd]
     commits: _containers.RepeatedCompositeFieldContainer[RelayedCommit]
-    def __init__(self, events: _Optional[_Iterable[_Union[RelayedEvents, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RelayedEnd, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[RelayedCommit, _Mapping]]] = ...) -> None: ...
+    opened: _containers.RepeatedCompositeFieldContainer[RelayedOpenReply]
+    opens: bool
+    def __init__(self, events: _Optional[_Iterable[_Union[RelayedEvents, _Mapping]]] = ..., ends: _Optional[_Iterable[_Union[RelayedEnd, _Mapping]]] = ..., commits: _Optional[_Iterable[_Union[RelayedCommit, _Mapping]]] = ..., opened: _Optional[_Iterable[_Union[RelayedOpenReply, _Mapping]]] = ..., opens: _Optional[bool] = ...) -> None: ...
+
+class RelayedOpenReply(_message.Message):
+    __slots__ = ("call", "reply", "status", "error")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    reply: OpenReply
+    status: int
+    error: str
+    def __init__(self, call: _Optional[int] = ..., reply: _Optional[_Union[OpenReply, _Mapping]] = ..., status: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class RelayedEvents(_message.Message):
     __slots__ = ("sessions", "events", "compressed")

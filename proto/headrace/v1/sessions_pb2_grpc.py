@@ -104,7 +104,7 @@ class SessionsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Relay(self, request_iterator, context):
-        """Serve the sessions of a host's ranks, as Plans and Commit do, over one stream: what several of them are told is sent once.
+        """Serve the sessions of a host's ranks, as Open, Plans and Commit do, over one stream: what several of them are told is sent once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

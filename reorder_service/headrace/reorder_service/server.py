@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import math
+import sys
 import uuid
 from collections.abc import Callable
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 # A large job's window has millions of objects and few cycles. So full collections, which are long pauses, are rare, and those of
 # the second generation look at the survivors of a few of the first: their pauses are in proportion to these.
 GC_THRESHOLDS = (50_000, 2, 500)
+SWITCH_S = 0.0005  # default 5 ms, which every turn of the event loop would wait for a thread that plans
 CACHED_S = 5.0  # enough to load a planner that is compiled already, even on a busy machine
 STOP_GRACE_S = 0.2  # for calls in progress to finish when the server stops
 
@@ -109,6 +111,7 @@ async def _serve(listen: str, token: str, make_service: Callable[[], ReorderServ
         await _warm_up()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
+        sys.setswitchinterval(SWITCH_S)
         leadership.starting = False
         await server.set_starting(False)
         print(f"headrace reorder service listening on {server.endpoint}", flush=True)

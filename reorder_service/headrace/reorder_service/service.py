@@ -16,6 +16,7 @@ from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.job_execution import check_coefficients, check_memory
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.jobs.stopping import stop_task
+from headrace.reorder_service.jobs.turns import Turns
 from headrace.reorder_service.keep_finished import KeepFinished
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.nodes import Nodes
@@ -30,6 +31,8 @@ LOOK_SHARE = 0.02  # the largest share of the time that may go into watching the
 KEPT_FINISHED = 16  # finished jobs that stay in memory; all others are loaded when somebody asks for them
 UNUSED_S = 30.0  # after which nobody holds a finished job of which nobody has asked: longer than any call
 _NAMED = 20  # jobs named to somebody who asks for one that there is not
+
+FOR_RANKS, FOR_PREPROCESSORS = 0, 1
 
 LOST = "if the store has lost it, submit it again: its trainers then go on from their checkpoints"
 
@@ -51,6 +54,10 @@ class ReorderService:
         """The trainer nodes of each job, by job name; none connect unless the job is trained by recoverable pipelines."""
         self.set_aside: dict[str, str] = {}
         """Job -> a sentence why its record cannot be read. Such a job stays as it is, and all others go on."""
+        self.turns = Turns()
+        """Turns of the event loop for what is done for one of very many peers: `FOR_RANKS` before `FOR_PREPROCESSORS`."""
+        self.num_relays = 0
+        """Number of hosts whose ranks share a stream."""
         self.began_s = time.monotonic()
         self.has_stopped = False
         """Whether this process leads no more, or is about to: sessions that are opened from now on are another service's."""

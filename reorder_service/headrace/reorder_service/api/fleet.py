@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from headrace.reorder_service.fleet.member import HEARTBEAT_S, Member, heartbeat
 from headrace.reorder_service.fleet.reports import check_hello, check_report
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.leadership import Leadership
-from headrace.reorder_service.service import ReorderService
+from headrace.reorder_service.service import FOR_PREPROCESSORS, ReorderService
 from headrace.rpc import stream_method
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -72,6 +73,9 @@ async def _read(
     hello_due = asyncio.get_running_loop().call_later(HELLO_S, outbox.end)
     try:
         async for message in messages:
+            if member is not None:
+                member.heard_s = math.inf  # what it says next cannot be read before this has had its turn
+            await service.turns.of_loop(FOR_PREPROCESSORS)
             if member is not None:
                 service.fleet.hear(member)
             for report in message.reports:

@@ -15,17 +15,20 @@ import grpc
 
 from headrace import message_codec
 from headrace.errors import HeadraceError, UnavailableError, UserError, status_of
+from headrace.reorder_service.api.open_session import open_session
 from headrace.reorder_service.api.plan_events import compressed_plan_events, plan_events
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import RankCommit
 from headrace.reorder_service.jobs.sessions import EventBatch, Session
-from headrace.reorder_service.service import ReorderService
+from headrace.reorder_service.service import FOR_RANKS, ReorderService
 from headrace.v1 import sessions_pb2
 
 COMMIT_PATIENCE_S = 4.0  # wait for the other ranks of a step, until a committing rank is told which are missing
 MISSING_RANKS = 8  # most ranks that a reply names as missing from a step
 COMPRESSED_BYTES = 4096  # of events, from which they are compressed: to some 40 % where tickets make most of them
-PAUSE_S = 0.03  # between two messages to a host, as the places of a step's parts come in quick succession; answers do not wait
+# Between two messages to a host, as the places of a step's parts come in quick succession, and longer where very many hosts are
+# told: so many of them in a second. Answers do not wait.
+PAUSE_S, TOLD_PER_S = 0.03, 2_000.0
 
 
 def rank_commit(request: sessions_pb2.CommitRequest) -> RankCommit:
@@ -59,6 +62,7 @@ class RelayedSessions:
 
     def __init__(self, service: ReorderService) -> None:
         self._service = service
+        service.num_relays += 1
         self._sessions: dict[str, tuple[JobRun, Session]] = {}
         self._reply = sessions_pb2.RelayReply()
         self._waiting: dict[tuple[str, int], list[str]] = {}  # (job, step) -> sessions whose commits wait for those of others
@@ -75,6 +79,10 @@ class RelayedSessions:
                     self._listen(session)
                 for session in request.leave:
                     self._leave(session)
+                if request.opens:
+                    await self._service.turns.of_loop(FOR_RANKS)
+                for asked in request.opens:
+                    self._do(self._open(asked))
                 for commit in request.commits:
                     await self._commit(commit)
         finally:
@@ -91,21 +99,33 @@ class RelayedSessions:
                 raise UnavailableError("this reorder service has stopped leading")
             self._wake.clear()
             self._go_on.clear()
+            await self._service.turns.of_loop(FOR_RANKS)
             self._collect()
             if self._reply.ByteSize():
                 reply, self._reply = self._reply, sessions_pb2.RelayReply()
                 yield reply.SerializeToString()
-                asyncio.get_running_loop().call_later(PAUSE_S, self._go_on.set)
+                pause_s = max(PAUSE_S, self._service.num_relays / TOLD_PER_S)
+                asyncio.get_running_loop().call_later(pause_s, self._go_on.set)
                 await self._go_on.wait()
             else:
                 await self._wake.wait()
 
     def close(self) -> None:
         """Note that the ranks read no more plans."""
+        self._service.num_relays -= 1
         for task in self._tasks:
             task.cancel()
         for session in list(self._sessions):
             self._leave(session)
+
+    async def _open(self, asked: sessions_pb2.RelayedOpenRequest) -> None:
+        try:
+            reply = await open_session(self._service, asked.request)
+        except HeadraceError as err:
+            self._reply.opened.add(call=asked.call, status=status_of(err).value[0], error=str(err))
+        else:
+            self._reply.opened.add(call=asked.call, reply=reply)
+        self._speak()
 
     def _listen(self, name: str) -> None:
         try:
@@ -125,6 +145,7 @@ class RelayedSessions:
         """Say that no plans follow for a session: the job has ended, or the session has with an error."""
         status = grpc.StatusCode.OK if error is None else status_of(error)
         self._reply.ends.add(session=name, status=status.value[0], error="" if error is None else str(error))
+        self._reply.opens = self._reply.opens or not name
         self._speak()
 
     def _collect(self) -> None:

@@ -275,8 +275,7 @@ class JobRun:
         """Probe, plan and hand out one global batch, as far as that was not done before an error of the store."""
         step = self.cursor.steps.get(index)
         if step is None or step.plan is None:
-            refs = await self._planner.in_worker_thread(index, self.batches.refs, index)
-            step = self.cursor.steps[index] = self._planner.step(index, refs, self.generation)
+            step = self.cursor.steps[index] = await self._planner.step(index, self.batches, self.generation)
             await self._planner.plan(step, self.planned_spec, self.generation, tuple(self.cursor.recent))
         elif all(part.work is not None for part in step.parts.values()):
             return

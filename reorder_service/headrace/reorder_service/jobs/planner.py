@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from headrace.observability import tracing
 from headrace.observability.logs import pairs
 from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.batch_size import BatchSize
-from headrace.reorder_service.jobs.batches import content_of
+from headrace.reorder_service.jobs.batches import GlobalBatches, content_of
 from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.formation import Formation
@@ -57,14 +58,16 @@ class Planner:
         """One sentence on how the job could be planned better; empty if nothing is known that would help."""
         return self._batch_size.warning
 
-    def step(self, index: int, refs: list[SampleRef], generation: int) -> PlannedStep:
+    async def step(self, index: int, batches: GlobalBatches, generation: int) -> PlannedStep:
         """Return a new step, of which only the samples are known."""
-        return PlannedStep(index=index, refs=refs, trace=f"{self._job}/{self._uid}/{generation}/{index}")
 
-    async def in_worker_thread(self, step: int, work: Callable[..., _T], *args: Any) -> _T:
-        """Run some planning work of a step, and return its result. Earlier steps go first: side by side, all would be late."""
-        async with self._turns.turn(step), self._store.fatal_jobs.guard_planning(self._job):
-            return await asyncio.to_thread(work, *args)
+        def look_up() -> tuple[list[SampleRef], int]:
+            refs = batches.refs(index)
+            return refs, content_of(refs)
+
+        async with self._turns.turn(index):
+            refs, content = await self._in_worker_thread(look_up)
+        return PlannedStep(index=index, refs=refs, content=content, trace=f"{self._job}/{self._uid}/{generation}/{index}")
 
     async def plan(
         self,
@@ -78,32 +81,16 @@ class Planner:
         `spec`: as the job is planned now. The plan is for its topology's replicas, so that the parts are the same whoever plans
         the step; `plan_again` makes that for the pipelines of nodes. `committed`: the latest steps, by which costs are corrected.
         """
-        step.content = await self.in_worker_thread(step.index, content_of, step.refs)
-        saving: asyncio.Task[None] | None = None
-        if (found := await self._store.load_probes(self._job, step.index)) is not None:
-            step.probes, step.rejected, substitutes = found
-            step.substitutes = {ref.sample_id: ref for ref in substitutes}
-        else:
-            answers: list[common_pb2.Probe] = []
-            step.rejected = await probe(step, step.refs, self._job, self._orders, answers)
-            await self._substitute(step, answers)
-            saved = self._store.save_probes(self._job, step.index, answers, step.rejected, step.substitutes.values())
-            saving = asyncio.create_task(saved)
-        step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
-
-        def ticket(part: str) -> str:
-            return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
-
-        def cut(plan: StepPlan) -> None:
-            step.cut(plan, part_samples=self._spec.part_samples, ticket=ticket)
-
-        try:
-            step.correction = await self._corrections.of_step(step.index, committed, spec, generation)
-            plan = await self._make(step, spec, generation, None)
-        finally:
-            if saving is not None:
+        async with self._turns.turn(step.index):  # steps that are planned side by side would all be late
+            if is_probed := await self._recall(step):
+                await self._plan_probed(step, spec, generation, committed)
+        if not is_probed:
+            saving = await self._probe(step)
+            try:
+                async with self._turns.turn(step.index):
+                    await self._plan_probed(step, spec, generation, committed)
+            finally:
                 await saving  # nobody may hear of a plan before the store has what it was made from
-        await self._in_planning(step, cut, plan)
         log.info(
             "planned %s",
             pairs(
@@ -113,18 +100,20 @@ class Planner:
                 rejected=len(step.rejected),
                 substitutes=len(step.substitutes),
                 parts=len(step.parts),
-                bubble=plan.predicted.bubble if plan.predicted else 0.0,
+                bubble=step.plan.predicted.bubble if step.plan and step.plan.predicted else 0.0,
             ),
         )
         if self._batch_size.add(step.costs):
-            await self.in_worker_thread(step.index, self._batch_size.judge, spec)
+            async with self._turns.turn(step.index):
+                await self._in_worker_thread(self._batch_size.judge, spec)
             if self.warning:
                 log.warning("could be planned better %s", pairs(job=self._job, why=self.warning))
 
     async def plan_again(self, step: PlannedStep, spec: JobSpec, generation: int, formation: Formation | None) -> None:
         """Plan a planned step for other pipelines. Its samples and its parts stay as they are."""
-        plan = await self._make(step, spec, generation, formation)
-        await self._in_planning(step, plan.check)
+        async with self._turns.turn(step.index):
+            plan = await self._make(step, spec, generation, formation)
+            await self._in_planning(step, plan.check)
         step.adopt(plan, formation)  # in the event loop, which serializes plans
         log.info(
             "planned again %s",
@@ -136,6 +125,37 @@ class Planner:
                 bubble=plan.predicted.bubble if plan.predicted else 0.0,
             ),
         )
+
+    async def _in_worker_thread(self, work: Callable[..., _T], *args: Any) -> _T:
+        async with self._store.fatal_jobs.guard_planning(self._job):
+            return await asyncio.to_thread(work, *args)
+
+    async def _recall(self, step: PlannedStep) -> bool:
+        """Fill in what the store knows of the step's samples, and return whether it knows them."""
+        if (found := await self._store.load_probes(self._job, step.index)) is None:
+            return False
+        step.probes, step.rejected, substitutes = found
+        step.substitutes = {ref.sample_id: ref for ref in substitutes}
+        return True
+
+    async def _probe(self, step: PlannedStep) -> asyncio.Task[None]:
+        """Have the step's samples probed, and return a task that saves what is known of them then."""
+        answers: list[common_pb2.Probe] = []
+        step.rejected = await probe(step, step.refs, self._job, self._orders, answers)
+        await self._substitute(step, answers)
+        saved = self._store.save_probes(self._job, step.index, answers, step.rejected, step.substitutes.values())
+        return asyncio.create_task(saved)
+
+    async def _plan_probed(self, step: PlannedStep, spec: JobSpec, generation: int, committed: Sequence[PlannedStep]) -> None:
+        step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
+
+        def ticket(part: str) -> str:
+            return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
+
+        step.correction = await self._corrections.of_step(step.index, committed, spec, generation)
+        plan = await self._make(step, spec, generation, None)
+        cut = functools.partial(step.cut, part_samples=self._spec.part_samples, ticket=ticket)
+        await self._in_planning(step, cut, plan)
 
     async def _make(self, step: PlannedStep, spec: JobSpec, generation: int, formation: Formation | None) -> StepPlan:
         """Plan a probed step in a worker thread. Raises JobFailedError where that fails."""
@@ -155,7 +175,7 @@ class Planner:
         """
         try:
             async with asyncio.timeout(MOST_PLANNING_S):
-                return await self.in_worker_thread(step.index, work, *args)
+                return await self._in_worker_thread(work, *args)
         except TimeoutError as err:
             raise JobFailedError(
                 f"planning step {step.index} of job {self._job!r} takes more than {MOST_PLANNING_S:g} s: lower global_batch or "

@@ -29,12 +29,15 @@ async def probe(
 
     def take(reply: Any, preprocessor: str) -> bool:
         for item in reply.probes:
-            if item.sample_id in missing:
+            if (sample_id := item.sample_id) in missing:
+                missing.remove(sample_id)
                 answers.append(item)
-                step.probes[item.sample_id] = probe_value(item)
-                step.probed_by[item.sample_id] = preprocessor
-        rejected.extend(rejection_value(item) for item in reply.rejections if item.sample_id in missing)
-        missing.difference_update(item.sample_id for item in (*reply.probes, *reply.rejections))
+                step.probes[sample_id] = probe_value(item)
+                step.probed_by[sample_id] = preprocessor
+        for item in reply.rejections:
+            if item.sample_id in missing:
+                missing.remove(item.sample_id)
+                rejected.append(rejection_value(item))
         return not missing
 
     await orders.ask_in_pieces(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,22 +88,24 @@ class SourceOrder:
         uncounted: list[int] = members[self._num_rows[members] == UNCOUNTED].tolist()
         return uncounted
 
-    def at(self, positions: Sequence[int]) -> tuple[list[int], list[int]]:
+    def at(self, positions: Int64) -> tuple[Int64, Int64]:
         """Return the shards and the rows of the samples at `positions`, which rise and count through all epochs.
 
         `to_count` says when they are known.
         """
-        all_shards: list[int] = []
-        all_rows: list[int] = []
-        while (begun := len(all_shards)) < len(positions):
-            epoch, within = divmod(positions[begun], self.num_samples) if self.is_counted else (0, positions[begun])
+        all_shards, all_rows = np.empty_like(positions), np.empty_like(positions)
+        begun = 0
+        while begun < len(positions):
+            position = int(positions[begun])
+            epoch, within = divmod(position, self.num_samples) if self.is_counted else (0, position)
             ends = self._ends[: self._num_known] if epoch == 0 else self._blocks(epoch)[1]
             block = int(np.searchsorted(ends, within, side="right"))
-            first = positions[begun] - within + (int(ends[block - 1]) if block else 0)
+            first = position - within + (int(ends[block - 1]) if block else 0)
             shards, rows = self._block(epoch, block)
-            of_block = np.array(positions[begun : bisect_left(positions, first + len(shards), begun)]) - first
-            all_shards += shards[of_block].tolist()
-            all_rows += rows[of_block].tolist()
+            end = int(np.searchsorted(positions, first + len(shards)))
+            of_block = positions[begun:end] - first
+            all_shards[begun:end], all_rows[begun:end] = shards[of_block], rows[of_block]
+            begun = end
         return all_shards, all_rows
 
     def take_up(self) -> None:
@@ -225,14 +226,12 @@ class GlobalOrder:
     def refs(self, start: int, stop: int) -> list[SampleRef]:
         """Return the samples at places start .. stop - 1. Their shards must be counted, see `to_count`."""
         assert self._mixture is not None
-        positions: list[list[int]] = [[] for _ in self._orders]
-        sources = []
-        for source, position in self._mixture.positions(start, stop):
-            sources.append(source)
-            positions[source].append(position)
-        found = [zip(*order.at(of_source), strict=True) for order, of_source in zip(self._orders, positions, strict=True)]
+        sources, positions = self._mixture.positions(start, stop).T
+        shards, rows = np.empty_like(positions), np.empty_like(positions)
+        for source, order in enumerate(self._orders):
+            of_source = np.flatnonzero(sources == source)
+            shards[of_source], rows[of_source] = order.at(positions[of_source])
         return [
             SampleRef(sample_id=place, shard=shard, row=row)
-            for place, source in enumerate(sources, start)
-            for shard, row in (next(found[source]),)
+            for place, shard, row in zip(range(start, stop), shards.tolist(), rows.tolist(), strict=True)
         ]

@@ -45,17 +45,18 @@ class Mixture:
                 self._spans.pop()
             self._spans.append(_Span(first, _shares(later), given))
 
-    def positions(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return (source, position in the source) for the places start .. stop - 1."""
-        found: list[tuple[int, int]] = []
+    def positions(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """(n, 2) source, and position in the source, of each of the n places start .. stop - 1."""
+        found = [np.empty((0, 2), np.int64)]
         while start < stop:
             number = bisect_right(self._spans, start, key=lambda span: span.first) - 1
             span = self._spans[number]
             end = min(stop, self._spans[number + 1].first) if number + 1 < len(self._spans) else stop
             within = _interleaved(span.shares, start - span.first, end - span.first)
-            found += [(source, int(span.given[source]) + position) for source, position in within]
+            within[:, 1] += span.given[within[:, 0]]
+            found.append(within)
             start = end
-        return found
+        return np.concatenate(found)
 
     def given(self, place: int) -> npt.NDArray[np.int64]:
         """Return how many samples of each source stand before a place."""
@@ -77,7 +78,7 @@ class Mixture:
         due = int((position + 0.5) / share)
         start = max(0, due - len(span.shares) - 1)
         within = _interleaved(span.shares, start, due + len(span.shares) + 2)
-        return span.first + start + within.index((source, position))
+        return span.first + start + int(np.flatnonzero((within == (source, position)).all(axis=1))[0])
 
 
 def _shares(weights: Weights) -> npt.NDArray[np.float64]:
@@ -88,11 +89,11 @@ def _shares(weights: Weights) -> npt.NDArray[np.float64]:
     return shares
 
 
-def _interleaved(shares: npt.NDArray[np.float64], start: int, stop: int) -> list[tuple[int, int]]:
-    """Return (source, position) for the places start .. stop - 1, where all sources begin at place 0."""
+def _interleaved(shares: npt.NDArray[np.float64], start: int, stop: int) -> npt.NDArray[np.int64]:
+    """(n, 2) source and position of the places start .. stop - 1, where all sources begin at place 0."""
     first, due = _due(shares, start, stop)
     skip = start - int(first.sum())
-    return [(source, position) for _, source, position in due[skip : skip + stop - start]]
+    return due[skip : skip + stop - start]
 
 
 def _counts(shares: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int64]:
@@ -100,24 +101,20 @@ def _counts(shares: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int6
     if len(shares) == 1:
         return np.array([length])
     first, due = _due(shares, length, length)
-    counts = first.copy()
-    for _, source, _ in due[: length - int(first.sum())]:
-        counts[source] += 1
-    return counts
+    return first + np.bincount(due[: length - int(first.sum()), 0], minlength=len(first))
 
 
-def _due(shares: npt.NDArray[np.float64], start: int, stop: int) -> tuple[npt.NDArray[np.int64], list[tuple[float, int, int]]]:
-    """Return the first position of each source to look at, and (time due, source, position) from there on, sorted.
+def _due(shares: npt.NDArray[np.float64], start: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the first position of each source to look at, and (n, 2) source and position from there on, as they are due.
 
     Before place g a source of share p has given p * g samples, give or take 1/2 + p (n - 2) / 2 with n sources. So merging the
     samples due around there finds the exact counts without walking from place 0.
     """
     margin = len(shares) + 1
     first = np.maximum(0, np.floor(shares * start).astype(np.int64) - margin)
-    due: list[tuple[float, int, int]] = []
-    for source in np.flatnonzero(shares).tolist():
-        share = float(shares[source])
-        last = int(share * stop) + margin + 1
-        due += [((position + 0.5) / share, source, position) for position in range(int(first[source]), last)]
-    due.sort()
-    return first, due
+    giving = np.flatnonzero(shares)
+    lengths = (shares[giving] * stop).astype(np.int64) + margin + 1 - first[giving]
+    source = np.repeat(giving, lengths)
+    position = np.arange(len(source)) + np.repeat(first[giving] - (np.cumsum(lengths) - lengths), lengths)
+    order = np.lexsort((position, source, (position + 0.5) / shares[source]))
+    return first, np.stack((source, position), axis=1)[order]

@@ -19,6 +19,7 @@ all under `headrace:{job}:`:
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import itertools
 import json
@@ -274,9 +275,7 @@ class StateStore:
         text = await self._read(self._redis.hget(job_key(job, "window"), str(step)))
         if text is None:
             return None
-        message = StepProbed.FromString(base64.b64decode(text))
-        probes = {item.sample_id: probe_value(item) for item in message.probes}
-        return probes, [rejection_value(item) for item in message.rejections], [ref_value(ref) for ref in message.substitutes]
+        return await asyncio.to_thread(_probed, text)
 
     async def save_correction(self, job: str, step: int, correction: str) -> None:
         """Save with which correction of the costs the steps from `step` on are planned."""
@@ -382,6 +381,12 @@ class StateStore:
 
     async def _read(self, command: Any) -> Any:
         return await self.database.read(command)
+
+
+def _probed(text: str) -> tuple[dict[int, Probe], list[Rejected], list[SampleRef]]:
+    message = StepProbed.FromString(base64.b64decode(text))
+    probes = {item.sample_id: probe_value(item) for item in message.probes}
+    return probes, [rejection_value(item) for item in message.rejections], [ref_value(ref) for ref in message.substitutes]
 
 
 def _rejected_json(item: Rejected, *, step: int | None) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from headrace.errors import ConflictError
@@ -81,7 +81,10 @@ class StepLedger:
         A copy of them that arrives after the job went back, or after it was deleted and made again, does not meet them.
         """
         before, generation, uid = await self._before(job, step)
-        entry = {**asdict(record), "sums": asdict(before.after(record))}
+        of_record = {
+            field.name: getattr(record, field.name) for field in fields(record)
+        }  # asdict would copy all names
+        entry = {**of_record, "sums": asdict(before.after(record))}
         key = job_key(job, "job")
         append: list[Command] = [
             ("RPUSH", job_key(job, "ledger"), json.dumps(entry, ensure_ascii=False)),

@@ -14,13 +14,14 @@ from headrace.reorder_service.api.fleet import _join, _read
 from headrace.reorder_service.api.shard_lists import ShardLists
 from headrace.reorder_service.fleet.fleet import Fleet, Work
 from headrace.reorder_service.fleet.member import HEARTBEAT_S, HEARTBEATS_PER_S
+from headrace.reorder_service.jobs.turns import Turns
 from headrace.v1 import common_pb2, fleet_pb2
 
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_dismissal_beside_a_report_is_not_missed(turns: int) -> None:
     """So many turns of the loop lie between them."""
-    service: Any = SimpleNamespace(fleet=Fleet())
+    service: Any = SimpleNamespace(fleet=Fleet(), turns=Turns())
     outbox = Outbox[fleet_pb2.FleetOrder]()
     beat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -47,7 +48,7 @@ async def test_a_dismissal_beside_a_report_is_not_missed(turns: int) -> None:
 
 async def test_a_list_of_shards_in_pages_counts_when_its_last_page_has_come() -> None:
     done: asyncio.Future[fleet_pb2.ShardsListed] = asyncio.get_running_loop().create_future()
-    service: Any = SimpleNamespace(fleet=Fleet())
+    service: Any = SimpleNamespace(fleet=Fleet(), turns=Turns())
     leases: list[str] = []
     early: list[bool] = []
 
@@ -78,7 +79,7 @@ async def test_a_list_of_shards_in_pages_counts_when_its_last_page_has_come() ->
 
 
 async def test_members_are_welcomed_again_where_the_fleet_has_grown_so_that_they_should_be_heard_less_often() -> None:
-    service: Any = SimpleNamespace(fleet=Fleet(), running_jobs=lambda: ["job"])
+    service: Any = SimpleNamespace(fleet=Fleet(), turns=Turns(), running_jobs=lambda: ["job"])
     outboxes = [Outbox[fleet_pb2.FleetOrder]() for _ in range(2 * HEARTBEATS_PER_S)]
     for number, outbox in enumerate(outboxes):
         _join(service, fleet_pb2.Hello(preprocessor=f"p{number}", endpoint="p:1", slots=1), outbox, HEARTBEAT_S)

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -28,10 +28,12 @@ from headrace import rpc
 from headrace.cluster_token import cluster_token
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
-from headrace.trainer.loading.relay_stream import RefusedError, RelayStream
+from headrace.trainer.loading.relay_stream import NotRelayedError, RefusedError, RelayStream
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 MOST_PATH = 60  # characters: a socket's whole path may have 107
 ANSWER_S = 2.0  # within which the relay accepts a connection, unless it hangs
@@ -47,6 +49,12 @@ def is_relayed() -> bool:
     if asked not in ("", "0", "1"):
         raise UserError(f"HEADRACE_RELAY is {asked!r}: 1 has the ranks of a host share a stream, 0 gives each its own")
     return asked == "1" if asked else int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1
+
+
+def num_callers(num_ranks: int) -> int:
+    """Return how many streams the ranks of a job have to the reorder service: one each, or one for those of a host."""
+    on_host = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if is_relayed() else 1
+    return -(-num_ranks // on_host)
 
 
 class RelayPlace:
@@ -127,8 +135,11 @@ class Relay(sessions_pb2_grpc.SessionsServicer):
         self._server = server  # it would stop with its last reference
 
     def Open(self, request: sessions_pb2.OpenRequest, context: grpc.ServicerContext) -> sessions_pb2.OpenReply:
-        reply: sessions_pb2.OpenReply = _forwarded(self._stub.Open, request, context)
-        return reply
+        try:
+            return _awaited(self._present().open(request), context)
+        except NotRelayedError:
+            reply: sessions_pb2.OpenReply = _forwarded(self._stub.Open, request, context)
+            return reply
 
     def ReportLost(self, request: sessions_pb2.ReportLostRequest, context: grpc.ServicerContext) -> sessions_pb2.ReportLostReply:
         reply: sessions_pb2.ReportLostReply = _forwarded(self._stub.ReportLost, request, context)
@@ -150,13 +161,7 @@ class Relay(sessions_pb2_grpc.SessionsServicer):
                 yield message
 
     def Commit(self, request: sessions_pb2.CommitRequest, context: grpc.ServicerContext) -> sessions_pb2.CommitReply:
-        try:
-            return self._present().commit(request).result(context.time_remaining())
-        except RefusedError as refused:
-            context.abort(refused.status, refused.error)
-        except TimeoutError:
-            context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the reorder service has not answered the commit")
-        raise AssertionError("abort raises")
+        return _awaited(self._present().commit(request), context)
 
     def _present(self) -> RelayStream:
         """Return the stream to the reorder service, a new one where the former is over."""
@@ -180,6 +185,17 @@ class _DaemonThreads(Executor):
 
         threading.Thread(target=run, name="relayed call", daemon=True).start()
         return done
+
+
+def _awaited(answer: Future[_T], context: grpc.ServicerContext) -> _T:
+    """Return the answer to what a rank has asked, or abort its call as the answer says."""
+    try:
+        return answer.result(context.time_remaining())
+    except RefusedError as refused:
+        context.abort(refused.status, refused.error)
+    except TimeoutError:
+        context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the reorder service has not answered")
+    raise AssertionError("abort raises")
 
 
 def _forwarded(method: Callable[..., Any], request: Any, context: grpc.ServicerContext) -> Any:

@@ -32,7 +32,7 @@ from headrace.ticket import part_of
 from headrace.trainer.loading.connection import Connection, Terms
 from headrace.trainer.loading.loader_state import LoaderState, Opened
 from headrace.trainer.loading.log_throttle import LogThrottle
-from headrace.trainer.loading.relay import RelayPlace, is_relayed
+from headrace.trainer.loading.relay import RelayPlace, is_relayed, num_callers
 from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
@@ -88,6 +88,7 @@ class SessionClient:
         self.job = job
         self._rank = rank
         self._num_ranks = num_ranks
+        self._num_callers = num_callers(num_ranks)
         self._relay = RelayPlace(endpoint, token) if is_relayed() else None
         self._channel = rpc.channel(endpoint, token=token)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
@@ -179,8 +180,8 @@ class SessionClient:
         return reply
 
     def _pause(self, pause_s: float) -> None:
-        """Wait for `pause_s`, and longer where many ranks may do the same at the same moment."""
-        self._closed.wait(retry_pause_s(pause_s, self._num_ranks, random.random()))
+        """Wait for `pause_s`, and longer where many hosts or ranks may do the same at the same moment."""
+        self._closed.wait(retry_pause_s(pause_s, self._num_callers, random.random()))
 
     def _go_by_relay(self) -> None:
         """Have the next session go by the host's relay, if the ranks of this host have one and it answers."""
