@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.preprocess.meter import tree_cpu_s
 from benchmarks.report import RESULTS, Report, Row, Section, at_most
-from benchmarks.scale import leader_change, ledger_growth, many_jobs
+from benchmarks.scale import leader_change, many_jobs
 from benchmarks.scale.light_clients import Client, job_spec
 from benchmarks.scale.workload import (
     HOST_RANKS,
@@ -83,7 +83,6 @@ def main() -> None:
     sections = [] if options.told_only else [_measure(size)]
     if options.large:
         sections.append(leader_change.measure(quick=options.quick))
-        sections.append(ledger_growth.measure(quick=options.quick))
     else:
         sections.append(_measure_telling(TOLD_LANES // (16 if options.quick else 1)))
         if not options.told_only:

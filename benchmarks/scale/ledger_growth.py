@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import redis
 
-from benchmarks.report import Report, Row, Section, at_most
+from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.ledger import ledger_sha256
 from headrace.reorder_service.store.job_keys import job_key
@@ -51,15 +51,18 @@ def hashed(shard: int, row: int) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.ledger_growth", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="an eighth of the samples")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where ledger.json goes")
     options = parser.parse_args()
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    Report(benchmark="ledger growth", date=now, quick=options.quick, sections=[measure(quick=options.quick)]).show()
+    report = Report(benchmark="ledger", date=now, quick=options.quick, sections=[_measure(quick=options.quick)])
+    report.write(options.results / "ledger.json")
+    report.show()
 
 
-def measure(*, quick: bool) -> Section:
+def _measure(*, quick: bool) -> Section:
     """Commit the steps of two jobs, and return what they take."""
     part = 8 if quick else 1
     rows = [
