@@ -16,7 +16,7 @@ import pytest
 
 from headrace import trainer
 from headrace.errors import NotFoundError, UserError
-from headrace.trainer.loading.relay import is_relayed
+from headrace.trainer.loading.relay import is_relayed, num_callers
 
 pytestmark = pytest.mark.integration
 
@@ -160,6 +160,15 @@ def test_ranks_share_a_relay_where_a_launcher_has_started_several_or_where_it_is
     monkeypatch.setenv("HEADRACE_RELAY", asked)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     assert is_relayed() == relayed
+
+
+@pytest.mark.parametrize(("asked", "local", "callers"), [("", "8", 13), ("0", "8", 100), ("1", "", 100), ("", "", 100)])
+def test_ranks_spread_their_tries_over_a_time_for_the_streams_that_they_have_together(
+    monkeypatch: pytest.MonkeyPatch, asked: str, local: str, callers: int
+) -> None:
+    monkeypatch.setenv("HEADRACE_RELAY", asked)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert num_callers(100) == callers
 
 
 def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,9 +81,7 @@ class StepLedger:
         A copy of them that arrives after the job went back, or after it was deleted and made again, does not meet them.
         """
         before, generation, uid = await self._before(job, step)
-        of_record = {
-            field.name: getattr(record, field.name) for field in fields(record)
-        }  # asdict would copy all names
+        of_record = {field.name: getattr(record, field.name) for field in fields(record)}  # asdict would copy all names
         entry = {**of_record, "sums": asdict(before.after(record))}
         key = job_key(job, "job")
         append: list[Command] = [

@@ -78,6 +78,33 @@ async def test_a_list_of_shards_in_pages_counts_when_its_last_page_has_come() ->
     assert ([shard.number for shard in listed.shards], listed.vocabulary.size) == ([0, 1, 2], 9)
 
 
+async def test_a_member_whose_message_waits_for_its_turn_is_not_silent() -> None:
+    now_s = [0.0]
+    service: Any = SimpleNamespace(fleet=Fleet(lambda: now_s[0]), turns=Turns())
+
+    async def reports() -> AsyncIterator[fleet_pb2.FleetReports]:
+        hello = fleet_pb2.Hello(preprocessor="p", endpoint="p:1", slots=1)
+        yield fleet_pb2.FleetReports(reports=[fleet_pb2.FleetReport(hello=hello)])
+        await service.busy.wait()
+        yield fleet_pb2.FleetReports(reports=[fleet_pb2.FleetReport(heartbeat=fleet_pb2.Heartbeat())])
+        await asyncio.Event().wait()
+
+    service.busy = asyncio.Event()
+    reader = asyncio.create_task(_read(service, reports(), Outbox[fleet_pb2.FleetOrder](), ShardLists()))
+    await asyncio.sleep(0.01)
+    async with service.turns.turn(0):  # others have much to do
+        service.busy.set()
+        await asyncio.sleep(0.01)
+        now_s[0] += 100 * HEARTBEAT_S
+        service.fleet.look()
+        assert list(service.fleet.members) == ["p"]
+    await asyncio.sleep(0.01)
+    now_s[0] += 100 * HEARTBEAT_S  # it has had its turn, and says nothing more
+    service.fleet.look()
+    assert not service.fleet.members
+    reader.cancel()
+
+
 async def test_members_are_welcomed_again_where_the_fleet_has_grown_so_that_they_should_be_heard_less_often() -> None:
     service: Any = SimpleNamespace(fleet=Fleet(), turns=Turns(), running_jobs=lambda: ["job"])
     outboxes = [Outbox[fleet_pb2.FleetOrder]() for _ in range(2 * HEARTBEATS_PER_S)]

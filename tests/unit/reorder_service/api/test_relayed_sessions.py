@@ -165,6 +165,33 @@ async def test_the_stream_ends_when_its_service_leads_no_more_since_sessions_of_
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+async def test_sessions_are_opened_over_the_stream_and_each_is_answered_by_its_call(start: Start) -> None:
+    service = await start()
+    run = await planned(service)
+
+    def ask(call: int, **request: object) -> sessions_pb2.RelayedOpenRequest:
+        return sessions_pb2.RelayedOpenRequest(call=call, request=sessions_pb2.OpenRequest(**request))  # type: ignore[arg-type]
+
+    def opened() -> dict[int, sessions_pb2.RelayedOpenReply]:
+        return {answer.call: answer for reply in host.replies for answer in reply.opened}
+
+    async with served(service) as stub:
+        host = Host(stub)
+        host.say(
+            listen=[""], opens=[ask(7, job=run.name, rank=0, num_ranks=2), ask(8, job="other"), ask(9, job=run.name, rank=5)]
+        )
+        await host.until(lambda: len(opened()) == 3)
+        assert opened()[7].reply.session == run.sessions.by_rank[0].id
+        assert opened()[8].status == grpc.StatusCode.NOT_FOUND.value[0]
+        assert "no job 'other'" in opened()[8].error
+        assert opened()[9].status == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        host.say(listen=[opened()[7].reply.session])
+        await host.until(lambda: host.plans(opened()[7].reply.session) == [0, 1])
+        (understood,) = [reply.opens for reply in host.replies if any(not end.session for end in reply.ends)]
+        assert understood, "who asks with the empty session is not told that sessions can be opened over the stream"
+        await host.end()
+
+
 async def test_ranks_of_a_stream_that_breaks_are_connected_no_more(start: Start) -> None:
     service = await start()
     run = await planned(service)
