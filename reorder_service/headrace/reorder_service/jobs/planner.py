@@ -83,14 +83,17 @@ class Planner:
         """
         async with self._turns.turn(step.index):  # steps that are planned side by side would all be late
             if is_probed := await self._recall(step):
-                await self._plan_probed(step, spec, generation, committed)
+                plan = await self._first_plan(step, spec, generation, committed)
+                await self._cut(step, plan, generation)
         if not is_probed:
             saving = await self._probe(step)
             try:
                 async with self._turns.turn(step.index):
-                    await self._plan_probed(step, spec, generation, committed)
+                    plan = await self._first_plan(step, spec, generation, committed)
             finally:
                 await saving  # nobody may hear of a plan before the store has what it was made from
+            async with self._turns.turn(step.index):
+                await self._cut(step, plan, generation)
         log.info(
             "planned %s",
             pairs(
@@ -100,7 +103,7 @@ class Planner:
                 rejected=len(step.rejected),
                 substitutes=len(step.substitutes),
                 parts=len(step.parts),
-                bubble=step.plan.predicted.bubble if step.plan and step.plan.predicted else 0.0,
+                bubble=plan.predicted.bubble if plan.predicted else 0.0,
             ),
         )
         if self._batch_size.add(step.costs):
@@ -146,16 +149,20 @@ class Planner:
         saved = self._store.save_probes(self._job, step.index, answers, step.rejected, step.substitutes.values())
         return asyncio.create_task(saved)
 
-    async def _plan_probed(self, step: PlannedStep, spec: JobSpec, generation: int, committed: Sequence[PlannedStep]) -> None:
+    async def _first_plan(
+        self, step: PlannedStep, spec: JobSpec, generation: int, committed: Sequence[PlannedStep]
+    ) -> StepPlan:
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
+        step.correction = await self._corrections.of_step(step.index, committed, spec, generation)
+        return await self._make(step, spec, generation, None)
+
+    async def _cut(self, step: PlannedStep, plan: StepPlan, generation: int) -> None:
+        """Have the step take its first plan, and cut it into parts."""
 
         def ticket(part: str) -> str:
             return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
 
-        step.correction = await self._corrections.of_step(step.index, committed, spec, generation)
-        plan = await self._make(step, spec, generation, None)
-        cut = functools.partial(step.cut, part_samples=self._spec.part_samples, ticket=ticket)
-        await self._in_planning(step, cut, plan)
+        await self._in_planning(step, functools.partial(step.cut, part_samples=self._spec.part_samples, ticket=ticket), plan)
 
     async def _make(self, step: PlannedStep, spec: JobSpec, generation: int, formation: Formation | None) -> StepPlan:
         """Plan a probed step in a worker thread. Raises JobFailedError where that fails."""

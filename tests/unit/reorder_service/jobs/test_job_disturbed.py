@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+from headrace.plan import StepPlan
 from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import Session
 from tests.unit.reorder_service.job_world import Preprocessor, Start, consume, submit, told_step, until
 
@@ -93,3 +98,31 @@ async def test_a_step_that_was_handed_out_in_part_when_the_job_stopped_is_handed
     assert not all(handed_out())
     run.start()
     await until(lambda: len(handed_out()) == 24 and all(handed_out()))
+
+
+async def test_nobody_is_told_of_a_step_before_the_store_has_what_it_was_planned_from(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next leader would probe the step again, and could plan it differently."""
+    service, has_room, made = await start(), asyncio.Event(), list[int]()
+    save, make = service.store.save_probes, PlannedStep.make_plan
+
+    async def save_late(*probed: Any) -> None:
+        await has_room.wait()
+        await save(*probed)
+
+    def make_and_note(step: PlannedStep, *args: Any, **options: Any) -> StepPlan:
+        plan = make(step, *args, **options)
+        made.append(step.index)
+        return plan
+
+    monkeypatch.setattr(service.store, "save_probes", save_late)
+    monkeypatch.setattr(PlannedStep, "make_plan", make_and_note)
+    run = await submit(service, global_batch=4, window=1)
+    await until(lambda: made == [0])
+    await asyncio.sleep(0.2)  # far longer than it takes to be cut into parts
+    assert not run.cursor.planned
+    session = run.open_session(0, 1)
+    assert not session.take_batches()
+    has_room.set()
+    assert len((await told_step(session, 0)).sample_ids) == 4
