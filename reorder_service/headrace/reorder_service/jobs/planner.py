@@ -149,9 +149,7 @@ class Planner:
         saved = self._store.save_probes(self._job, step.index, answers, step.rejected, step.substitutes.values())
         return asyncio.create_task(saved)
 
-    async def _first_plan(
-        self, step: PlannedStep, spec: JobSpec, generation: int, committed: Sequence[PlannedStep]
-    ) -> StepPlan:
+    async def _first_plan(self, step: PlannedStep, spec: JobSpec, generation: int, committed: Sequence[PlannedStep]) -> StepPlan:
         step.sample_ids = np.array(sorted(step.probes), dtype=np.int64)
         step.correction = await self._corrections.of_step(step.index, committed, spec, generation)
         return await self._make(step, spec, generation, None)
