@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import random
 import signal
 import sys
@@ -45,6 +46,7 @@ class LightPreprocessor:
         self._probed = probed
         self._reports = Outbox[fleet_pb2.FleetReport]()
         self._heartbeat_s, self._num_preprocessors = 1.0, 1
+        self._beaten_s = math.inf  # when the latest heartbeat was reported
         self._global_batch = 0  # of the one job
 
     async def run(self, endpoints: str) -> None:
@@ -57,9 +59,11 @@ class LightPreprocessor:
 
     async def _stream(self, stub: fleet_pb2_grpc.FleetStub) -> None:
         """Do what the reorder service asks for, until it ends the stream."""
-        self._reports = Outbox[fleet_pb2.FleetReport]()
+        self._reports, self._beaten_s = Outbox[fleet_pb2.FleetReport](), math.inf
         self._report(
-            hello=fleet_pb2.Hello(preprocessor=self._name, endpoint=f"{self._name}:1", slots=SLOTS, instance=self._instance)
+            hello=fleet_pb2.Hello(
+                preprocessor=self._name, endpoint=f"{self._name}:1", slots=SLOTS, instance=self._instance, takes_lots=True
+            )
         )
         heartbeat = asyncio.create_task(self._beat())
         try:
@@ -74,12 +78,14 @@ class LightPreprocessor:
 
     async def _drain(self) -> AsyncIterator[fleet_pb2.FleetReports]:
         async for reports in self._reports.batches():
+            if monotonic() > self._beaten_s + self._heartbeat_s / 2:  # as headrace.preprocessor.reports does
+                reports.append(self._heartbeat())
             yield fleet_pb2.FleetReports(reports=reports)
 
     def _obey(self, order: fleet_pb2.FleetOrder) -> None:
         kind = order.WhichOneof("order")
-        if kind == "decode_part":
-            self._report(part_decoded=fleet_pb2.PartDecoded(lease=order.decode_part.lease))
+        if kind in ("decode_part", "decode_parts"):
+            self._report(part_decoded=fleet_pb2.PartDecoded(lease=getattr(order, kind).lease))
         elif kind == "probe_samples":
             self._report(samples_probed=self._probe(order.probe_samples))
         elif kind == "index_shard":
@@ -113,9 +119,16 @@ class LightPreprocessor:
 
     async def _beat(self) -> None:
         await asyncio.sleep(random.random())  # not all at once
+        self._reports.put(self._heartbeat())
         while True:
-            self._report(heartbeat=fleet_pb2.Heartbeat(store_budget_bytes=1 << 30))
-            await asyncio.sleep(self._heartbeat_s)
+            if (left_s := self._beaten_s + self._heartbeat_s - monotonic()) > 0:
+                await asyncio.sleep(left_s)
+            else:
+                self._reports.put(self._heartbeat())
+
+    def _heartbeat(self) -> fleet_pb2.FleetReport:
+        self._beaten_s = monotonic()
+        return fleet_pb2.FleetReport(heartbeat=fleet_pb2.Heartbeat(store_budget_bytes=1 << 30))
 
 
 def _listed(lease: str) -> fleet_pb2.ShardsListed:

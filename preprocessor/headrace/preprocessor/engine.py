@@ -21,7 +21,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -41,7 +41,6 @@ from headrace.message_codec import (
 )
 from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
-from headrace.outbox import Outbox
 from headrace.preprocessor.decoding import LoadedPart, LoadedSample
 from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.known_jobs import KnownJobs
@@ -49,15 +48,14 @@ from headrace.preprocessor.payload.part import DamagedPartError, Entry, PartStag
 from headrace.preprocessor.payload.payload_store import PayloadStore
 from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.payload.writer import PayloadWriter
+from headrace.preprocessor.reports import Reports
 from headrace.preprocessor.sources import list_shards
 from headrace.preprocessor.sources.blob import BlobCache
 from headrace.preprocessor.tasks import Start, cancelled_at_exit, in_thread
-from headrace.printable import printable
 from headrace.quarantine import Rejected
 from headrace.rpc import aio_channel, metadata
 from headrace.v1 import fleet_pb2, fleet_pb2_grpc
 from headrace.v1.common_pb2 import Occupancy, Shard
-from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +100,8 @@ class Engine:
         self._decode_threads = ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._order_threads = ThreadPoolExecutor(ORDER_THREADS, thread_name_prefix="order")
         self._jobs = KnownJobs(cache, self._media)
-        self._outbox = Outbox[FleetReport]()
-        self._heartbeat_s, self._num_preprocessors = 1.0, 1  # as the reorder service says
+        self._reports = Reports(name, self._heartbeat)
+        self._num_preprocessors = 1  # as the reorder service says
         self._samples_decoded = 0
         self._bytes_decoded = 0
 
@@ -146,28 +144,28 @@ class Engine:
 
     async def _connection(self) -> tuple[bool, HeadraceError | None]:
         """Run one stream from its Hello to its end. Return whether any order came, and the error that ended it, if any."""
-        self._outbox = outbox = Outbox[FleetReport]()
         slots = self._threads + self._num_read_threads  # parts that are being decoded, and parts that are read ahead
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
-        outbox.put(FleetReport(hello=hello))
+        hello.takes_lots = True
+        self._reports.begin(hello)
         try:
             said = metadata()
         except UserError as err:  # retried: the token's file may be back in a moment
             return False, err
         async with aio_channel(self._reorder) as channel, cancelled_at_exit() as start:
             stream = fleet_pb2_grpc.FleetStub(channel).Work(metadata=said)
-            start(_send_reports(stream, outbox))  # in our own task: gRPC's would be left behind, half done, when a stream breaks
+            start(self._reports.send(stream))  # in our own task: gRPC's would be left behind, half done, when a stream breaks
             listening = start(self._listen(stream, start))
             try:
                 await asyncio.wait({listening})
                 return listening.result()
             except asyncio.CancelledError:
-                outbox.put(FleetReport(goodbye=fleet_pb2.Goodbye()))
-                outbox.end()
+                self._reports.goodbye()
                 await asyncio.wait({listening}, timeout=GOODBYE_S)
                 raise
             finally:
                 self._store.void_leases()
+                self._reports.void_leases()
 
     async def _listen(self, messages: AsyncIterable[fleet_pb2.FleetOrders], start: Start) -> tuple[bool, HeadraceError | None]:
         """Carry out orders until the stream ends. Return whether any order came, and the error that ended it, if any."""
@@ -177,11 +175,12 @@ class Engine:
                 for order in message.orders:
                     kind = order.WhichOneof("order")
                     if kind == "welcome":
-                        self._heartbeat_s, self._num_preprocessors = order.welcome.heartbeat_s, order.welcome.num_preprocessors
+                        self._reports.heartbeat_s = order.welcome.heartbeat_s
+                        self._num_preprocessors = order.welcome.num_preprocessors
                         if not worked:
                             log.info("connected %s", pairs(reorder=self._reorder, endpoint=self._endpoint))
                             self._forget_jobs_but(order.welcome.jobs)
-                            start(self._heartbeat())
+                            start(self._reports.beat())
                         worked = True
                     else:
                         self._obey(kind, getattr(order, kind), start)
@@ -208,10 +207,9 @@ class Engine:
             case "decode_part" if order.trial:
                 start(self._carry_out(self._trial_decode, order))
             case "decode_part":
-                try:
-                    self._add_part(order)
-                except Exception as err:
-                    self._report_failed(order.lease, err)
+                self._add_parts(order.lease, [order])
+            case "decode_parts":
+                self._add_parts(order.lease, order.parts)
 
     def _forget_jobs_but(self, running: Collection[str]) -> None:
         for job in self._jobs.all_but(running):
@@ -226,18 +224,7 @@ class Engine:
         try:
             await work(order)
         except Exception as err:
-            self._report_failed(order.lease, err)
-
-    def _report_failed(self, lease: str, err: Exception) -> None:
-        metrics.ORDERS_FAILED.inc()
-        if isinstance(err, HeadraceError):
-            error = str(err)
-        else:
-            log.error("order failed %s", pairs(lease=lease), exc_info=err)
-            error = f"preprocessor {self._name}: {type(err).__name__}: {err}"
-        damaged = [rejection_message(item) for item in err.damaged] if isinstance(err, DamagedPartError) else ()
-        failed = fleet_pb2.OrderFailed(lease=lease, error=printable(error), damaged=damaged)
-        self._report(FleetReport(order_failed=failed))
+            self._reports.failed(order.lease, err)
 
     async def _list(self, order: fleet_pb2.ListShards) -> None:
         job = self._jobs[order.job]
@@ -249,7 +236,7 @@ class Engine:
             page.more = start + PAGE_SHARDS < len(shards)
             if not page.more:
                 page.vocabulary.CopyFrom(vocabulary_message(processor.vocabulary))
-            self._report(FleetReport(shards_listed=page))
+            self._reports.put(shards_listed=page)
 
     async def _index(self, order: fleet_pb2.IndexShard) -> None:
         job = self._jobs[order.job]
@@ -259,7 +246,7 @@ class Engine:
         reply = fleet_pb2.ShardIndexed(
             lease=order.lease, num_samples=num_rows, rejections=[rejection_message(item) for item in rejected]
         )
-        self._report(FleetReport(shard_indexed=reply))
+        self._reports.put(shard_indexed=reply)
 
     async def _probe(self, order: fleet_pb2.ProbeSamples) -> None:
         refs = [ref_value(ref) for ref in order.samples]
@@ -275,16 +262,25 @@ class Engine:
             probes=[probe_message(sample_id, probe) for sample_id, probe in probes],
             rejections=[rejection_message(item) for item in rejected],
         )
-        self._report(FleetReport(samples_probed=reply))
+        self._reports.put(samples_probed=reply)
 
     async def _trial_decode(self, order: fleet_pb2.DecodePart) -> None:
         """Decode samples only to see whether this process survives it, and drop the result."""
         job = self._jobs[order.job]
         with job.shards_known(_shards(order.shards)):
             await in_thread(self._decode_threads, job.decode_batch, [ref_value(ref) for ref in order.samples])
-        self._report_decoded(order.lease)
+        self._reports.decoded(order.lease)
 
-    def _add_part(self, order: fleet_pb2.DecodePart) -> None:
+    def _add_parts(self, lease: str, orders: Sequence[fleet_pb2.DecodePart]) -> None:
+        """Have parts decoded under one lease."""
+        self._reports.begin_parts(lease, len(orders))
+        for order in orders:
+            try:
+                self._add_part(lease, order)
+            except Exception as err:
+                self._reports.part_failed(lease, err)
+
+    def _add_part(self, lease: str, order: fleet_pb2.DecodePart) -> None:
         entry = Entry(
             ticket=order.ticket,
             job=order.job,
@@ -298,9 +294,9 @@ class Engine:
         entry = self._store.add(entry)
         entry.killed = dict(order.killed)
         if entry.payload is not None:
-            self._report_decoded(order.lease)
-            return
-        entry.lease = order.lease
+            self._reports.part_decoded(lease)
+        else:
+            entry.lease = lease
 
     async def _read_loop(self) -> None:
         while True:
@@ -320,9 +316,8 @@ class Engine:
                 metrics.DECODED_BYTES.inc(payload.data.size)
                 _count_rejected(payload.rejected)
                 self._store.put_payload(entry, payload)
-                if entry.lease:
-                    self._report_decoded(entry.lease)
-                    entry.lease = ""
+                self._reports.part_decoded(entry.lease)
+                entry.lease = ""
 
     @contextlib.contextmanager
     def _answering_for(self, entry: Entry) -> Iterator[None]:
@@ -331,8 +326,7 @@ class Engine:
             yield
         except Exception as err:
             self._store.abandon(entry)
-            if entry.lease:
-                self._report_failed(entry.lease, err)
+            self._reports.part_failed(entry.lease, err)
 
     def _read(self, job: JobWork, entry: Entry) -> LoadedPart:
         """Load a part, in a reading thread."""
@@ -355,20 +349,14 @@ class Engine:
             yield
         metrics.STAGE_SECONDS.labels(stage).observe(time.perf_counter() - begin)
 
-    def _report_decoded(self, lease: str) -> None:
-        self._report(FleetReport(part_decoded=fleet_pb2.PartDecoded(lease=lease)))
-
-    async def _heartbeat(self) -> None:
-        while True:
-            beat = fleet_pb2.Heartbeat(
-                samples_decoded=self._samples_decoded,
-                bytes_decoded=self._bytes_decoded,
-                store_bytes=self._store.held_bytes,
-                store_budget_bytes=self._store.budget_bytes,
-                occupancy=self._occupancy(),
-            )
-            self._report(FleetReport(heartbeat=beat))
-            await asyncio.sleep(self._heartbeat_s)
+    def _heartbeat(self) -> fleet_pb2.Heartbeat:
+        return fleet_pb2.Heartbeat(
+            samples_decoded=self._samples_decoded,
+            bytes_decoded=self._bytes_decoded,
+            store_bytes=self._store.held_bytes,
+            store_budget_bytes=self._store.budget_bytes,
+            occupancy=self._occupancy(),
+        )
 
     def _occupancy(self) -> Occupancy:
         parts = self._store.stage_parts
@@ -379,9 +367,6 @@ class Engine:
             stored=parts[PartStage.STORE],
         )
 
-    def _report(self, report: FleetReport) -> None:
-        self._outbox.put(report)
-
 
 def _count_rejected(rejected: Iterable[Rejected]) -> None:
     for item in rejected:
@@ -390,11 +375,3 @@ def _count_rejected(rejected: Iterable[Rejected]) -> None:
 
 def _shards(messages: Iterable[Shard]) -> Iterator[tuple[int, ShardInfo]]:
     return ((message.number, shard_value(message)) for message in messages)
-
-
-async def _send_reports(stream: grpc.aio.StreamStreamCall, outbox: Outbox[FleetReport]) -> None:
-    """Send all reports that are put into the outbox, until the outbox or the stream ends."""
-    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_listen` gets the reason
-        async for reports in outbox.batches():
-            await stream.write(FleetReports(reports=reports))
-        await stream.done_writing()

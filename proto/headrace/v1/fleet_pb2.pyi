@@ -40,16 +40,18 @@ class FleetReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., shards_listed: _Optional[_Union[ShardsListed, _Mapping]] = ..., shard_indexed: _Optional[_Union[ShardIndexed, _Mapping]] = ..., samples_probed: _Optional[_Union[SamplesProbed, _Mapping]] = ..., part_decoded: _Optional[_Union[PartDecoded, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("preprocessor", "endpoint", "slots", "instance")
+    __slots__ = ("preprocessor", "endpoint", "slots", "instance", "takes_lots")
     PREPROCESSOR_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    TAKES_LOTS_FIELD_NUMBER: _ClassVar[int]
     preprocessor: str
     endpoint: str
     slots: int
     instance: str
-    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., slots: _Optional[int] = ..., instance: _Optional[str] = ...) -> None: ...
+    takes_lots: bool
+    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., slots: _Optional[int] = ..., instance: _Optional[str] = ..., takes_lots: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "occupancy")
@@ -128,7 +130,7 @@ class PartDecoded(_message.Message):
     def __init__(self, lease: _Optional[str] = ...) -> None: ...
 
 class FleetOrder(_message.Message):
-    __slots__ = ("welcome", "job_opened", "list_shards", "index_shard", "probe_samples", "decode_part", "step_committed", "job_closed")
+    __slots__ = ("welcome", "job_opened", "list_shards", "index_shard", "probe_samples", "decode_part", "step_committed", "job_closed", "decode_parts")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     JOB_OPENED_FIELD_NUMBER: _ClassVar[int]
     LIST_SHARDS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +139,7 @@ class FleetOrder(_message.Message):
     DECODE_PART_FIELD_NUMBER: _ClassVar[int]
     STEP_COMMITTED_FIELD_NUMBER: _ClassVar[int]
     JOB_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PARTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     job_opened: JobOpened
     list_shards: ListShards
@@ -145,7 +148,8 @@ class FleetOrder(_message.Message):
     decode_part: DecodePart
     step_committed: StepCommitted
     job_closed: JobClosed
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., job_opened: _Optional[_Union[JobOpened, _Mapping]] = ..., list_shards: _Optional[_Union[ListShards, _Mapping]] = ..., index_shard: _Optional[_Union[IndexShard, _Mapping]] = ..., probe_samples: _Optional[_Union[ProbeSamples, _Mapping]] = ..., decode_part: _Optional[_Union[DecodePart, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., job_closed: _Optional[_Union[JobClosed, _Mapping]] = ...) -> None: ...
+    decode_parts: DecodeParts
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., job_opened: _Optional[_Union[JobOpened, _Mapping]] = ..., list_shards: _Optional[_Union[ListShards, _Mapping]] = ..., index_shard: _Optional[_Union[IndexShard, _Mapping]] = ..., probe_samples: _Optional[_Union[ProbeSamples, _Mapping]] = ..., decode_part: _Optional[_Union[DecodePart, _Mapping]] = ..., step_committed: _Optional[_Union[StepCommitted, _Mapping]] = ..., job_closed: _Optional[_Union[JobClosed, _Mapping]] = ..., decode_parts: _Optional[_Union[DecodeParts, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("heartbeat_s", "jobs", "num_preprocessors")
@@ -240,6 +244,14 @@ class DecodePart(_message.Message):
     left_out: _containers.RepeatedCompositeFieldContainer[_common_pb2.Rejection]
     strict: bool
     def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., ticket: _Optional[str] = ..., step: _Optional[int] = ..., priority: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., killed: _Optional[_Mapping[int, int]] = ..., trial: _Optional[bool] = ..., left_out: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., strict: _Optional[bool] = ...) -> None: ...
+
+class DecodeParts(_message.Message):
+    __slots__ = ("lease", "parts")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    lease: str
+    parts: _containers.RepeatedCompositeFieldContainer[DecodePart]
+    def __init__(self, lease: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[DecodePart, _Mapping]]] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("job", "step")

@@ -131,6 +131,7 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
         introduce=introduce,
         dismiss=outbox.end,
         instance=hello.instance,
+        takes_lots=hello.takes_lots,
         heartbeat_s=pause_s,
     )
     service.fleet.join(member)

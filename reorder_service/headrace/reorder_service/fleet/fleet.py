@@ -177,7 +177,9 @@ class Fleet:
             return
         log.warning("order failed %s", pairs(preprocessor=member.name, job=work.job, error=error))
         work.avoid.add(member.name)
-        if enough or work.avoid >= self.members.keys():
+        if work.break_up is not None:
+            self._break_up(work)
+        elif enough or work.avoid >= self.members.keys():
             work.avoid.clear()
             work.lease = None
             if not work.is_disputed:
@@ -280,6 +282,16 @@ class Fleet:
             if not self._by_urgency[work.urgent]:
                 del self._by_urgency[work.urgent]
 
+    def _break_up(self, work: Work) -> list[Work]:
+        """Have the works that `work` consists of wait in its place, and return them."""
+        assert work.break_up is not None, "the work consists of others"
+        works = work.break_up()
+        for single in works:
+            single.deaths = work.deaths
+            self._wait_again(single)  # before `work` is removed, so that its job never leaves the fair queue
+        self._withdraw(work)
+        return works
+
     def _mark_overdue(self, lease: str, *, counts: bool) -> None:
         """Mark a lease as overdue, so that its work can go to another member. `counts`: whether its result is still accepted."""
         member = self._holders[lease]
@@ -345,6 +357,8 @@ class Fleet:
         member = self._choose(work)
         if member is None:
             return False
+        if work.break_up is not None and not member.takes_lots:
+            return self._place(self._break_up(work)[0])
         now_s, pace = self._now_s(), member.paces[work.keep]
         if work.cut is not None:
             piece, rest = work.cut(pace.lease_samples(now_s))

@@ -53,6 +53,9 @@ class Work:
     together share one function, because it is called whenever they may have."""
     cut: Callable[[int], tuple[Work, Work | None]] | None = None
     """Splits the work into its first samples, at most the given number, and the others, if any. None: it cannot be split."""
+    break_up: Callable[[], list[Work]] | None = None
+    """Returns works that are this one together, so that each is done by itself, and the failure of one holds up no other. None:
+    it is one already."""
     lease: str | None = None
     shards: Mapping[int, int] = field(default_factory=dict)
     """Shard of the job -> how many of its samples the work reads. Of work that can be cut: of its first samples."""
@@ -118,6 +121,8 @@ class Member:
     """Ends the member's stream."""
     instance: str = ""
     """Identifies the member's process: only the same process may take over the name while the member is connected."""
+    takes_lots: bool = False
+    """Whether it takes works that can be broken up as a whole; one of an older release does not."""
     leases: dict[str, Work] = field(default_factory=dict)
     kept: dict[str, Work] = field(default_factory=dict)
     overdue: dict[str, Work] = field(default_factory=dict)

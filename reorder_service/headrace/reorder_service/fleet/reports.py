@@ -32,6 +32,7 @@ ANSWERS = {
     "index_shard": "shard_indexed",
     "probe_samples": "samples_probed",
     "decode_part": "part_decoded",
+    "decode_parts": "part_decoded",
 }
 """Kind of order -> kind of report that ends it; order_failed ends any."""
 

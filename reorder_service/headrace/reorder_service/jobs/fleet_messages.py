@@ -78,13 +78,13 @@ def decode_part(
     priority: int,
     message_of: Callable[[int], Shard],
     killed: Mapping[int, int],
-) -> FleetOrder:
+) -> fleet_pb2.DecodePart:
     """Build the order to decode a part and keep it.
 
     `message_of`: returns the message of a shard by its number. `killed`: sample id -> how many preprocessors died of that
     sample, which is not to be touched.
     """
-    order = fleet_pb2.DecodePart(
+    return fleet_pb2.DecodePart(
         lease=lease,
         job=job,
         ticket=part.ticket,
@@ -96,7 +96,11 @@ def decode_part(
         left_out=[rejection_message(item) for item in part.agreed.left_out.values()],
         strict=True,
     )
-    return FleetOrder(decode_part=order)
+
+
+def decode_parts(lease: str, parts: Iterable[fleet_pb2.DecodePart]) -> FleetOrder:
+    """Build the order to decode several parts under one lease."""
+    return FleetOrder(decode_parts=fleet_pb2.DecodeParts(lease=lease, parts=parts))
 
 
 def step_committed(job: str, step: int) -> FleetOrder:

@@ -17,6 +17,7 @@ from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
+from headrace.reorder_service.jobs.decoding import Decoding
 from headrace.reorder_service.jobs.formation import Formation, formation_of
 from headrace.reorder_service.jobs.indexing import Indexing
 from headrace.reorder_service.jobs.job_execution import check_coefficients, planned_spec, submitted_spec
@@ -282,13 +283,15 @@ class JobRun:
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
         await self._plan_for_formation(step)
-        await self._planner.hand_out(
-            step,
+        decoding = Decoding(
+            self._orders,
+            step.index,
             on_placed=self.sessions.tell_location,
             on_failed=self._order_failed,
             urgent=lambda: step.index == self.cursor.committed,
             wanted=lambda: self.cursor.steps.get(step.index) is step and not self.cursor.is_over,
         )
+        await self._planner.hand_out(step, decoding, len(self._fleet.members))
         await self.cursor.notify()
 
     async def follow(self, formations: Sequence[Formation]) -> None:

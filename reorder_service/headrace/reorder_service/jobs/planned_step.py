@@ -56,6 +56,7 @@ class PlannedPart:
     agreed: Agreement = field(default_factory=Agreement)
     """Agreement on the samples that every copy of the part leaves out."""
     work: Work | None = None
+    """Its decoding, which it may share with other parts (headrace.reorder_service.jobs.decoding); None before it is begun."""
     lease: str = ""
     endpoint: str = ""
     message: tuple[str, bytes] = ("", b"")
@@ -178,7 +179,7 @@ class PlannedStep:
 
     def take_works(self) -> list[Work]:
         """Return the works of all parts, which forget them: the fleet is to drop them."""
-        works = [part.work for part in self.parts.values() if part.work is not None]
+        works = list(dict.fromkeys(part.work for part in self.parts.values() if part.work is not None))
         for part in self.parts.values():
             part.work = None
         return works

@@ -18,8 +18,9 @@ from headrace.reorder_service.jobs.batch_size import BatchSize
 from headrace.reorder_service.jobs.batches import GlobalBatches, content_of
 from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.counted_shards import Manifest
+from headrace.reorder_service.jobs.decoding import Decoding, lots_of
 from headrace.reorder_service.jobs.formation import Formation
-from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
+from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.probing import probe
 from headrace.reorder_service.jobs.turns import Turns
 from headrace.reorder_service.jobs.work_orders import Orders
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-PLACED_AT_A_TIME = 128  # parts handed out before the event loop gets a turn: some ten milliseconds; orders share messages
+PLACED_AT_A_TIME = 128  # lots of parts handed out before the event loop gets a turn: some ten milliseconds; orders share messages
 MOST_PLANNING_S = 600.0  # of a step: no trainer waits for longer, and what headrace.limits allows is planned in a tenth of it
 MOST_TRIES = 16  # rows tried to find a substitute; a shard with so many bad samples in a row is no source of good ones
 
@@ -189,20 +190,14 @@ class Planner:
         except ValueError as err:
             raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
 
-    async def hand_out(
-        self,
-        step: PlannedStep,
-        *,
-        on_placed: Callable[[PlannedPart], None],
-        on_failed: Callable[[str], None],
-        urgent: Callable[[], bool],
-        wanted: Callable[[], bool],
-    ) -> None:
-        """Have all parts of a planned step decoded that are not yet. The functions are those of `Orders.decode`."""
-        for number, part in enumerate([part for part in step.parts.values() if part.work is None], 1):
+    async def hand_out(self, step: PlannedStep, decoding: Decoding, num_members: int) -> None:
+        """Have all parts of a planned step decoded that are not yet, by as many preprocessors as are connected."""
+        parts = (part for part in step.parts.values() if part.work is None)
+        lots = lots_of(parts, most_samples=self._spec.part_samples, num_members=num_members)
+        for number, lot in enumerate(lots, 1):
             if number % PLACED_AT_A_TIME == 1:
                 await asyncio.sleep(0)  # lets plans go out and messages be handled
-            self._orders.decode(step.index, part, on_placed=on_placed, on_failed=on_failed, urgent=urgent, wanted=wanted)
+            decoding.submit(lot)
 
     async def _substitute(self, step: PlannedStep, answers: list[common_pb2.Probe]) -> None:
         """Find good samples for the places of refused ones, where their source asks for substitutes. `answers`: as in `probe`."""

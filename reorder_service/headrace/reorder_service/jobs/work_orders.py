@@ -12,14 +12,12 @@ from typing import Any
 
 from headrace.errors import JobFailedError
 from headrace.observability.logs import pairs
-from headrace.quarantine import Rejected
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Trial, Work
 from headrace.reorder_service.fleet.pace import FIRST_SAMPLES
 from headrace.reorder_service.fleet.reports import ANSWERS
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.counted_shards import CountedShards
-from headrace.reorder_service.jobs.planned_step import PlannedPart
 from headrace.sample import SampleRef
 from headrace.v1.fleet_pb2 import FleetOrder
 
@@ -183,24 +181,6 @@ class Orders:
 
         return failed
 
-    def decode(
-        self,
-        step: int,
-        part: PlannedPart,
-        *,
-        on_placed: Callable[[PlannedPart], None],
-        on_failed: Callable[[str], None],
-        urgent: Callable[[], bool],
-        wanted: Callable[[], bool],
-    ) -> None:
-        """Have a part decoded, and kept until the fleet releases `part.work`.
-
-        `on_placed`: called each time that a preprocessor takes it. `on_failed`: called with a sentence where none can decode it,
-        after some pauses. `urgent`: whether trainers wait for the part now. `wanted`: whether a retry is still worthwhile.
-        """
-        part.work = _PartDecoding(self, step, part, on_placed, on_failed, wanted).start(urgent)
-        self.fleet.submit(part.work)
-
 
 class _Pieces:
     """Samples on which preprocessors carry out an order, each on as many at a time as suit it; see `Orders.ask_in_pieces`.
@@ -264,117 +244,3 @@ class _Pieces:
 
     def _try(self, ref: SampleRef, lease: str) -> FleetOrder:
         return self._make(lease, [ref])
-
-
-class _PartDecoding:
-    """The decoding of one part: its order, and what follows where preprocessors fail at it or differ about its samples."""
-
-    __slots__ = ("_on_failed", "_on_placed", "_orders", "_part", "_priority", "_retry", "_step", "_waits", "_wanted")
-
-    def __init__(
-        self,
-        orders: Orders,
-        step: int,
-        part: PlannedPart,
-        on_placed: Callable[[PlannedPart], None],
-        on_failed: Callable[[str], None],
-        wanted: Callable[[], bool],
-    ) -> None:
-        self._orders, self._step, self._part = orders, step, part
-        self._on_placed, self._on_failed, self._wanted = on_placed, on_failed, wanted
-        self._priority = (step << 40) + (part.microbatch << 20) + part.replica
-        self._waits = iter(RETRY_PAUSES_S)
-        self._retry: Callable[[str], None] | None = None
-
-    def start(self, urgent: Callable[[], bool]) -> Work:
-        """Return the work to submit. The part has it from then on; as it is the only one that has, all of it can be let go."""
-        orders, part = self._orders, self._part
-        return Work(
-            job=orders.job,
-            share=orders.share,
-            priority=(self._step, WorkKind.DECODE, part.microbatch, part.replica),
-            order=self._order,
-            answer_kind=ANSWERS["decode_part"],
-            on_done=self._done,
-            on_failed=self._failed,
-            on_damaged=self._damaged,
-            on_placed=self._placed,
-            keep=True,
-            urgent=urgent,
-            shards=part.shards,
-            probed_by=part.probed_by,
-            trials=self._trials,
-        )
-
-    @property
-    def _work(self) -> Work:
-        assert self._part.work is not None, "the step is not committed"
-        return self._part.work
-
-    def _order(self, lease: str) -> FleetOrder:
-        part, orders = self._part, self._orders
-        return fleet_messages.decode_part(
-            lease, orders.job, part, self._step, self._priority, orders.manifest.message, orders.killed(part.samples)
-        )
-
-    def _placed(self, lease: str, endpoint: str) -> None:
-        self._part.lease, self._part.endpoint = lease, endpoint
-        self._on_placed(self._part)
-
-    def _done(self, _result: Any, preprocessor: str) -> None:
-        self._part.agreed.decoded(preprocessor)
-
-    def _damaged(self, items: Sequence[Rejected], preprocessor: str) -> bool:
-        of_part = {ref.sample_id for ref in self._part.samples}
-        return self._part.agreed.claim(preprocessor, [item for item in items if item.sample_id in of_part])
-
-    def _failed(self, error: str) -> None:
-        agreed, work = self._part.agreed, self._work
-        if not agreed.claims or agreed.decoded_by:
-            if self._retry is None:
-                self._retry = self._orders.after_pauses(RETRY_PAUSES_S, self._again, self._given_up, self._is_open)
-            self._retry(error)
-        elif work.late and (pause_s := next(self._waits, None)) is not None:  # a late preprocessor may decode it yet, or just has
-            asyncio.get_running_loop().call_later(pause_s, self._look_again, error)
-        else:
-            self._leave_out()
-
-    def _look_again(self, error: str) -> None:
-        if self._is_open():
-            self._failed(error)
-
-    def _given_up(self, error: str) -> None:
-        agreed = self._part.agreed
-        if not agreed.claims:
-            self._on_failed(error)
-        elif not (agreed.decoded_by and self._orders.parts_are_shared()):
-            self._leave_out()
-        elif agreed.is_missed:
-            self._on_failed(agreed.dispute())
-        else:  # perhaps all ranks have fetched it, and no other copy is needed
-            asyncio.get_running_loop().call_later(RETRY_PAUSES_S[-1], self._ask_again)
-
-    def _leave_out(self) -> None:
-        for item in self._part.agreed.leave_out():
-            log.warning("left out %s", pairs(job=self._orders.job, part=self._part.name, sample=item.name, reason=item.reason))
-        self._work.late = dict.fromkeys(self._work.late, False)  # answers to former orders do not count any more
-        self._orders.fleet.submit(self._work)
-
-    def _is_open(self) -> bool:
-        return self._wanted() and self._work.lease is None
-
-    def _ask_again(self) -> None:
-        if self._is_open():
-            self._orders.fleet.submit(self._again())
-
-    def _again(self) -> Work:
-        self._work.avoid |= self._part.agreed.claims.keys()
-        return self._work
-
-    def _trials(self, work: Work) -> list[Trial]:
-        orders = self._orders
-        return [orders.trial(work, ref, partial(self._try, ref)) for ref in self._part.samples if not orders.killed([ref])]
-
-    def _try(self, ref: SampleRef, lease: str) -> FleetOrder:
-        orders = self._orders
-        return fleet_messages.try_sample(lease, orders.job, self._part, ref, self._step, self._priority, orders.manifest.message)

@@ -11,6 +11,7 @@ import pytest
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Member
+from headrace.reorder_service.jobs.decoding import Decoding
 from headrace.reorder_service.jobs.planned_step import PlannedPart
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.sample import SampleRef
@@ -67,9 +68,11 @@ class World:
             self.fleet.join(member)
 
     def decode(self) -> None:
-        self._orders.decode(
-            0, self.part, on_placed=lambda _: None, on_failed=self.failed.append, urgent=lambda: True, wanted=lambda: True
+        on_failed = self.failed.append
+        decoding = Decoding(
+            self._orders, 0, on_placed=lambda _: None, on_failed=on_failed, urgent=lambda: True, wanted=lambda: True
         )
+        decoding.submit([self.part])
 
     def answer(self, cannot: Mapping[str, Collection[int]], place: int = 0) -> str:
         """The member that has that order answers it. `cannot`: member -> samples that it cannot decode."""
