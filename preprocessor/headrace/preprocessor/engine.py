@@ -207,9 +207,9 @@ class Engine:
             case "decode_part" if order.trial:
                 start(self._carry_out(self._trial_decode, order))
             case "decode_part":
-                self._add_parts(order.lease, [order])
+                self._add_parts(order.lease, [order], order.shards)
             case "decode_parts":
-                self._add_parts(order.lease, order.parts)
+                self._add_parts(order.lease, order.parts, order.shards)
 
     def _forget_jobs_but(self, running: Collection[str]) -> None:
         for job in self._jobs.all_but(running):
@@ -271,23 +271,23 @@ class Engine:
             await in_thread(self._decode_threads, job.decode_batch, [ref_value(ref) for ref in order.samples])
         self._reports.decoded(order.lease)
 
-    def _add_parts(self, lease: str, orders: Sequence[fleet_pb2.DecodePart]) -> None:
-        """Have parts decoded under one lease."""
+    def _add_parts(self, lease: str, orders: Sequence[fleet_pb2.DecodePart], shards: Iterable[Shard]) -> None:
+        """Have parts decoded under one lease. `shards`: those of all their samples."""
         self._reports.begin_parts(lease, len(orders))
         for order in orders:
             try:
-                self._add_part(lease, order)
+                self._add_part(lease, order, shards)
             except Exception as err:
                 self._reports.part_failed(lease, err)
 
-    def _add_part(self, lease: str, order: fleet_pb2.DecodePart) -> None:
+    def _add_part(self, lease: str, order: fleet_pb2.DecodePart, shards: Iterable[Shard]) -> None:
         entry = Entry(
             ticket=order.ticket,
             job=order.job,
             step=order.step,
             priority=order.priority,
             refs=tuple(ref_value(ref) for ref in order.samples),
-            shards=self._jobs[order.job].remember_shards(_shards(order.shards)),
+            shards=self._jobs[order.job].remember_shards(_shards(shards)),
             left_out={item.sample_id: rejection_value(item) for item in order.left_out},
             strict=order.strict,
         )

@@ -246,12 +246,14 @@ class DecodePart(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., job: _Optional[str] = ..., ticket: _Optional[str] = ..., step: _Optional[int] = ..., priority: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[_common_pb2.SampleRef, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ..., killed: _Optional[_Mapping[int, int]] = ..., trial: _Optional[bool] = ..., left_out: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., strict: _Optional[bool] = ...) -> None: ...
 
 class DecodeParts(_message.Message):
-    __slots__ = ("lease", "parts")
+    __slots__ = ("lease", "parts", "shards")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     lease: str
     parts: _containers.RepeatedCompositeFieldContainer[DecodePart]
-    def __init__(self, lease: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[DecodePart, _Mapping]]] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[_common_pb2.Shard]
+    def __init__(self, lease: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[DecodePart, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[_common_pb2.Shard, _Mapping]]] = ...) -> None: ...
 
 class StepCommitted(_message.Message):
     __slots__ = ("job", "step")

@@ -16,8 +16,8 @@ from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.job_execution import check_coefficients, check_memory
 from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.jobs.stopping import stop_task
-from headrace.reorder_service.jobs.turns import Turns
 from headrace.reorder_service.keep_finished import KeepFinished
+from headrace.reorder_service.loop_turns import LoopTurns
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.nodes import Nodes
 from headrace.reorder_service.store.fatal_jobs import SETTLED_S
@@ -54,7 +54,7 @@ class ReorderService:
         """The trainer nodes of each job, by job name; none connect unless the job is trained by recoverable pipelines."""
         self.set_aside: dict[str, str] = {}
         """Job -> a sentence why its record cannot be read. Such a job stays as it is, and all others go on."""
-        self.turns = Turns()
+        self.turns = LoopTurns()
         """Turns of the event loop for what is done for one of very many peers: `FOR_RANKS` before `FOR_PREPROCESSORS`."""
         self.num_relays = 0
         """Number of hosts whose ranks share a stream."""

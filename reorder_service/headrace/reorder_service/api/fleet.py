@@ -75,7 +75,7 @@ async def _read(
         async for message in messages:
             if member is not None:
                 member.heard_s = math.inf  # what it says next cannot be read before this has had its turn
-            await service.turns.of_loop(FOR_PREPROCESSORS)
+            await service.turns.turn(FOR_PREPROCESSORS)
             if member is not None:
                 service.fleet.hear(member)
             for report in message.reports:

@@ -80,7 +80,7 @@ class RelayedSessions:
                 for session in request.leave:
                     self._leave(session)
                 if request.opens:
-                    await self._service.turns.of_loop(FOR_RANKS)
+                    await self._service.turns.turn(FOR_RANKS)
                 for asked in request.opens:
                     self._do(self._open(asked))
                 for commit in request.commits:
@@ -99,7 +99,7 @@ class RelayedSessions:
                 raise UnavailableError("this reorder service has stopped leading")
             self._wake.clear()
             self._go_on.clear()
-            await self._service.turns.of_loop(FOR_RANKS)
+            await self._service.turns.turn(FOR_RANKS)
             self._collect()
             if self._reply.ByteSize():
                 reply, self._reply = self._reply, sessions_pb2.RelayReply()

@@ -49,7 +49,7 @@ class SessionsServicer(sessions_pb2_grpc.SessionsServicer):
     @unary_method
     async def Open(self, request: sessions_pb2.OpenRequest, context: grpc.aio.ServicerContext) -> sessions_pb2.OpenReply:
         service = self._leadership.service
-        await service.turns.of_loop(FOR_RANKS)
+        await service.turns.turn(FOR_RANKS)
         return await open_session(service, request)
 
     @stream_method

@@ -100,8 +100,8 @@ def _indexed(indexed: fleet_pb2.ShardIndexed) -> None:
 
 def _probed(probed: fleet_pb2.SamplesProbed) -> None:
     for probe in probed.probes:
-        least = min(probe.sample_id, probe.num_tokens, probe.num_targets, *probe.image_patches, *probe.mel_frames)
-        if least < 0:
+        least_sizes = min(probe.image_patches, default=0), min(probe.mel_frames, default=0)
+        if (least := min(probe.sample_id, probe.num_tokens, probe.num_targets, *least_sizes)) < 0:
             raise UserError(f"what is probed of a sample must be 0 or more, got {least} of {probe.name[:MOST_CHARACTERS]!r}")
     _rejected(probed.rejections)
 

@@ -125,8 +125,9 @@ class Cursor:
         After a restart of this service a rank may commit a step before it is planned again: then this waits for the plan. Raises
         the session's error where that is over, and ConflictError where the step is not planned.
         """
-        async with self._news:
-            await self._news.wait_for(lambda: self.can_judge(session, index))
+        if not self.can_judge(session, index):
+            async with self._news:
+                await self._news.wait_for(lambda: self.can_judge(session, index))
         if session.over is not None:
             raise session.over
         if index < self.committed:

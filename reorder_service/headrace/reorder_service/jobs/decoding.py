@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
@@ -25,6 +24,8 @@ from headrace.sample import SampleRef
 from headrace.v1.fleet_pb2 import DecodePart, FleetOrder
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 LOTS_PER_MEMBER = 2  # at least, that a step's parts make, so that members of different speed can share them
 
@@ -81,12 +82,10 @@ class Decoding:
         """Return the work of one part by itself, to submit."""
         return _PartDecoding(self, part).start()
 
-    def message(self, part: PlannedPart, lease: str) -> DecodePart:
-        """Return the order to decode one part."""
+    def message(self, part: PlannedPart) -> DecodePart:
+        """Return the order to decode one part, to which lease and shards are to be added."""
         orders = self.orders
-        return fleet_messages.decode_part(
-            lease, orders.job, part, self.step, self.priority_of(part), orders.manifest.message, orders.killed(part.samples)
-        )
+        return fleet_messages.decode_part(orders.job, part, self.step, self.priority_of(part), orders.killed(part.samples))
 
     def priority_of(self, part: PlannedPart) -> int:
         """Return the priority of a part at its preprocessor: the lower, the sooner a trainer needs it."""
@@ -117,10 +116,6 @@ class _LotDecoding:
 
     def start(self) -> Work:
         decoding, first = self._decoding, self._parts[0]
-        shards, probed_by = Counter[int](), Counter[str]()
-        for part in self._parts:
-            shards.update(part.shards)
-            probed_by.update(part.probed_by)
         return Work(
             job=decoding.orders.job,
             share=decoding.orders.share,
@@ -132,14 +127,15 @@ class _LotDecoding:
             on_placed=self._placed,
             keep=True,
             urgent=decoding.urgent,
-            shards=shards,
-            probed_by=probed_by,
+            shards=_summed(part.shards for part in self._parts),
+            probed_by=_summed(part.probed_by for part in self._parts),
             trials=partial(decoding.trials, self._parts),
             break_up=self._break_up,
         )
 
     def _order(self, lease: str) -> FleetOrder:
-        return fleet_messages.decode_parts(lease, [self._decoding.message(part, "") for part in self._parts])
+        shards = map(self._decoding.orders.manifest.message, sorted({shard for part in self._parts for shard in part.shards}))
+        return fleet_messages.decode_parts(lease, [self._decoding.message(part) for part in self._parts], shards)
 
     def _placed(self, lease: str, endpoint: str) -> None:
         for part in self._parts:
@@ -156,6 +152,15 @@ class _LotDecoding:
             part.work = self._decoding.work_of(part)
             works.append(part.work)
         return works
+
+
+def _summed(counts: Iterable[Mapping[_T, int]]) -> dict[_T, int]:
+    """Return the sums of counts."""
+    sums: dict[_T, int] = {}
+    for some in counts:
+        for item, count in some.items():
+            sums[item] = sums.get(item, 0) + count
+    return sums
 
 
 def _never_as_a_whole(error: str) -> NoReturn:
@@ -198,7 +203,10 @@ class _PartDecoding:
         return self._part.work
 
     def _order(self, lease: str) -> FleetOrder:
-        return FleetOrder(decode_part=self._decoding.message(self._part, lease))
+        order = self._decoding.message(self._part)
+        order.lease = lease
+        order.shards.extend(map(self._decoding.orders.manifest.message, sorted(self._part.shards)))
+        return FleetOrder(decode_part=order)
 
     def _placed(self, lease: str, endpoint: str) -> None:
         self._part.lease, self._part.endpoint = lease, endpoint

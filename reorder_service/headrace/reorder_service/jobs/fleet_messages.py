@@ -70,37 +70,26 @@ def deadly_shard(name: str, deaths: int) -> fleet_pb2.ShardIndexed:
     return fleet_pb2.ShardIndexed(rejections=[rejection_message(rejection_of_killer(name, deaths))])
 
 
-def decode_part(
-    lease: str,
-    job: str,
-    part: PlannedPart,
-    step: int,
-    priority: int,
-    message_of: Callable[[int], Shard],
-    killed: Mapping[int, int],
-) -> fleet_pb2.DecodePart:
-    """Build the order to decode a part and keep it.
+def decode_part(job: str, part: PlannedPart, step: int, priority: int, killed: Mapping[int, int]) -> fleet_pb2.DecodePart:
+    """Build the order to decode a part and keep it, without its lease and shards.
 
-    `message_of`: returns the message of a shard by its number. `killed`: sample id -> how many preprocessors died of that
-    sample, which is not to be touched.
+    `killed`: sample id -> how many preprocessors died of that sample, which is not to be touched.
     """
     return fleet_pb2.DecodePart(
-        lease=lease,
         job=job,
         ticket=part.ticket,
         step=step,
         priority=priority,
         samples=[ref_message(ref) for ref in part.samples],
-        shards=_shards_of(part.samples, message_of),
         killed=killed,
         left_out=[rejection_message(item) for item in part.agreed.left_out.values()],
         strict=True,
     )
 
 
-def decode_parts(lease: str, parts: Iterable[fleet_pb2.DecodePart]) -> FleetOrder:
-    """Build the order to decode several parts under one lease."""
-    return FleetOrder(decode_parts=fleet_pb2.DecodeParts(lease=lease, parts=parts))
+def decode_parts(lease: str, parts: Iterable[fleet_pb2.DecodePart], shards: Iterable[Shard]) -> FleetOrder:
+    """Build the order to decode several parts under one lease. `shards`: those of all their samples."""
+    return FleetOrder(decode_parts=fleet_pb2.DecodeParts(lease=lease, parts=parts, shards=shards))
 
 
 def step_committed(job: str, step: int) -> FleetOrder:

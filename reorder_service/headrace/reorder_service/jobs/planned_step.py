@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,6 +34,8 @@ from headrace.reorder_service.store.progress import Amounts, Delivered, StepReco
 from headrace.sample import Probe, SampleRef, decoded_bytes
 from headrace.spec import JobSpec, TopologySpec
 from headrace.ticket import part_of
+
+_T = TypeVar("_T")
 
 Place = tuple[str, int]
 """A replica of a unit: (unit, replica)."""
@@ -144,10 +147,11 @@ class PlannedStep:
         listed = replace(plan, replicas=tuple(plan.replicas))  # a strategy's plan makes its microbatches anew for each look
         listed.check()
         refs = {ref.sample_id: ref for ref in self.refs} | self.substitutes
-        units, replicas_of = tuple(plan.topology.stages), _replicas_of(listed)
+        units, replicas_of, packs = tuple(plan.topology.stages), _replicas_of(listed), self.packs
+        places_of = {replicas: frozenset(zip(units, replicas, strict=True)) for replicas in set(replicas_of.values())}
 
         def place_in_microbatch(ref: SampleRef) -> tuple[int, tuple[int, ...], int, int]:
-            return self.packs.get(ref.sample_id, 0), replicas_of[ref.sample_id], ref.shard, ref.row
+            return packs.get(ref.sample_id, 0), replicas_of[ref.sample_id], ref.shard, ref.row
 
         for r, replica in enumerate(listed.replicas):
             self.sizes.append(tuple(len(microbatch.sample_ids) for microbatch in replica))
@@ -159,12 +163,10 @@ class PlannedStep:
                         ticket=ticket(f"{self.index}/{r}/{k}/{n}"),
                         replica=r,
                         microbatch=k,
-                        places=frozenset(
-                            place for ref in of_part for place in zip(units, replicas_of[ref.sample_id], strict=True)
-                        ),
+                        places=frozenset().union(*[places_of[replicas_of[ref.sample_id]] for ref in of_part]),
                         samples=tuple(of_part),
-                        shards=Counter(ref.shard for ref in of_part),
-                        probed_by=Counter(self.probed_by[i] for ref in of_part if (i := ref.sample_id) in self.probed_by),
+                        shards=_counted([ref.shard for ref in of_part]),
+                        probed_by=_counted([by for ref in of_part if (by := self.probed_by.get(ref.sample_id))]),
                     )
                     self.parts[part.ticket] = part
                     self.tickets.setdefault((r, k), []).append(part.ticket)
@@ -198,8 +200,10 @@ class PlannedStep:
 
     def packs_in(self, replica: int, microbatch: int) -> list[list[int]]:
         """Return the sample ids of a microbatch by pack, in the order of its parts; empty where the job does not pack."""
+        if not self.packs:
+            return []
         parts = (self.parts[ticket] for ticket in self.tickets.get((replica, microbatch), ()))
-        samples = [ref.sample_id for part in parts for ref in part.samples] if self.packs else []
+        samples = [ref.sample_id for part in parts for ref in part.samples]
         return [list(of_pack) for _, of_pack in groupby(samples, self.packs.__getitem__)]
 
     @property
@@ -344,6 +348,14 @@ class PlannedStep:
             ),
             rejected,
         )
+
+
+def _counted(items: Iterable[_T]) -> dict[_T, int]:
+    """Return how often each item occurs. A Counter of a handful takes four times as long to make."""
+    counts: dict[_T, int] = {}
+    for item in items:
+        counts[item] = counts.get(item, 0) + 1
+    return counts
 
 
 def _replicas_of(plan: StepPlan) -> dict[int, tuple[int, ...]]:

@@ -42,12 +42,3 @@ class Turns:
                 mine.set_result(None)
                 return
         self._is_taken = False
-
-    async def of_loop(self, number: int) -> None:
-        """Wait for a turn of the event loop in which no other caller works.
-
-        A thousand streams that all have something to do in the same turn would make it last for seconds, and gRPC accepts one
-        call in a turn.
-        """
-        async with self.turn(number):
-            await asyncio.sleep(0)

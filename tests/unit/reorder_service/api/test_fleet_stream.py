@@ -14,14 +14,14 @@ from headrace.reorder_service.api.fleet import _join, _read
 from headrace.reorder_service.api.shard_lists import ShardLists
 from headrace.reorder_service.fleet.fleet import Fleet, Work
 from headrace.reorder_service.fleet.member import HEARTBEAT_S, HEARTBEATS_PER_S
-from headrace.reorder_service.jobs.turns import Turns
+from headrace.reorder_service.loop_turns import LoopTurns
 from headrace.v1 import common_pb2, fleet_pb2
 
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_dismissal_beside_a_report_is_not_missed(turns: int) -> None:
     """So many turns of the loop lie between them."""
-    service: Any = SimpleNamespace(fleet=Fleet(), turns=Turns())
+    service: Any = SimpleNamespace(fleet=Fleet(), turns=LoopTurns())
     outbox = Outbox[fleet_pb2.FleetOrder]()
     beat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -48,7 +48,7 @@ async def test_a_dismissal_beside_a_report_is_not_missed(turns: int) -> None:
 
 async def test_a_list_of_shards_in_pages_counts_when_its_last_page_has_come() -> None:
     done: asyncio.Future[fleet_pb2.ShardsListed] = asyncio.get_running_loop().create_future()
-    service: Any = SimpleNamespace(fleet=Fleet(), turns=Turns())
+    service: Any = SimpleNamespace(fleet=Fleet(), turns=LoopTurns())
     leases: list[str] = []
     early: list[bool] = []
 
@@ -78,9 +78,23 @@ async def test_a_list_of_shards_in_pages_counts_when_its_last_page_has_come() ->
     assert ([shard.number for shard in listed.shards], listed.vocabulary.size) == ([0, 1, 2], 9)
 
 
+class HeldTurns(LoopTurns):
+    """Turns that come only while the event loop is `free`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def turn(self, number: int) -> None:
+        await self.free.wait()
+        await super().turn(number)
+
+
 async def test_a_member_whose_message_waits_for_its_turn_is_not_silent() -> None:
     now_s = [0.0]
-    service: Any = SimpleNamespace(fleet=Fleet(lambda: now_s[0]), turns=Turns())
+    turns = HeldTurns()
+    service: Any = SimpleNamespace(fleet=Fleet(lambda: now_s[0]), turns=turns)
 
     async def reports() -> AsyncIterator[fleet_pb2.FleetReports]:
         hello = fleet_pb2.Hello(preprocessor="p", endpoint="p:1", slots=1)
@@ -92,12 +106,13 @@ async def test_a_member_whose_message_waits_for_its_turn_is_not_silent() -> None
     service.busy = asyncio.Event()
     reader = asyncio.create_task(_read(service, reports(), Outbox[fleet_pb2.FleetOrder](), ShardLists()))
     await asyncio.sleep(0.01)
-    async with service.turns.turn(0):  # others have much to do
-        service.busy.set()
-        await asyncio.sleep(0.01)
-        now_s[0] += 100 * HEARTBEAT_S
-        service.fleet.look()
-        assert list(service.fleet.members) == ["p"]
+    turns.free.clear()  # others have much to do
+    service.busy.set()
+    await asyncio.sleep(0.01)
+    now_s[0] += 100 * HEARTBEAT_S
+    service.fleet.look()
+    assert list(service.fleet.members) == ["p"]
+    turns.free.set()
     await asyncio.sleep(0.01)
     now_s[0] += 100 * HEARTBEAT_S  # it has had its turn, and says nothing more
     service.fleet.look()
@@ -106,7 +121,7 @@ async def test_a_member_whose_message_waits_for_its_turn_is_not_silent() -> None
 
 
 async def test_members_are_welcomed_again_where_the_fleet_has_grown_so_that_they_should_be_heard_less_often() -> None:
-    service: Any = SimpleNamespace(fleet=Fleet(), turns=Turns(), running_jobs=lambda: ["job"])
+    service: Any = SimpleNamespace(fleet=Fleet(), turns=LoopTurns(), running_jobs=lambda: ["job"])
     outboxes = [Outbox[fleet_pb2.FleetOrder]() for _ in range(2 * HEARTBEATS_PER_S)]
     for number, outbox in enumerate(outboxes):
         _join(service, fleet_pb2.Hello(preprocessor=f"p{number}", endpoint="p:1", slots=1), outbox, HEARTBEAT_S)

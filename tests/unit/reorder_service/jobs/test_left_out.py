@@ -92,7 +92,7 @@ def refused(sample: int) -> Rejected:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.reorder_service.jobs.work_orders.RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("headrace.reorder_service.jobs.decoding.RETRY_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("first", ["poor", "rich"])
@@ -177,7 +177,7 @@ async def test_where_each_part_has_one_reader_the_job_goes_on_without_the_sample
 
 async def test_who_still_works_on_it_is_waited_for_before_a_sample_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have handed a whole copy out, and the word of that be on its way."""
-    monkeypatch.setattr("headrace.reorder_service.jobs.work_orders.RETRY_PAUSES_S", (0.0, 0.0, 3600.0))
+    monkeypatch.setattr("headrace.reorder_service.jobs.decoding.RETRY_PAUSES_S", (0.0, 0.0, 3600.0))
     world = World()
     world.join("rich", "poor")
     world.part.probed_by = {"rich": 4}

@@ -44,22 +44,3 @@ async def test_one_that_is_cancelled_while_it_waits_or_as_its_turn_comes_keeps_n
     await asyncio.gather(*tasks, return_exceptions=True)
     assert began in ([0, 2], [0, 1, 2])
     await asyncio.wait_for(work(turns, 9, began), timeout=1.0)
-
-
-async def test_callers_that_are_ready_together_each_have_a_turn_of_the_event_loop_of_their_own() -> None:
-    turns, loop_turns, seen = Turns(), [0], list[tuple[int, int]]()
-
-    async def count() -> None:
-        while True:
-            loop_turns[0] += 1
-            await asyncio.sleep(0)
-
-    async def call(number: int) -> None:
-        await turns.of_loop(number)
-        seen.append((number, loop_turns[0]))
-
-    counting = asyncio.create_task(count())
-    await asyncio.gather(*(call(number) for number in (1, 1, 0, 1, 0)))
-    counting.cancel()
-    assert [number for number, _ in seen] == [1, 0, 0, 1, 1]
-    assert len({turn for _, turn in seen}) == 5
