@@ -32,6 +32,8 @@ KEPT_FINISHED = 16  # finished jobs that stay in memory; all others are loaded w
 UNUSED_S = 30.0  # after which nobody holds a finished job of which nobody has asked: longer than any call
 _NAMED = 20  # jobs named to somebody who asks for one that there is not
 
+FLEET_SETTLE_S = 2.0  # from the first preprocessor to the last of those that come back to a new leader (headrace.herd)
+
 FOR_RANKS, FOR_PREPROCESSORS = 0, 1
 
 LOST = "if the store has lost it, submit it again: its trainers then go on from their checkpoints"
@@ -47,7 +49,7 @@ class ReorderService:
         self._memory_bytes = memory_bytes
         self.store = store
         self._clock = Clock()
-        self.fleet = Fleet(self._clock.now_s)
+        self.fleet = Fleet(self._clock.now_s, FLEET_SETTLE_S)
         self.jobs: dict[str, JobRun] = {}
         """The jobs in memory: all that have not ended, and finished ones that were asked for lately."""
         self.nodes: dict[str, Nodes] = {}

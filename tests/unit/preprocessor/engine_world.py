@@ -67,16 +67,27 @@ class Orders(fleet_pb2_grpc.FleetServicer):
         order = fleet_pb2.IndexShard(lease="index", job="job", shard=self.shards[shard])
         self.orders.put_nowait(FleetOrder(index_shard=order))
 
+    def decode_lot(self, lease: str, **parts: Sequence[tuple[int, int]]) -> None:
+        """Strict parts under one lease, each of samples given as (shard, row)."""
+        asked = [self._part(name, rows) for name, rows in parts.items()]
+        for part in asked:
+            part.strict = True
+        order = fleet_pb2.DecodeParts(lease=lease, parts=asked, shards=self.shards)
+        self.orders.put_nowait(FleetOrder(decode_parts=order))
+
     def decode(
         self, name: str, *rows: tuple[int, int], priority: int = 0, strict: bool = False, left_out: Sequence[Rejection] = ()
     ) -> None:
         """A part of samples given as (shard, row)."""
-        refs = [ref_message(SampleRef(sample_id=n, shard=shard, row=row)) for n, (shard, row) in enumerate(rows)]
-        order = fleet_pb2.DecodePart(lease=f"lease-{name}", job="job", ticket=name, priority=priority, samples=refs)
-        order.strict = strict
+        order = self._part(name, rows)
+        order.lease, order.priority, order.strict = f"lease-{name}", priority, strict
         order.left_out.extend(left_out)
         order.shards.extend(self.shards[shard] for shard in sorted({shard for shard, _ in rows}))
         self.orders.put_nowait(FleetOrder(decode_part=order))
+
+    def _part(self, name: str, rows: Sequence[tuple[int, int]]) -> fleet_pb2.DecodePart:
+        refs = [ref_message(SampleRef(sample_id=n, shard=shard, row=row)) for n, (shard, row) in enumerate(rows)]
+        return fleet_pb2.DecodePart(job="job", ticket=name, samples=refs)
 
 
 class Worker:

@@ -106,6 +106,30 @@ async def test_parts_are_decoded_and_reported_and_what_is_damaged_is_counted(sta
     assert worker.read_ahead.held_bytes == 0
 
 
+async def test_parts_under_one_lease_are_reported_once_when_all_are_decoded(start: Start, tar: Path) -> None:
+    worker = await start()
+    worker.orders.open_job(str(tar))
+    worker.orders.decode_lot("lot", a=[(0, 0)], b=[(0, 1), (0, 2)])
+    worker.orders.decode("after", (0, 5), priority=1)
+    assert {(await worker.orders.heard("part_decoded")).lease for _ in range(2)} == {"lot", "lease-after"}
+    assert [await worker.samples(name) for name in ("a", "b")] == [[0], [0, 1]]
+
+
+async def test_parts_under_one_lease_fail_together_and_what_is_decoded_of_them_is_not_decoded_again(
+    start: Start, tar: Path
+) -> None:
+    worker = await start()
+    worker.orders.open_job(str(tar))
+    worker.orders.decode_lot("lot", good=[(0, 0)], damaged=[(0, 5)], worse=[(0, 1), (0, 5)])
+    failed = await worker.orders.heard("order_failed")
+    assert (failed.lease, [item.reason for item in failed.damaged]) == ("lot", ["corrupt_media"])
+    await worker.samples("good")
+    decoded = counted("samples_decoded_total")
+    worker.orders.decode("good", (0, 0), strict=True)
+    assert (await worker.orders.heard("part_decoded")).lease == "lease-good"
+    assert counted("samples_decoded_total") == decoded
+
+
 async def test_a_shard_that_is_slow_to_come_holds_up_no_decoding(start: Start, gated: Gated, tar: Path) -> None:
     """One decoding thread; the part that is needed first waits for its shard, and the others are decoded meanwhile."""
     worker = await start(gated)

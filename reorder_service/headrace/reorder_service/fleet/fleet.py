@@ -36,10 +36,16 @@ _NEAR, _NEW = metrics.SAMPLES_PLACED.labels("near"), metrics.SAMPLES_PLACED.labe
 class Fleet:
     """The connected preprocessors, their leases, and the work that waits for a slot. Call all methods from one event loop."""
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        """`now_s`: a clock that leaves this process's own pauses out, by which members are silent."""
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, settle_s: float = 0.0) -> None:
+        """`now_s`: a clock that leaves this process's own pauses out, by which members are silent.
+
+        `settle_s`: how long after the first member others are expected, as when this process begins to lead. Until then urgent
+        work waits for slots, instead of going to the few that are here all at once.
+        """
         self.members: dict[str, Member] = {}
         self._now_s = now_s
+        self._settle_s = settle_s
+        self._settled_s: float | None = None  # when all members are here that come at once; None: none is
         self._roster = Roster()
         self._by_row: dict[int, Member] = {}
         self._holders: dict[str, Member] = {}
@@ -65,6 +71,8 @@ class Fleet:
                 )
             member.shards = former.shards
             self.leave(former, "reconnected")
+        if self._settled_s is None:
+            self._settled_s = self._now_s() + self._settle_s
         self.members[member.name] = member
         self.hear(member)
         member.row = self._roster.add(member.name, member.slots)
@@ -118,9 +126,14 @@ class Fleet:
 
     def submit(self, work: Work) -> None:
         """Place `work` as soon as a member has a free slot, or at once if it is urgent."""
-        if not (self.members and work.urgent() and self._place(work)):
+        if not (self._has_settled and work.urgent() and self._place(work)):
             self._wait_again(work)
             self._fill_slots()
+
+    @property
+    def _has_settled(self) -> bool:
+        """Whether there are members, and not only the first of many."""
+        return bool(self.members) and self._settled_s is not None and self._now_s() >= self._settled_s
 
     def at_work(self, member: Member, lease: str) -> Work | None:
         """Return the unfinished work that `member` has under `lease`; None if the lease has ended or is not the member's."""
@@ -326,7 +339,7 @@ class Fleet:
     def _dispatch(self) -> None:
         """Fill the free slots, then place urgent work even where no slot is free, so that no other waiting work holds it up."""
         self._fill_slots()
-        if self.members:
+        if self._has_settled:
             for works in [works for urgent, works in self._by_urgency.items() if urgent()]:
                 for work in sorted(works, key=lambda work: work.priority):
                     self._place(work)

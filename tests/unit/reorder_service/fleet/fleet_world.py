@@ -14,6 +14,7 @@ class Bench:
     """A fleet whose members write down what they are sent, and whose clock stands still unless it is set."""
 
     now_s: float = 0.0
+    settle_s: float = 0.0
     fleet: Fleet = field(init=False)
     sent: dict[str, list[str]] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
@@ -21,14 +22,14 @@ class Bench:
     placed: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.fleet = Fleet(lambda: self.now_s)
+        self.fleet = Fleet(lambda: self.now_s, self.settle_s)
 
     def beat(self) -> None:
         """A heartbeat of every member."""
         for member in self.fleet.members.values():
             self.fleet.hear(member)
 
-    def join(self, name: str, slots: int = 1) -> Member:
+    def join(self, name: str, slots: int = 1, *, takes_lots: bool = True) -> Member:
         orders = self.sent.setdefault(name, [])
         member = Member(
             name=name,
@@ -37,6 +38,7 @@ class Bench:
             send=orders.append,
             introduce=lambda job: f"open {job}",
             dismiss=lambda: orders.append("dismissed"),
+            takes_lots=takes_lots,
         )
         self.fleet.join(member)
         return member
@@ -76,6 +78,12 @@ class Bench:
             return self.divisible(name, first, priority, begin), rest
 
         work.cut = cut
+        return work
+
+    def lot(self, *names: str, **options: object) -> Work:
+        """Kept work that consists of others, by whose names it is called; submit it yourself."""
+        work = self.work("+".join(names), keep=True, **options)  # type: ignore[arg-type]
+        work.break_up = lambda: [self.work(name, keep=True, **options) for name in names]  # type: ignore[arg-type]
         return work
 
     def submit(self, name: str, priority: int = 0, **options: object) -> Work:

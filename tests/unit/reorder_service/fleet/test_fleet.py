@@ -149,6 +149,70 @@ def test_urgent_work_is_placed_without_a_free_slot() -> None:
     assert bench.sent["p"] == ["open job", "a", "b"]
 
 
+def test_urgent_work_does_not_go_to_the_first_of_many_members_that_come_at_once() -> None:
+    bench = Bench(settle_s=2.0)
+    bench.join("a")
+    for name in "123":
+        bench.submit(name, int(name), urgent=lambda: True)
+    assert bench.sent["a"] == ["open job", "1"]
+    bench.join("b")
+    assert bench.sent["b"] == ["open job", "2"]
+    bench.now_s += 2.0
+    bench.beat()
+    bench.fleet.look()
+    assert [len(member.leases) for member in bench.fleet.members.values()] == [2, 1]
+
+
+def test_a_lot_is_one_lease_until_it_fails_and_then_its_parts_are_placed_by_themselves() -> None:
+    bench = Bench()
+    one = bench.join("one", slots=2)
+    lot = bench.lot("a", "b")
+    bench.fleet.submit(lot)
+    assert bench.sent["one"] == ["open job", "a+b"]
+    assert lot.lease is not None
+    bench.fleet.fail(one, lot.lease, "no memory")
+    assert bench.sent["one"] == ["open job", "a+b", "a", "b"]
+    assert (lot.lease, bench.failed) == (None, [])
+    for lease in list(one.leases):
+        bench.fleet.finish(one, lease, "result")
+    assert bench.done == ["a", "b"]
+
+
+def test_a_lot_whose_member_leaves_is_placed_again_as_a_whole() -> None:
+    bench = Bench()
+    one = bench.join("one")
+    lot = bench.lot("a", "b")
+    bench.fleet.submit(lot)
+    bench.join("two")
+    finish(bench, one, lot)
+    bench.fleet.leave(one, "departed")
+    assert bench.sent["two"] == ["open job", "a+b"]
+
+
+def test_a_member_that_takes_no_lots_gets_the_parts_by_themselves() -> None:
+    bench = Bench()
+    old = bench.join("old", slots=2, takes_lots=False)
+    bench.fleet.submit(bench.lot("a", "b", "c"))
+    assert bench.sent["old"] == ["open job", "a", "b"]
+    bench.fleet.finish(old, next(iter(old.leases)), "result")
+    assert bench.sent["old"][-1] == "c"
+
+
+def test_a_late_answer_to_a_lot_that_was_broken_up_meanwhile_is_ignored() -> None:
+    bench = Bench()
+    one = bench.join("one")
+    lot = bench.lot("a", "b", urgent=lambda: True)
+    bench.fleet.submit(lot)
+    two, first = bench.join("two"), lot.lease
+    assert first is not None
+    bench.fleet.lost(first)
+    assert lot.lease is not None
+    bench.fleet.fail(two, lot.lease, "cannot")
+    bench.fleet.finish(one, first, "result")
+    assert bench.done == []
+    assert {order for orders in bench.sent.values() for order in orders} >= {"a", "b"}
+
+
 def test_waiting_work_of_one_job_does_not_hold_up_urgent_work_of_another() -> None:
     """Slots that an idle job holds for ever must not stop a job whose trainers wait."""
     bench = Bench()
